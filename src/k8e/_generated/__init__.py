@@ -1,0 +1,1 @@
+"""Output of protoc, written by `make gen`; never edited."""

@@ -1,0 +1,135 @@
+"""Every error that k8e itself raises, and how each one looks on each wire.
+
+    K8eError
+    ├─ InvalidRequest        the caller asked for something that cannot be
+    ├─ SessionNotFound       no such session, or not the caller's
+    ├─ ExecNotFound          no such exec in the session
+    ├─ Conflict              a name or request id is taken by something different
+    ├─ Denied                the caller may not do this
+    ├─ LimitExceeded         a limit was reached; the message names it
+    ├─ RuntimeUnusable       a runtime that was asked for does not work on this host
+    ├─ NotImplementedYet     the interface exists, the function does not
+    ├─ SandboxDied           the sandbox of a session ended by itself
+    ├─ GuestFailed           the guest broke the protocol or did not answer
+    └─ GatewayUnreachable    no gateway answers
+
+A command that fails is a result, never one of these. Failing file operations cross the wire with an
+errno name as code (``ENOENT``) and become Python's own OSError classes at the client.
+"""
+
+from __future__ import annotations
+
+import errno
+
+
+class K8eError(Exception):
+    """Something that k8e could not do, with what the caller can do about it."""
+
+    code = "internal"
+    grpc_status = "INTERNAL"
+    http_status = 500
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def to_wire(self) -> dict[str, str]:
+        return {"code": self.code, "message": self.message, "hint": self.hint}
+
+
+class InvalidRequest(K8eError):
+    """The request is malformed or contradicts itself."""
+
+    code, grpc_status, http_status = "invalid_request", "INVALID_ARGUMENT", 400
+
+
+class SessionNotFound(K8eError):
+    """No session has this id, or it belongs to somebody else; the two look the same on purpose."""
+
+    code, grpc_status, http_status = "session_not_found", "NOT_FOUND", 404
+
+
+class ExecNotFound(K8eError):
+    """The session has no exec of this id (it may have ended long ago)."""
+
+    code, grpc_status, http_status = "exec_not_found", "NOT_FOUND", 404
+
+
+class Conflict(K8eError):
+    """An id is already used for something else."""
+
+    code, grpc_status, http_status = "conflict", "ALREADY_EXISTS", 409
+
+
+class Denied(K8eError):
+    """The caller is not allowed to do this."""
+
+    code, grpc_status, http_status = "denied", "PERMISSION_DENIED", 403
+
+
+class LimitExceeded(K8eError):
+    """A limit was reached; the message says which."""
+
+    code, grpc_status, http_status = "limit_exceeded", "RESOURCE_EXHAUSTED", 429
+
+
+class RuntimeUnusable(K8eError):
+    """A runtime cannot be used on this host; the message says why."""
+
+    code, grpc_status, http_status = "runtime_unusable", "FAILED_PRECONDITION", 409
+
+
+class NotImplementedYet(K8eError):
+    """Part of the interface, not yet of the product."""
+
+    code, grpc_status, http_status = "unimplemented", "UNIMPLEMENTED", 501
+
+
+class SandboxDied(K8eError):
+    """The sandbox ended by itself; the message says why as far as it is known."""
+
+    code, grpc_status, http_status = "sandbox_died", "ABORTED", 409
+
+
+class GuestFailed(K8eError):
+    """The guest did not answer, or answered with something else than the protocol."""
+
+    code, grpc_status, http_status = "guest_failed", "UNAVAILABLE", 502
+
+
+class GatewayUnreachable(K8eError):
+    """No gateway could be reached or started."""
+
+    code, grpc_status, http_status, exit_code = "gateway_unreachable", "UNAVAILABLE", 503, 2
+
+
+_BY_CODE: dict[str, type[K8eError]] = {
+    kind.code: kind
+    for kind in (
+        InvalidRequest,
+        SessionNotFound,
+        ExecNotFound,
+        Conflict,
+        Denied,
+        LimitExceeded,
+        RuntimeUnusable,
+        NotImplementedYet,
+        SandboxDied,
+        GuestFailed,
+        GatewayUnreachable,
+    )
+}
+
+
+def from_wire(body: dict[str, object]) -> Exception:
+    """The error that a peer described; a peer chooses a code, never a class."""
+    code = str(body.get("code", ""))
+    message = str(body.get("message", "unknown error"))
+    number = getattr(errno, code, None) if code.isupper() else None
+    if isinstance(number, int):
+        if number == errno.ESRCH:
+            return ExecNotFound(message)
+        return OSError(number, message)
+    return _BY_CODE.get(code, K8eError)(message, hint=str(body.get("hint", "")))

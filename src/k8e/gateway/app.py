@@ -1,0 +1,185 @@
+"""The gateway as a process: starts, says when it is ready, serves, and leaves cleanly."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+from k8e import errors
+from k8e.gateway import local
+from k8e.gateway.service import Gateway
+from k8e.runtimes import cgroups
+from k8e.runtimes.host import Host
+from k8e.runtimes.registry import Runtimes
+from k8e.sessions.service import Sessions
+from k8e.sessions.store import Store
+from k8e.settings import Settings
+
+log = logging.getLogger(__name__)
+
+MAX_SOCKET_PATH = 60
+"""Bytes of the run folder's path: sockets below it must fit into 108."""
+DRAIN_SECONDS = 2.0
+
+
+def run(settings: Settings, *, background: bool, ready_fd: int = -1) -> int:
+    """Be the gateway until told to stop; the exit code of the process."""
+    try:
+        _make_folders(settings)
+        _log_to(settings.log_file, stderr=not background)
+        with _only_one(settings.run_dir):
+            asyncio.run(_main(settings, background=background, ready_fd=ready_fd))
+    except errors.K8eError as error:
+        log.error("%s", error)  # noqa: TRY400 - the message is meant for the operator
+        _tell(ready_fd, json.dumps(error.to_wire()))
+        if not background:
+            hint = f" ({error.hint})" if error.hint else ""
+            os.write(2, f"k8e gateway: {error}{hint}\n".encode())
+        return error.exit_code
+    return 0
+
+
+async def _main(settings: Settings, *, background: bool, ready_fd: int) -> None:
+    host = Host(settings)
+    await asyncio.to_thread(host.prepare)
+    store = Store(settings.data_dir / "sessions.db")
+    sessions = Sessions(settings, store, host, Runtimes(host))
+    gateway = Gateway(settings, sessions)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, gateway.stopping.set)
+    async with sessions.running():
+        async with _listening(gateway, background=background):
+            log.info("ready on %s and %s", settings.socket, gateway.listening_on)
+            _tell(ready_fd, "ready")
+            await _until_stopped(gateway, idle_exit=settings.idle_exit if background else 0)
+        if gateway.destroy_on_stop:
+            await sessions.destroy_all("the gateway was stopped with its sessions")
+    store.close()
+    host.close()
+    cgroups.remove_parent()
+
+
+@contextlib.asynccontextmanager
+async def _listening(gateway: Gateway, *, background: bool) -> AsyncIterator[None]:
+    """Both listeners, for as long as the block runs."""
+    path = gateway.settings.socket
+    server = await local.listen(gateway, path)
+    try:
+        async with _grpc(gateway, background=background):
+            yield
+    finally:
+        path.unlink(missing_ok=True)
+        server.close()
+
+
+@contextlib.asynccontextmanager
+async def _grpc(gateway: Gateway, *, background: bool) -> AsyncIterator[None]:
+    if gateway.settings.listen == "none":
+        gateway.listening_on = "none"
+        yield
+        return
+    from k8e.gateway import rpc
+
+    try:
+        server = await rpc.listen(gateway)
+    except errors.K8eError as error:
+        # Somebody's first `k8e sandbox run` needs the unix socket, not this port.
+        if not background:
+            raise
+        log.warning("no gRPC endpoint: %s", error)
+        gateway.listening_on = f"none: {error}"
+        yield
+        return
+    gateway.listening_on = gateway.settings.listen
+    try:
+        yield
+    finally:
+        await server.close()
+
+
+async def _until_stopped(gateway: Gateway, *, idle_exit: float) -> None:
+    """Wait for a signal, a stop call, or (in the background) for having nothing to do."""
+    if not idle_exit:
+        await gateway.stopping.wait()
+        return
+    idle_for = 0.0
+    step = max(0.1, idle_exit / 4)
+    while idle_for < idle_exit:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(step):
+                await gateway.stopping.wait()
+                return
+        busy = gateway.sessions.count() or gateway.conversations
+        idle_for = 0.0 if busy else idle_for + step
+    log.info("leaving after %g s with nothing to do", idle_exit)
+
+
+def _make_folders(settings: Settings) -> None:
+    for folder in (settings.data_dir, settings.run_dir):
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            info = folder.stat()
+            if info.st_uid != os.geteuid():
+                raise PermissionError(f"it belongs to uid {info.st_uid}")
+            folder.chmod(0o711 if folder == settings.data_dir else 0o700)
+            (folder / ".writable").touch()
+            (folder / ".writable").unlink()
+        except OSError as error:
+            raise errors.InvalidRequest(
+                f"the folder {folder} cannot be used: {error.strerror or error}",
+                hint="make it writable, or set K8E_DATA_DIR and K8E_RUN_DIR",
+            ) from None
+    if len(os.fsencode(settings.run_dir)) > MAX_SOCKET_PATH:
+        raise errors.InvalidRequest(
+            f"the run folder's path {settings.run_dir} is longer than {MAX_SOCKET_PATH} bytes",
+            hint="set K8E_RUN_DIR to a shorter one",
+        )
+
+
+@contextlib.contextmanager
+def _only_one(run_dir: Path) -> Iterator[None]:
+    """Hold the gateway's lock; the kernel lets go of it however we end."""
+    with open(run_dir / "gateway.pid", "a+", encoding="ascii") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise errors.Conflict(
+                f"a gateway is running already (pid {file.read().strip() or 'unknown'})",
+                hint="k8e gateway stop ends it",
+            ) from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        try:
+            yield
+        finally:
+            file.truncate(0)
+
+
+def _log_to(path: Path, *, stderr: bool) -> None:
+    handlers: list[logging.Handler] = [logging.FileHandler(path, encoding="utf-8")]
+    if stderr:
+        handlers.append(logging.StreamHandler())
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        handlers=handlers,
+        force=True,
+    )
+
+
+def _tell(ready_fd: int, line: str) -> None:
+    """Tell whoever started us."""
+    if ready_fd >= 0:
+        with contextlib.suppress(OSError):
+            os.write(ready_fd, line.encode() + b"\n")
+            os.close(ready_fd)

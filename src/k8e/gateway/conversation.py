@@ -1,0 +1,193 @@
+"""One client's frames, whatever carries them: the unix socket here, a gRPC stream elsewhere.
+
+Calls to the gateway are answered; calls to a guest are relayed, with the session id added to their
+first answer and nothing else decoded on the way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from k8e import errors
+from k8e.gateway.service import Gateway
+from k8e.guest import wire
+from k8e.model import Principal, Session, SessionSpec
+from k8e.sessions.operations import Operation
+
+log = logging.getLogger(__name__)
+
+MAX_CHANNELS = 1024  # operations that one connection may have open
+MAX_EARLY = 2 << 20  # bytes held for an operation whose session is still being made
+
+Send = Callable[[int, int, bytes], None]
+
+
+class Pending:
+    """A channel whose operation has not begun: it keeps what the client sends meanwhile."""
+
+    def __init__(self) -> None:
+        self.frames: list[tuple[int, bytes]] = []
+        self.size = 0
+        self.task: asyncio.Task[None] | None = None
+
+    def send(self, kind: int, body: bytes) -> None:
+        self.size += len(body)
+        if self.size > MAX_EARLY:
+            raise errors.InvalidRequest("the client sent more than it had credit for")
+        self.frames.append((kind, body))
+
+    def cancel(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+
+
+class Conversation:
+    """All operations of one client connection. ``send(kind, channel, body)`` must not block."""
+
+    def __init__(self, gateway: Gateway, principal: Principal, send: Send) -> None:
+        self._gateway = gateway
+        self._sessions = gateway.sessions
+        self._principal = principal
+        self._send = send
+        self._channels: dict[int, Operation | Pending] = {}
+        self._closed = False
+        gateway.conversations.add(self)
+
+    def receive(self, kind: int, channel: int, body: bytes) -> None:
+        """Take a frame from the client; WireError means that the connection must end."""
+        open_channel = self._channels.get(channel)
+        if kind == wire.CALL:
+            if open_channel is not None or len(self._channels) >= MAX_CHANNELS:
+                raise wire.WireError(f"channel {channel} cannot be opened")
+            self._call(channel, wire.unpack_dict(body))
+        elif open_channel is None:
+            return  # it crossed with the end of the operation
+        elif kind == wire.CANCEL:
+            del self._channels[channel]
+            open_channel.cancel()
+        elif kind in (wire.STDIN, wire.STDIN_END, wire.DATA, wire.END, wire.CREDIT):
+            if kind == wire.CREDIT and len(body) != wire.CREDIT_BODY.size:
+                raise wire.WireError("malformed credit")
+            try:
+                open_channel.send(kind, body)
+            except errors.InvalidRequest as error:
+                raise wire.WireError(str(error)) from None
+        else:
+            raise wire.WireError(f"a client does not send frames of kind {kind}")
+
+    def close(self) -> None:
+        """The client is gone: cancel what it had open."""
+        self._closed = True
+        self._gateway.conversations.discard(self)
+        channels, self._channels = self._channels, {}
+        for operation in channels.values():
+            operation.cancel()
+
+    # Calls.
+
+    def _call(self, channel: int, call: dict[str, Any]) -> None:
+        try:
+            if "session" in call:
+                self._call_guest(channel, call)
+                return
+            handler = getattr(self._gateway, f"call_{call.get('op')}", None)
+            if handler is None:
+                raise errors.InvalidRequest(f"unknown operation {call.get('op')!r}")
+            self._later(channel, self._answer(channel, handler(self._principal, call)))
+        except errors.K8eError as error:
+            self._fail(channel, error)
+
+    async def _answer(self, channel: int, answer: Awaitable[dict[str, Any]]) -> None:
+        value = await answer
+        self._channels.pop(channel, None)
+        self._reply(wire.RESULT, channel, wire.pack(value))
+
+    def _call_guest(self, channel: int, call: dict[str, Any]) -> None:
+        """Relay to a session's guest; without a task where session and link are there already."""
+        target = call.pop("session")
+        if not isinstance(target, dict):
+            raise errors.InvalidRequest("session must name a session")
+        session_id = self._find_now(target)  # pyright: ignore[reportUnknownArgumentType]
+        if session_id:
+            relay = self._relay(channel, session_id)
+            operation = self._sessions.open_now(self._principal, session_id, call, relay)
+            if operation is not None:
+                if not operation.done:
+                    self._channels[channel] = operation
+                return
+        self._later(channel, self._open_later(channel, target, call))  # pyright: ignore[reportUnknownArgumentType]
+
+    def _find_now(self, target: dict[str, Any]) -> str:
+        if "auto" not in target:
+            return str(target.get("id") or "")
+        known = self._sessions.auto_now(self._principal, str(target["auto"] or "default"))
+        return known.session_id if known is not None else ""
+
+    async def _open_later(
+        self, channel: int, target: dict[str, Any], call: dict[str, Any]
+    ) -> None:
+        session_id = str(target.get("id") or "")
+        if "auto" in target:
+            session_id = (await self._auto(target)).session_id
+        relay = self._relay(channel, session_id)
+        operation = await self._sessions.open(self._principal, session_id, call, relay)
+        pending = self._channels.pop(channel, None)
+        if not isinstance(pending, Pending):  # cancelled while it began
+            operation.cancel()
+            return
+        if not operation.done:
+            self._channels[channel] = operation
+        for kind, body in pending.frames:
+            operation.send(kind, body)
+
+    async def _auto(self, target: dict[str, Any]) -> Session:
+        fields = {**(target.get("spec") or {}), "tenant": str(target["auto"] or "default")}
+        return await self._sessions.auto(self._principal, SessionSpec.from_json(fields))
+
+    def _relay(self, channel: int, session_id: str) -> Callable[[int, bytes], None]:
+        first = True
+
+        def on_frame(kind: int, body: bytes) -> None:
+            nonlocal first
+            if first and kind == wire.RESULT:
+                first = False
+                body = _add_session(body, session_id)
+            elif kind in (wire.EXIT, wire.ERROR, wire.END):
+                self._channels.pop(channel, None)
+            self._reply(kind, channel, body)
+
+        return on_frame
+
+    def _later(self, channel: int, work: Awaitable[None]) -> None:
+        pending = self._channels[channel] = Pending()
+
+        async def run() -> None:
+            try:
+                await work
+            except errors.K8eError as error:
+                self._fail(channel, error)
+            except OSError as error:
+                log.exception("operation failed")
+                self._fail(channel, errors.K8eError(str(error)))
+
+        pending.task = self._gateway.spawn(run())
+
+    def _fail(self, channel: int, error: errors.K8eError) -> None:
+        self._channels.pop(channel, None)
+        self._reply(wire.ERROR, channel, wire.pack(error.to_wire()))
+
+    def _reply(self, kind: int, channel: int, body: bytes) -> None:
+        if not self._closed:
+            self._send(kind, channel, body)
+
+
+def _add_session(body: bytes, session_id: str) -> bytes:
+    try:
+        value = wire.unpack_dict(body)
+    except wire.WireError:
+        value = {}  # the guest is hostile; the client gets an answer without its fields
+    value["session_id"] = session_id
+    return wire.pack(value)

@@ -1,0 +1,72 @@
+"""The unix socket: local clients speak frames, and the kernel says who they are."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import struct
+from pathlib import Path
+from typing import cast
+
+from k8e.gateway.conversation import Conversation
+from k8e.gateway.service import Gateway
+from k8e.guest import wire
+from k8e.model import Principal, Role
+
+log = logging.getLogger(__name__)
+
+LOCAL = Principal("local", frozenset({Role.AGENT, Role.ADMIN}))
+"""The user whose gateway this is. Not an approver: the user's agents have the same uid."""
+_PEER = struct.Struct("3i")  # pid, uid, gid
+
+
+class LocalProtocol(asyncio.Protocol):
+    """One connection of a local client."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._splitter = wire.Splitter(wire.MAX_REQUEST)
+        self._conversation: Conversation | None = None
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        peer: socket.socket = transport.get_extra_info("socket")
+        data = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+        uid = _PEER.unpack(data)[1]
+        if uid not in (0, os.geteuid()):
+            log.warning("refused a connection of uid %d to the local socket", uid)
+            self._transport.abort()
+            return
+        self._conversation = Conversation(self._gateway, LOCAL, self._send)
+
+    def data_received(self, data: bytes) -> None:
+        if self._conversation is None or self._transport is None:
+            return
+        try:
+            for kind, channel, body in self._splitter.feed(data):
+                self._conversation.receive(kind, channel, body)
+        except wire.WireError as error:
+            log.warning("closed a local connection: %s", error)
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._conversation is not None:
+            self._conversation.close()
+
+    def _send(self, kind: int, channel: int, body: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.writelines((wire.HEADER.pack(len(body), kind, channel), body))
+
+
+async def listen(gateway: Gateway, path: Path) -> asyncio.Server:
+    """Serve local clients on ``path``, which appears complete and only for its owner."""
+    scratch = path.with_suffix(f".{os.getpid()}")
+    scratch.unlink(missing_ok=True)
+    loop = asyncio.get_running_loop()
+    server = await loop.create_unix_server(lambda: LocalProtocol(gateway), scratch, backlog=512)
+    scratch.chmod(0o600)
+    scratch.rename(path)
+    return server

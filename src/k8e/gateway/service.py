@@ -1,0 +1,112 @@
+"""What the gateway itself answers, as opposed to what it passes on to guests."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Coroutine
+from dataclasses import asdict
+from typing import Any
+
+from k8e import errors
+from k8e._version import __version__
+from k8e.model import Principal, Role, SessionSpec
+from k8e.sessions.service import Sessions
+from k8e.settings import Settings
+
+
+class Gateway:
+    """The shared state of all dialects. A method ``call_x`` answers the operation ``x``."""
+
+    def __init__(self, settings: Settings, sessions: Sessions) -> None:
+        self.settings = settings
+        self.sessions = sessions
+        self.listening_on = ""
+        """The TCP endpoint, or why there is none."""
+        self.conversations: set[object] = set()
+        self.stopping = asyncio.Event()
+        self.destroy_on_stop = False
+        self._began = time.monotonic()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run ``work`` beside the caller; the gateway holds on to it until it is done."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def call_status(self, principal: Principal, call: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "version": __version__,
+            "pid": os.getpid(),
+            "sessions": self.sessions.count(),
+            "uptime_s": int(time.monotonic() - self._began),
+            "listen": self.listening_on,
+            "socket": str(self.settings.socket),
+            "data_dir": str(self.settings.data_dir),
+            "log_file": str(self.settings.log_file),
+            "runtime_warning": self.sessions.runtimes.warning(),
+        }
+
+    async def call_create_session(
+        self, principal: Principal, call: dict[str, Any]
+    ) -> dict[str, Any]:
+        spec = SessionSpec.from_json(_dict(call, "spec"))
+        session = await self.sessions.create(principal, spec)
+        return {"session": session.to_json()}
+
+    async def call_get_session(self, principal: Principal, call: dict[str, Any]) -> dict[str, Any]:
+        return {"session": self.sessions.get(principal, _text(call, "session_id")).to_json()}
+
+    async def call_list_sessions(
+        self, principal: Principal, call: dict[str, Any]
+    ) -> dict[str, Any]:
+        found = self.sessions.listing(
+            principal, tenant=str(call.get("tenant") or ""), ended=bool(call.get("ended"))
+        )
+        return {"sessions": [session.to_json() for session in found]}
+
+    async def call_destroy_session(
+        self, principal: Principal, call: dict[str, Any]
+    ) -> dict[str, Any]:
+        await self.sessions.destroy(principal, _text(call, "session_id"))
+        return {}
+
+    async def call_extend_session(
+        self, principal: Principal, call: dict[str, Any]
+    ) -> dict[str, Any]:
+        lifetime = call.get("lifetime")
+        if not isinstance(lifetime, (int, float)) or lifetime <= 0:
+            raise errors.InvalidRequest("lifetime must be a positive number of seconds")
+        session_id = _text(call, "session_id")
+        return {"session": self.sessions.extend(principal, session_id, lifetime).to_json()}
+
+    async def call_doctor(self, principal: Principal, call: dict[str, Any]) -> dict[str, Any]:
+        found = await self.sessions.runtimes.support(fresh=bool(call.get("fresh")))
+        return {
+            "runtimes": [asdict(item) for item in found],
+            "warning": self.sessions.runtimes.warning(),
+        }
+
+    async def call_stop(self, principal: Principal, call: dict[str, Any]) -> dict[str, Any]:
+        if Role.ADMIN not in principal.roles:
+            raise errors.Denied("stopping the gateway needs the admin role")
+        self.destroy_on_stop = bool(call.get("destroy"))
+        self.stopping.set()
+        return {"sessions": 0 if self.destroy_on_stop else self.sessions.count()}
+
+
+def _dict(call: dict[str, Any], key: str) -> dict[str, Any]:
+    value: Any = call.get(key) or {}
+    if not isinstance(value, dict):
+        raise errors.InvalidRequest(f"{key} must be a mapping")
+    return value  # pyright: ignore[reportUnknownVariableType]
+
+
+def _text(call: dict[str, Any], key: str) -> str:
+    value = call.get(key)
+    if not isinstance(value, str) or not value:
+        raise errors.InvalidRequest(f"{key} is missing")
+    return value

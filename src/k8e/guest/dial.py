@@ -1,0 +1,182 @@
+"""The guest's end of the link: it dials the host's socket, and dials again whenever it is lost."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from typing import Any, Callable
+
+from k8e.guest.loop import READ, WRITE, Loop
+from k8e.guest.wire import CALL, ERROR, HELLO, MAX_REQUEST, PROOF, WELCOME
+from k8e.guest.wire import Splitter, WireError, equal, frame, pack, proof, unpack_dict
+
+SOCKET = "/run/k8e/link/sock"
+KEY = "/run/k8e/link/key"
+READ_SIZE = 1 << 20
+FIRST_RETRY, LAST_RETRY = 0.02, 0.25  # seconds; a new gateway finds its guests within a quarter
+
+
+class Channel:
+    """One operation that the host opened."""
+
+    __slots__ = ("_link", "handler", "number")
+
+    def __init__(self, link: Link, number: int) -> None:
+        self._link = link
+        self.number = number
+        self.handler: Any = None
+
+    def send(self, kind: int, body: bytes = b"") -> None:
+        self._link.send(frame(kind, self.number, body))
+
+    def fail(self, error: BaseException) -> None:
+        self.send(ERROR, pack(explain(error)))
+
+    def close(self) -> None:
+        self._link.channels.pop(self.number, None)
+
+
+def explain(error: BaseException) -> dict[str, Any]:
+    """An error as the host passes it on: a stable code and a sentence."""
+    if isinstance(error, OSError) and error.errno:
+        text = error.strerror or str(error)
+        if error.filename is not None:
+            text = "%s: %s" % (os.fsdecode(error.filename), text)
+        return {"code": errno.errorcode.get(error.errno, "EIO"), "message": text}
+    if isinstance(error, LookupError):
+        return {"code": "ESRCH", "message": str(error.args[0] if error.args else error)}
+    return {"code": "EINVAL", "message": "%s: %s" % (type(error).__name__, error)}
+
+
+class Link:
+    """A connection to the host that is remade for as long as the guest lives."""
+
+    def __init__(self, loop: Loop, operations: dict[str, Callable[..., Any]]) -> None:
+        self.channels: dict[int, Channel] = {}
+        self._loop = loop
+        self._operations = operations
+        self._socket: socket.socket | None = None
+        self._outgoing: list[Any] = []
+        self._retry = FIRST_RETRY
+        self._nonce = b""
+        self._ready = False
+        self._choked = False
+
+    def dial(self) -> None:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(SOCKET)
+        except OSError:
+            connection.close()
+            self._retry_later()
+            return
+        connection.setblocking(False)
+        self._socket = connection
+        self._splitter = Splitter(MAX_REQUEST)
+        self._nonce = os.urandom(16)
+        self._loop.watch(connection.fileno(), READ, self._on_event)
+        self.send(frame(HELLO, 0, self._nonce))
+
+    def _retry_later(self) -> None:
+        self._loop.later(self._retry, self.dial)
+        self._retry = min(self._retry * 2, LAST_RETRY)
+
+    def _lose(self) -> None:
+        if self._socket is not None:
+            self._loop.unwatch(self._socket.fileno())
+            self._socket.close()
+            self._socket = None
+        self._outgoing.clear()
+        self._ready = self._choked = False
+        channels, self.channels = self.channels, {}
+        for channel in channels.values():
+            if channel.handler is not None:
+                channel.handler.on_lost()
+        self._retry_later()
+
+    def _on_event(self, events: int) -> None:
+        try:
+            if events & WRITE:
+                self._flush()
+            if events & ~WRITE:
+                self._receive()
+        except (OSError, WireError):
+            self._lose()
+
+    def _receive(self) -> None:
+        if self._socket is None:
+            return
+        try:
+            data = self._socket.recv(READ_SIZE)
+        except BlockingIOError:
+            return
+        if not data:
+            raise ConnectionResetError
+        for kind, number, body in self._splitter.feed(data):
+            if self._ready:
+                self._on_frame(kind, number, body)
+            else:
+                self._greet(kind, body)
+
+    def _greet(self, kind: int, body: bytes) -> None:
+        with open(KEY, "rb") as file:
+            key = file.read()
+        if kind != WELCOME or not equal(body[16:], proof(key, self._nonce, b"host")):
+            raise WireError("the other end is not our host")
+        self.send(frame(PROOF, 0, proof(key, body[:16], b"guest")))
+        self._ready = True
+        self._retry = FIRST_RETRY
+
+    def _on_frame(self, kind: int, number: int, body: bytes) -> None:
+        channel = self.channels.get(number)
+        if kind == CALL:
+            if channel is not None:
+                raise WireError("channel %d is open already" % number)
+            self._call(number, unpack_dict(body))
+        elif channel is not None:
+            channel.handler.on_frame(kind, body)
+        # Else it crossed with our closing of the channel.
+
+    def _call(self, number: int, spec: dict[str, Any]) -> None:
+        channel = self.channels[number] = Channel(self, number)
+        try:
+            operation = self._operations.get(spec.get("op", ""))
+            if operation is None:
+                raise LookupError("unknown operation %r" % spec.get("op"))
+            operation(channel, spec)
+        except (OSError, LookupError, ValueError, TypeError) as error:
+            channel.fail(error)
+            channel.handler = None
+        if channel.handler is None:
+            channel.close()
+
+    def send(self, data: bytes) -> None:
+        if self._socket is None:
+            return
+        self._outgoing.append(data)
+        if len(self._outgoing) == 1:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._socket is None:
+            return
+        fd = self._socket.fileno()
+        while self._outgoing:
+            try:
+                sent = self._socket.send(self._outgoing[0])
+            except BlockingIOError:
+                self._choked = True
+                self._loop.watch(fd, READ | WRITE, self._on_event)
+                return
+            except OSError:
+                # Found while handling something else; the read side reports it and cleans up.
+                self._outgoing.clear()
+                break
+            if sent < len(self._outgoing[0]):
+                self._outgoing[0] = memoryview(self._outgoing[0])[sent:]
+            else:
+                del self._outgoing[0]
+        if self._choked:
+            self._choked = False
+            self._loop.watch(fd, READ, self._on_event)

@@ -1,0 +1,420 @@
+"""Execs: programs that belong to the guest, not to a connection.
+
+An exec has an id that its client may choose (and that makes starting it idempotent), numbered
+output, any number of readers, and it stays for a while after it ended, for whoever asks later.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+from k8e.guest.languages import language_command
+from k8e.guest.loop import READ, WRITE, Loop, Timer
+from k8e.guest.output import Output, Reader
+from k8e.guest.spawn import BASE_ENV, GID, UID, WORKSPACE, as_user, kill_session, spawn
+from k8e.guest.wire import CANCEL, CREDIT, CREDIT_BODY, ERR, EXIT, OUT, RESULT, STDIN, STDIN_END
+from k8e.guest.wire import WINDOW, WireError, pack
+
+TERM_GRACE = 0.5  # seconds between SIGTERM and SIGKILL
+KEEP_SECONDS = 600  # how long a finished exec can still be read
+KEEP_COUNT = 64
+KEEP_BYTES = 4 << 20
+PIPE_READ = 64 << 10
+TIOCSWINSZ = 0x5414
+
+
+class Exec:
+    """One running or finished program."""
+
+    def __init__(self, table: Execs, exec_id: str, spec: dict[str, Any]) -> None:
+        self.id = exec_id
+        self.output = Output(spec.get("output") == "ring", int(spec.get("limit") or 0))
+        self.kill_on_disconnect = bool(spec.get("kill_on_disconnect"))
+        self.tty = spec.get("tty")
+        self.argv: list[str] = []
+        self.pid = 0
+        self.status = "running"
+        self.code: int | None = None
+        self.signal = 0
+        self.started = time.monotonic()
+        self.ended = 0.0
+        self._table = table
+        self._loop = table.loop
+        self._streams: dict[int, int] = {}  # descriptor → OUT or ERR
+        self._paused = False
+        self._stdin = -1
+        self._pending: list[tuple[bytes, Any]] = []
+        self._scratch: str | None = None
+        self._deadline: Timer | None = None
+
+    # Starting.
+
+    def start(self, spec: dict[str, Any]) -> None:
+        cwd = os.path.join(WORKSPACE, spec.get("cwd") or "")
+        env = dict(BASE_ENV)
+        env.update(self._table.env)
+        env.update(spec.get("env") or {})
+        self.argv = self._command(spec, cwd)
+        try:
+            if self.tty:
+                env.setdefault("TERM", "xterm-256color")
+                self._start_on_tty(env, cwd)
+            else:
+                self._start_on_pipes(env, cwd, bool(spec.get("stdin")))
+        except OSError:
+            self._remove_scratch()
+            raise
+        self._table.protect_from_oom(self.pid)
+        if spec.get("timeout"):
+            self._deadline = self._loop.later(float(spec["timeout"]), self._time_out)
+
+    def _command(self, spec: dict[str, Any], cwd: str) -> list[str]:
+        if "code" not in spec:
+            return list(spec["argv"])
+        argv, self._scratch = language_command(spec["language"], spec["code"], self.id, cwd)
+        return argv
+
+    def _start_on_pipes(self, env: dict[str, str], cwd: str, stdin: bool) -> None:
+        mine: list[int] = []
+        theirs: list[int] = []
+        try:
+            if stdin:
+                pipe = os.pipe2(os.O_CLOEXEC)
+                theirs.append(pipe[0])
+                mine.append(pipe[1])
+            else:
+                theirs.append(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
+            for _ in (OUT, ERR):
+                pipe = os.pipe2(os.O_CLOEXEC)
+                mine.append(pipe[0])
+                theirs.append(pipe[1])
+            stdio = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(theirs)]
+            self.pid = spawn(self.argv, env, cwd, stdio)
+        except BaseException:
+            for fd in mine:
+                os.close(fd)
+            raise
+        finally:
+            for fd in theirs:
+                os.close(fd)
+        if stdin:
+            self._stdin = mine[0]
+            os.set_blocking(self._stdin, False)
+        self._read_from(mine[-2], OUT)
+        self._read_from(mine[-1], ERR)
+
+    def _start_on_tty(self, env: dict[str, str], cwd: str) -> None:
+        master, slave = os.openpty()
+        try:
+            os.fchown(slave, UID, GID)
+            self._set_size(master, *self.tty)
+            # The first terminal that a session leader opens becomes its controlling terminal.
+            stdio = [
+                (os.POSIX_SPAWN_OPEN, 0, os.ttyname(slave), os.O_RDWR, 0),
+                (os.POSIX_SPAWN_DUP2, 0, 1),
+                (os.POSIX_SPAWN_DUP2, 0, 2),
+            ]
+            self.pid = spawn(self.argv, env, cwd, stdio)
+        except BaseException:
+            os.close(master)
+            raise
+        finally:
+            os.close(slave)
+        self._stdin = os.dup(master)
+        self._read_from(master, OUT)
+
+    def _read_from(self, fd: int, kind: int) -> None:
+        os.set_blocking(fd, False)
+        self._streams[fd] = kind
+        self._loop.watch(fd, READ, lambda _: self._readable(fd))
+
+    # Output.
+
+    def _readable(self, fd: int) -> bool:
+        """Take one read's worth; False when nothing more is there for now."""
+        try:
+            data = os.read(fd, PIPE_READ)
+        except BlockingIOError:
+            return False
+        except OSError:  # EIO: the last user of the terminal is gone
+            data = b""
+        if not data:
+            self._loop.unwatch(fd)
+            os.close(fd)
+            del self._streams[fd]
+            return False
+        if self.code is not None:
+            return True  # a daemon of a finished exec: drained, so that it never blocks
+        self.output.add(self._streams[fd], data)
+        if self.output.full and not self._paused:
+            self._paused = True
+            for stream in self._streams:
+                self._loop.unwatch(stream)
+        return True
+
+    def _resume(self) -> None:
+        if self._paused and not self.output.full:
+            self._listen()
+
+    def _listen(self) -> None:
+        self._paused = False
+        for fd in self._streams:
+            self._loop.watch(fd, READ, lambda _, fd=fd: self._readable(fd))
+
+    # Readers.
+
+    def attach(self, channel: Any, *, start: int, credit: int, owner: bool) -> None:
+        reader = Reader(self.output, channel, start=start, credit=credit)
+        reader.on_end = lambda reader: self._say_exit(channel, reader)
+        self.output.readers.append(reader)
+        channel.handler = Attachment(self, reader, channel, owner)
+        reader.pump()
+
+    def detach(self, reader: Reader, *, kill: bool, lost: bool) -> None:
+        """A reader left: for good, or (``lost``) because the link broke and may come back."""
+        if reader in self.output.readers:
+            self.output.readers.remove(reader)
+        if kill and self.kill_on_disconnect:
+            self.terminate("killed")
+        if not lost and not self.output.readers:
+            self.output.ring = True  # nobody is waiting, so nobody may hold the program up
+        self.output.acknowledge()
+        self._resume()
+
+    def acknowledged(self) -> None:
+        self._resume()
+
+    def _say_exit(self, channel: Any, reader: Reader) -> None:
+        channel.send(EXIT, pack(dict(self.describe(), lost=reader.lost)))
+        channel.close()
+
+    # Input.
+
+    def feed(self, data: bytes, channel: Any) -> None:
+        if self._stdin < 0:
+            channel.send(CREDIT, CREDIT_BODY.pack(len(data)))
+            return
+        self._pending.append((data, channel))
+        self._write_stdin(0)
+
+    def end_input(self, channel: Any) -> None:
+        if self._stdin >= 0:
+            self._pending.append((b"\x04" if self.tty else b"", channel))
+            self._write_stdin(0)
+
+    def _write_stdin(self, _: int) -> None:
+        while self._pending:
+            data, channel = self._pending[0]
+            try:
+                count = os.write(self._stdin, data) if data else 0
+            except BlockingIOError:
+                self._loop.watch(self._stdin, WRITE, self._write_stdin)
+                return
+            except OSError:  # the program closed its stdin: swallow the rest
+                count = len(data)
+            if count:
+                channel.send(CREDIT, CREDIT_BODY.pack(count))
+            if count < len(data):
+                self._pending[0] = (data[count:], channel)
+                continue
+            del self._pending[0]
+            if not data:
+                self._close_stdin()
+                return
+        self._loop.unwatch(self._stdin)
+
+    def _close_stdin(self) -> None:
+        if self._stdin >= 0:
+            self._loop.unwatch(self._stdin)
+            os.close(self._stdin)
+            self._stdin = -1
+        for data, channel in self._pending:
+            channel.send(CREDIT, CREDIT_BODY.pack(len(data)))
+        self._pending.clear()
+
+    def resize(self, rows: int, cols: int) -> None:
+        if self.tty and self._stdin >= 0:
+            self._set_size(self._stdin, rows, cols)
+
+    def _set_size(self, fd: int, rows: int, cols: int) -> None:
+        from fcntl import ioctl
+        from struct import pack as pack_struct
+
+        ioctl(fd, TIOCSWINSZ, pack_struct("HHHH", rows, cols, 0, 0))
+
+    # Ending.
+
+    def _time_out(self) -> None:
+        self.terminate("timed_out")
+
+    def terminate(self, status: str) -> None:
+        """Ask the whole session of the program to end, then make it."""
+        if self.code is not None:
+            return
+        if self.status == "running":
+            self.status = status
+        kill_session(self.pid, signal.SIGTERM)
+        self._loop.later(TERM_GRACE, self._kill)
+
+    def _kill(self) -> None:
+        # The leader may be gone while members of its session hold on; but if its pid has been
+        # given to a newer exec, then its session was empty.
+        if self._table.owner(self.pid) in (None, self):
+            kill_session(self.pid, signal.SIGKILL)
+
+    def send_signal(self, number: int) -> None:
+        if self.code is None:
+            os.killpg(self.pid, number)
+
+    def exited(self, wait_status: int) -> None:
+        """The program ended: take what it left in its pipes and tell the readers."""
+        for fd in list(self._streams):
+            self._drain(fd)
+        self.code = os.waitstatus_to_exitcode(wait_status)
+        if self.code < 0:
+            self.signal = -self.code
+            self.code = 128 + self.signal
+        if self.status == "running":
+            self.status = "completed"
+        self.ended = time.monotonic()
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._close_stdin()
+        self._remove_scratch()
+        self._listen()
+        self.output.finish()
+
+    def _drain(self, fd: int) -> None:
+        # Bounded: a daemon that still writes to this pipe must not keep us here.
+        for _ in range(64):
+            if not self._readable(fd):
+                return
+
+    def _remove_scratch(self) -> None:
+        if self._scratch:
+            try:
+                with as_user():
+                    os.unlink(self._scratch)
+            except OSError:
+                pass  # the program may remove its own file
+            self._scratch = None
+
+    def describe(self) -> dict[str, Any]:
+        end = self.ended or time.monotonic()
+        return {
+            "id": self.id,
+            "pid": self.pid,
+            "argv": [part[:200] for part in self.argv[:16]],
+            "status": self.status,
+            "code": self.code,
+            "signal": self.signal,
+            "duration_ms": int((end - self.started) * 1000),
+            "truncated": self.output.truncated,
+            "seq": self.output.end,
+        }
+
+
+class Attachment:
+    """What a reader's channel may say to its exec."""
+
+    def __init__(self, target: Exec, reader: Reader, channel: Any, owner: bool) -> None:
+        self._exec = target
+        self._reader = reader
+        self._channel = channel
+        self._owner = owner
+
+    def on_frame(self, kind: int, body: bytes) -> None:
+        if kind == CREDIT:
+            self._reader.credit(CREDIT_BODY.unpack(body)[0])
+            self._exec.acknowledged()
+        elif kind == STDIN:
+            self._exec.feed(body, self._channel)
+        elif kind == STDIN_END:
+            self._exec.end_input(self._channel)
+        elif kind == CANCEL:
+            self._channel.close()
+            self._exec.detach(self._reader, kill=self._owner, lost=False)
+        else:
+            raise WireError("frame %d on an exec" % kind)
+
+    def on_lost(self) -> None:
+        self._exec.detach(self._reader, kill=False, lost=True)
+
+
+class Execs:
+    """All execs of the sandbox, and the reaping of everything that ends in it."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.loop = loop
+        self.env: dict[str, str] = {}
+        self.oom_score_adj = 0
+        self._by_id: dict[str, Exec] = {}
+        self._by_pid: dict[int, Exec] = {}
+
+    def start(self, channel: Any, spec: dict[str, Any]) -> None:
+        exec_id = spec.get("id") or os.urandom(8).hex()
+        known = self._by_id.get(exec_id)
+        if known is None:
+            self._forget_old()
+            known = Exec(self, exec_id, spec)
+            known.start(spec)
+            self._by_id[exec_id] = known
+            self._by_pid[known.pid] = known
+        channel.send(RESULT, pack({"id": known.id, "pid": known.pid}))
+        credit = int(spec.get("window") or WINDOW)
+        known.attach(channel, start=0, credit=credit, owner=True)
+
+    def attach(self, channel: Any, spec: dict[str, Any]) -> None:
+        target = self.get(spec)
+        channel.send(RESULT, pack(target.describe()))
+        credit = int(spec.get("window") or WINDOW)
+        target.attach(channel, start=int(spec.get("seq") or 0), credit=credit, owner=False)
+
+    def get(self, spec: dict[str, Any]) -> Exec:
+        try:
+            return self._by_id[spec["id"]]
+        except KeyError:
+            raise LookupError("no exec %r in this sandbox" % spec.get("id")) from None
+
+    def owner(self, pid: int) -> Exec | None:
+        return self._by_pid.get(pid)
+
+    def listing(self) -> list[dict[str, Any]]:
+        return [item.describe() for item in self._by_id.values()]
+
+    def reap(self) -> None:
+        """Collect every child that ended, ours or orphaned."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            ended = self._by_pid.pop(pid, None)
+            if ended is not None:
+                ended.exited(status)
+
+    def protect_from_oom(self, pid: int) -> None:
+        """When memory runs out, the kernel shall take the program and not the guest."""
+        if self.oom_score_adj:
+            try:
+                with open("/proc/%d/oom_score_adj" % pid, "w") as file:
+                    file.write(str(self.oom_score_adj))
+            except OSError:
+                pass  # already gone, or a kernel without it
+
+    def _forget_old(self) -> None:
+        finished = [item for item in self._by_id.values() if item.code is not None]
+        horizon = time.monotonic() - KEEP_SECONDS
+        count, size = len(finished), sum(item.output.held for item in finished)
+        for item in finished:  # dicts keep order, so the oldest come first
+            if count < KEEP_COUNT and size < KEEP_BYTES and item.ended > horizon:
+                return
+            if not item.output.readers:
+                count -= 1
+                size -= item.output.held
+                del self._by_id[item.id]

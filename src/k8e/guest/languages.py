@@ -1,0 +1,72 @@
+"""How source code in each language becomes a program to start. Code is data, never a shell line."""
+
+from __future__ import annotations
+
+import os
+
+from k8e.guest.spawn import as_user
+
+# Linux refuses a single argument above 128 KiB (MAX_ARG_STRLEN); longer code goes through a file.
+ARGUMENT_LIMIT = 120 << 10
+TSX_LOADER = "/opt/k8e/tools/node_modules/tsx/dist/loader.mjs"
+
+ALIASES = {
+    "bash": "bash",
+    "sh": "bash",
+    "shell": "bash",
+    "python": "python",
+    "python3": "python",
+    "py": "python",
+    "node": "node",
+    "nodejs": "node",
+    "js": "node",
+    "javascript": "node",
+    "ts": "ts",
+    "typescript": "ts",
+}
+
+# What stands for "the code": an argument, or a program that runs the file named by its argument in
+# the same scope, so that a long program sees what a short one does.
+_INLINE = {"bash": ["bash", "-c"], "python": ["python3", "-c"], "node": ["node", "-e"]}
+_FROM_FILE = {
+    "bash": ["bash", "-c", '. "$0"'],
+    "python": [
+        "python3",
+        "-c",
+        "import sys;_=sys.argv.pop();_=open(_,'rb').read();exec(compile(_,'<string>','exec'))",
+    ],
+    "node": [
+        "node",
+        "-e",
+        "require('vm').runInThisContext("
+        "require('fs').readFileSync(process.argv.pop(),'utf8'),{filename:'[eval]'})",
+    ],
+}
+
+
+def language_command(language: str, code: bytes, exec_id: str, cwd: str) -> tuple[list[str], str | None]:
+    """The argv that runs ``code``, and the file to remove afterwards, if one had to be made."""
+    name = ALIASES[language]
+    if name == "ts":
+        # Beside the user's files, because imports resolve relative to the file.
+        path = _save(os.path.join(cwd, ".k8e-" + exec_id + ".ts"), code)
+        return ["node", "--import", TSX_LOADER, path], path
+    if len(code) <= ARGUMENT_LIMIT and b"\0" not in code:
+        return _INLINE[name] + [code.decode("utf-8", "surrogateescape")], None
+    path = _save("/tmp/.k8e-" + exec_id, code)
+    return _FROM_FILE[name] + [path], path
+
+
+def _save(path: str, code: bytes) -> str:
+    with as_user():
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            view = memoryview(code)
+            while view:
+                view = view[os.write(fd, view) :]
+        except OSError:
+            os.unlink(path)
+            raise
+        finally:
+            os.close(fd)
+    return path

@@ -1,0 +1,93 @@
+"""The guest's event loop: epoll, timers, and jobs that take turns.
+
+Not ``selectors`` or ``asyncio``: importing those costs more than everything else the guest does
+before it can answer.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from heapq import heappop, heappush
+from typing import Any, Callable
+
+READ = select.EPOLLIN
+WRITE = select.EPOLLOUT
+
+
+class Timer:
+    """A callback that is due at a time; ``cancel`` makes it a no-op."""
+
+    __slots__ = ("callback", "order", "when")
+
+    def __init__(self, when: float, order: int, callback: Callable[[], object]) -> None:
+        self.when = when
+        self.order = order
+        self.callback: Callable[[], object] | None = callback
+
+    def cancel(self) -> None:
+        self.callback = None
+
+    def __lt__(self, other: Timer) -> bool:
+        return (self.when, self.order) < (other.when, other.order)
+
+
+class Loop:
+    """Runs callbacks for ready descriptors and due timers, forever."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._handlers: dict[int, Callable[[int], object]] = {}
+        self._timers: list[Timer] = []
+        self._jobs: list[Any] = []
+        self._order = 0
+
+    def watch(self, fd: int, events: int, handler: Callable[[int], object]) -> None:
+        """Call ``handler(events)`` whenever ``fd`` is ready; replaces an earlier watch."""
+        if fd in self._handlers:
+            self._epoll.modify(fd, events)
+        else:
+            self._epoll.register(fd, events)
+        self._handlers[fd] = handler
+
+    def unwatch(self, fd: int) -> None:
+        if self._handlers.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+
+    def later(self, seconds: float, callback: Callable[[], object]) -> Timer:
+        self._order += 1
+        timer = Timer(time.monotonic() + seconds, self._order, callback)
+        heappush(self._timers, timer)
+        return timer
+
+    def add_job(self, job: Any) -> None:
+        """Resume the generator ``job`` once per turn until it ends; it must not block."""
+        self._jobs.append(job)
+
+    def run(self) -> None:
+        while True:
+            self.turn()
+
+    def turn(self) -> None:
+        """Wait for what comes next and handle it."""
+        for fd, events in self._epoll.poll(self._patience()):
+            handler = self._handlers.get(fd)
+            if handler is not None:
+                handler(events)
+        now = time.monotonic()
+        while self._timers and self._timers[0].when <= now:
+            callback = heappop(self._timers).callback
+            if callback is not None:
+                callback()
+        if self._jobs:
+            jobs, self._jobs = self._jobs, []
+            self._jobs += [job for job in jobs if next(job, True) is None]
+
+    def _patience(self) -> float:
+        if self._jobs:
+            return 0
+        while self._timers and self._timers[0].callback is None:
+            heappop(self._timers)
+        if not self._timers:
+            return -1
+        return max(0.0, self._timers[0].when - time.monotonic())

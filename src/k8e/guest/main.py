@@ -1,0 +1,121 @@
+"""What the guest does when it starts, and the operations that it offers."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from typing import Any
+
+from k8e.guest.dial import Link
+from k8e.guest.execs import Execs
+from k8e.guest.files import Download, Listing, Upload
+from k8e.guest.files import get_stat, make_directory, remove_path, rename_path
+from k8e.guest.loop import READ, Loop
+from k8e.guest.spawn import GID, HOME, UID, WORKSPACE
+from k8e.guest.wire import RESULT, pack
+
+SLOT = "/run/k8e/slot/w"
+MS_BIND = 0x1000
+
+
+class Guest:
+    """PID 1: reaps, answers calls, never exits."""
+
+    def __init__(self) -> None:
+        self.loop = Loop()
+        self.execs = Execs(self.loop)
+
+    def operations(self) -> dict[str, Any]:
+        return {
+            "exec": self.execs.start,
+            "attach": self.execs.attach,
+            "signal": self._signal,
+            "resize": self._resize,
+            "execs": lambda channel, _: self._answer(channel, {"execs": self.execs.listing()}),
+            "read": Download,
+            "write": Upload,
+            "list": lambda channel, spec: Listing(self.loop, channel, spec),
+            "stat": lambda channel, spec: self._answer(channel, get_stat(spec)),
+            "remove": lambda channel, spec: self._answer(channel, remove_path(spec)),
+            "rename": lambda channel, spec: self._answer(channel, rename_path(spec)),
+            "mkdir": lambda channel, spec: self._answer(channel, make_directory(spec)),
+            "ping": lambda channel, _: self._answer(channel, {}),
+            "bind": self._bind,
+        }
+
+    def run(self) -> None:
+        self._own_home()
+        self._catch_children()
+        Link(self.loop, self.operations()).dial()
+        self.loop.run()
+
+    def _own_home(self) -> None:
+        os.umask(0o022)
+        try:
+            os.mkdir(HOME, 0o700)
+        except FileExistsError:
+            pass
+        os.chown(HOME, UID, GID)
+
+    def _catch_children(self) -> None:
+        waking, woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+
+        def on_wake(_: int) -> None:
+            try:
+                os.read(waking, 4096)
+            except BlockingIOError:
+                pass
+            self.execs.reap()
+
+        self.loop.watch(waking, READ, on_wake)
+
+    def _answer(self, channel: Any, value: dict[str, Any]) -> None:
+        channel.send(RESULT, pack(value))
+
+    def _signal(self, channel: Any, spec: dict[str, Any]) -> None:
+        target = self.execs.get(spec)
+        if spec.get("terminate"):
+            target.terminate("killed")
+        else:
+            target.send_signal(int(spec["signal"]))
+        self._answer(channel, target.describe())
+
+    def _resize(self, channel: Any, spec: dict[str, Any]) -> None:
+        self.execs.get(spec).resize(int(spec["rows"]), int(spec["cols"]))
+        self._answer(channel, {})
+
+    def _bind(self, channel: Any, spec: dict[str, Any]) -> None:
+        """Become the sandbox of one session: its environment, limits and workspace."""
+        self.execs.env = dict(spec.get("env") or {})
+        self.execs.oom_score_adj = int(spec.get("oom_score_adj") or 0)
+        for name, key in ((resource.RLIMIT_NPROC, "nproc"), (resource.RLIMIT_DATA, "data")):
+            if spec.get(key):
+                resource.setrlimit(name, (int(spec[key]), int(spec[key])))
+        if os.path.isdir(SLOT):
+            _bind_mount(SLOT, WORKSPACE)
+        self._answer(channel, {})
+
+
+def _bind_mount(source: str, target: str) -> None:
+    """Mount the slot's workspace at its place, then give up the right to mount (gVisor only)."""
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(source.encode(), target.encode(), None, MS_BIND, None):
+        raise OSError(ctypes.get_errno(), "mounting the workspace failed")
+    # capset(2), version 3, of ourselves: keep the permitted set without CAP_SYS_ADMIN (bit 21).
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    sets = (ctypes.c_uint32 * 6)()
+    if libc.capget(header, sets):
+        raise OSError(ctypes.get_errno(), "capget failed")
+    for index in range(3):
+        sets[index] &= ~(1 << 21)
+    if libc.capset(header, sets):
+        raise OSError(ctypes.get_errno(), "capset failed")
+
+
+if __name__ == "__main__":
+    Guest().run()

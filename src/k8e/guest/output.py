@@ -1,0 +1,150 @@
+"""What a program printed: numbered, bounded, and read by any number of readers.
+
+Every byte has a sequence number, counted over stdout and stderr together. A reader that comes back
+says which number it wants next. What nobody has acknowledged is kept up to ``BUFFER``; then a
+``block`` output stops the program and a ``ring`` output forgets its oldest bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from k8e.guest.wire import CHUNK, ERR, OUT, SEQ
+
+BUFFER = 512 << 10
+# A chunk costs memory beyond its bytes; counting that bounds a program that prints byte by byte.
+CHUNK_COST = 128
+COALESCE = 4096
+
+
+class Output:
+    """The numbered output of one exec."""
+
+    def __init__(self, ring: bool, limit: int) -> None:
+        self.ring = ring
+        self.limit = limit  # bytes kept per stream; 0 means all
+        self.truncated = False
+        self.end = 0
+        self.finished = False
+        self.readers: list[Reader] = []
+        self._chunks: list[tuple[int, int, bytes]] = []
+        self._first = 0  # number of the chunk at index 0
+        self.held = 0
+        self._acked = 0
+        self._counts = {OUT: 0, ERR: 0}
+
+    def add(self, kind: int, data: bytes) -> None:
+        """Take what the program wrote; beyond the limit it is counted as truncated and dropped."""
+        if self.limit:
+            room = self.limit - self._counts[kind]
+            if len(data) > room:
+                self.truncated = True
+                data = data[: max(0, room)]
+        if not data:
+            return
+        self._counts[kind] += len(data)
+        last = self._chunks[-1] if self._chunks else None
+        if last and last[1] == kind and len(last[2]) + len(data) <= COALESCE:
+            self._chunks[-1] = (last[0], kind, last[2] + data)
+            self.held += len(data)
+        else:
+            self._chunks.append((self.end, kind, data))
+            self.held += len(data) + CHUNK_COST
+        self.end += len(data)
+        for reader in list(self.readers):
+            reader.pump()
+        self._trim()
+
+    @property
+    def full(self) -> bool:
+        """Whether the program must wait until somebody reads."""
+        return not self.ring and self.held >= BUFFER and self._keep_from() < self.end
+
+    def finish(self) -> None:
+        """No more output: let readers that have seen everything say so."""
+        self.finished = True
+        for reader in list(self.readers):
+            reader.pump()
+
+    def acknowledge(self) -> None:
+        self._trim()
+
+    def chunk(self, number: int) -> tuple[int, int, bytes] | None:
+        """Chunk ``number``, the oldest kept one if that is gone, or None past the end."""
+        at = max(0, number - self._first)
+        return self._chunks[at] if at < len(self._chunks) else None
+
+    def locate(self, seq: int) -> int:
+        """The number of the chunk that holds ``seq``."""
+        for at, (start, _, data) in enumerate(self._chunks):
+            if seq < start + len(data):
+                return self._first + at
+        return self._first + len(self._chunks)
+
+    @property
+    def start(self) -> int:
+        """The oldest sequence number still kept."""
+        return self._chunks[0][0] if self._chunks else self.end
+
+    def _keep_from(self) -> int:
+        if self.readers:
+            self._acked = max(self._acked, min(reader.acked for reader in self.readers))
+        return self._acked
+
+    def _trim(self) -> None:
+        keep = self.end if self.ring else self._keep_from()
+        dropped = 0
+        for start, _, data in self._chunks:
+            if self.held < BUFFER or start + len(data) > keep:
+                break
+            self.held -= len(data) + CHUNK_COST
+            dropped += 1
+        if dropped:
+            del self._chunks[:dropped]
+            self._first += dropped
+
+
+class Reader:
+    """One reader's place in an output: sends while it has credit, then the end."""
+
+    def __init__(self, output: Output, channel: Any, *, start: int, credit: int) -> None:
+        self.output = output
+        self.acked = self.next = max(start, output.start)
+        self.lost = start < output.start
+        self._channel = channel
+        self._credit = credit
+        self._chunk = output.locate(self.next)
+        self.on_end: Any = None
+
+    def credit(self, count: int) -> None:
+        self._credit += count
+        self.acked = min(self.next, self.acked + count)
+        self.output.acknowledge()
+        self.pump()
+
+    def pump(self) -> None:
+        output = self.output
+        while self._credit > 0:
+            chunk = output.chunk(self._chunk)
+            if chunk is None:
+                break
+            start, kind, data = chunk
+            if start > self.next:  # the ring went round
+                self.lost = True
+                self.next = self.acked = start
+                self._chunk = output.locate(start)
+            offset = self.next - start
+            part = data[offset : offset + min(self._credit, CHUNK)]
+            if part:
+                self._channel.send(kind, SEQ.pack(self.next) + part)
+                self.next += len(part)
+                self._credit -= len(part)
+            if self.next < start + len(data):
+                continue
+            if output.chunk(self._chunk + 1) is None and not output.finished:
+                break  # the newest chunk may still grow
+            self._chunk += 1
+        if output.finished and self.next >= output.end and self.on_end is not None:
+            ended, self.on_end = self.on_end, None
+            output.readers.remove(self)
+            ended(self)

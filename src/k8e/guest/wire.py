@@ -1,0 +1,216 @@
+"""The bytes that guest, gateway and local clients exchange: frames, and the values inside them.
+
+A frame is a nine-byte header (body length, kind, channel) and a body. A channel is one operation on
+one connection, numbered by whoever opens it with CALL. Bodies of CALL, RESULT, ERROR and EXIT are
+packed values; the others are raw bytes that nobody on the way decodes.
+
+The value format is ours because both ends of the hot path start in milliseconds: ``json`` alone
+doubles the start-up of the CLI, and ``marshal`` must never see hostile input. Nothing here trusts
+the peer: lengths, depth and types are checked, and every defect is a :class:`WireError`.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from struct import error as StructError
+from typing import Any, Callable
+
+HEADER = Struct("!IBI")
+HEADER_SIZE = HEADER.size
+SEQ = Struct("!Q")
+CREDIT_BODY = Struct("!I")
+
+MAX_REQUEST = 16 << 20
+"""Largest body towards a guest or gateway: room for code sent as data."""
+MAX_REPLY = 1 << 20
+"""Largest body from a guest; it is hostile, so the gateway never buffers more than this at once."""
+CHUNK = 256 << 10
+"""Bytes in one DATA, OUT, ERR or STDIN frame; below 256 KiB the cost per frame dominates."""
+WINDOW = 1 << 20
+"""Bytes that may be under way on a channel before the receiver grants more."""
+MAX_CODE = 8 << 20
+"""Largest program that can be sent as data; larger ones belong in a file."""
+
+# Opening and feeding an operation.
+CALL = 1  # packed {"op": ..., ...}; answered by RESULT or ERROR, then whatever the op streams
+STDIN = 2  # bytes for the process
+STDIN_END = 3  # no more stdin
+CREDIT = 4  # u32: the receiver consumed this many bytes
+CANCEL = 5  # the opener is no longer interested
+# Either direction, for files and listings.
+DATA = 6
+END = 7
+# Answers.
+RESULT = 16
+ERROR = 17
+OUT = 18  # u64 sequence number of the first byte, then bytes
+ERR = 19
+EXIT = 20
+# Handshake.
+HELLO = 32
+WELCOME = 33
+PROOF = 34
+
+MAX_DEPTH = 8
+_LENGTH = Struct("!BI")
+_INT = Struct("!Bq")
+_FLOAT = Struct("!Bd")
+
+
+class WireError(Exception):
+    """The peer sent bytes that are not of this protocol."""
+
+
+def frame(kind: int, channel: int, body: bytes = b"") -> bytes:
+    """One frame as bytes."""
+    return HEADER.pack(len(body), kind, channel) + body
+
+
+def pack(value: Any) -> bytes:
+    """Encode None, bool, int, float, bytes, str, list and dict (with str keys)."""
+    out: list[Any] = []
+    _pack(value, out.append)
+    return b"".join(out)
+
+
+def _pack(value: Any, put: Callable[[Any], object]) -> None:
+    if value is None:
+        put(b"N")
+    elif value is True:
+        put(b"T")
+    elif value is False:
+        put(b"F")
+    elif isinstance(value, str):
+        data = value.encode("utf-8", "surrogateescape")
+        put(_LENGTH.pack(115, len(data)))
+        put(data)
+    elif isinstance(value, (bytes, bytearray, memoryview)):
+        put(_LENGTH.pack(98, len(value)))
+        put(value)
+    elif isinstance(value, int):
+        put(_INT.pack(105, value))
+    elif isinstance(value, float):
+        put(_FLOAT.pack(102, value))
+    elif isinstance(value, (list, tuple)):
+        put(_LENGTH.pack(108, len(value)))
+        for item in value:
+            _pack(item, put)
+    elif isinstance(value, dict):
+        put(_LENGTH.pack(100, len(value)))
+        for key, item in value.items():
+            _pack(key, put)
+            _pack(item, put)
+    else:
+        raise TypeError("cannot pack " + type(value).__name__)
+
+
+def unpack(data: bytes) -> Any:
+    """Decode one packed value that must fill ``data`` exactly."""
+    try:
+        value, end = _unpack(data, 0, 0)
+    except (StructError, IndexError, UnicodeDecodeError) as error:
+        raise WireError("malformed value: " + str(error)) from None
+    if end != len(data):
+        raise WireError("bytes after the value")
+    return value
+
+
+def unpack_dict(data: bytes) -> dict[str, Any]:
+    """Decode a packed value that must be a dict."""
+    value = unpack(data)
+    if not isinstance(value, dict):
+        raise WireError("expected a dict, got " + type(value).__name__)
+    return value
+
+
+def _unpack(data: bytes, at: int, depth: int) -> tuple[Any, int]:
+    tag = data[at]
+    if tag == 78:
+        return None, at + 1
+    if tag == 84:
+        return True, at + 1
+    if tag == 70:
+        return False, at + 1
+    if tag == 105:
+        return _INT.unpack_from(data, at)[1], at + 9
+    if tag == 102:
+        return _FLOAT.unpack_from(data, at)[1], at + 9
+    length = _LENGTH.unpack_from(data, at)[1]
+    at += 5
+    # Items take at least one byte each, so a length beyond the data is a lie in every case.
+    if length > len(data) - at:
+        raise WireError("length beyond the data")
+    if tag == 115:
+        return str(data[at : at + length], "utf-8", "surrogateescape"), at + length
+    if tag == 98:
+        return bytes(data[at : at + length]), at + length
+    if depth >= MAX_DEPTH:
+        raise WireError("nested too deeply")
+    if tag == 108:
+        return _unpack_list(data, at, length, depth + 1)
+    if tag == 100:
+        return _unpack_dict(data, at, length, depth + 1)
+    raise WireError("unknown tag %d" % tag)
+
+
+def _unpack_list(data: bytes, at: int, length: int, depth: int) -> tuple[list[Any], int]:
+    items: list[Any] = []
+    for _ in range(length):
+        item, at = _unpack(data, at, depth)
+        items.append(item)
+    return items, at
+
+
+def _unpack_dict(data: bytes, at: int, length: int, depth: int) -> tuple[dict[str, Any], int]:
+    items: dict[str, Any] = {}
+    for _ in range(length):
+        key, at = _unpack(data, at, depth)
+        if not isinstance(key, str):
+            raise WireError("a key that is not text")
+        items[key], at = _unpack(data, at, depth)
+    return items, at
+
+
+class Splitter:
+    """Cuts a byte stream into frames; feed it bytes, iterate over ``(kind, channel, body)``."""
+
+    __slots__ = ("_buffer", "_limit")
+
+    def __init__(self, limit: int) -> None:
+        self._buffer = bytearray()
+        self._limit = limit
+
+    def feed(self, data: bytes) -> list[tuple[int, int, bytes]]:
+        """Return the frames that ``data`` completes; raises WireError on an oversized one."""
+        buffer = self._buffer
+        buffer += data
+        frames: list[tuple[int, int, bytes]] = []
+        at, end = 0, len(buffer)
+        while end - at >= HEADER_SIZE:
+            length, kind, channel = HEADER.unpack_from(buffer, at)
+            if length > self._limit:
+                raise WireError("frame of %d bytes; the limit is %d" % (length, self._limit))
+            stop = at + HEADER_SIZE + length
+            if stop > end:
+                break
+            with memoryview(buffer) as view:
+                frames.append((kind, channel, bytes(view[at + HEADER_SIZE : stop])))
+            at = stop
+        if at:
+            del buffer[:at]
+        return frames
+
+
+def proof(key: bytes, nonce: bytes, role: bytes) -> bytes:
+    """What an end that knows ``key`` answers to the other end's ``nonce``."""
+    # _blake2 is what hashlib wraps; importing hashlib itself would load OpenSSL into every guest.
+    from _blake2 import blake2b
+
+    return blake2b(role + nonce, key=key, digest_size=32).digest()
+
+
+def equal(one: bytes, other: bytes) -> bool:
+    """Compare two secrets in constant time (``hmac.compare_digest`` without importing hmac)."""
+    from _operator import _compare_digest
+
+    return _compare_digest(one, other)

@@ -1,0 +1,252 @@
+"""The host's end of the guest protocol: one connection, many operations at once.
+
+The host listens and the guest dials, so a link comes back by itself after a restart of the gateway
+and after a restore. The guest is hostile: its frames are bounded, its credit is counted, and the
+first breach ends the link.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+from k8e import errors
+from k8e.guest import wire
+
+NONCE_SIZE = 16
+HANDSHAKE_SECONDS = 10.0
+KEY_SIZE = 32
+# What a guest may send that counts against the credit it was given, and the bytes before the data.
+_COUNTED = {wire.OUT: wire.SEQ.size, wire.ERR: wire.SEQ.size, wire.DATA: 0}
+
+FrameSink = Callable[[int, bytes], None]
+
+
+class Channel:
+    """One operation on the guest. Frames arrive at ``on_frame``; a lost link at ``on_lost``."""
+
+    __slots__ = ("_allowance", "_link", "number", "on_frame", "on_lost")
+
+    def __init__(
+        self, link: Link, number: int, *, window: int, on_frame: FrameSink, on_lost: Callable[[], None]
+    ) -> None:
+        self.number = number
+        self.on_frame = on_frame
+        self.on_lost = on_lost
+        self._link = link
+        self._allowance = window
+
+    def send(self, kind: int, body: bytes = b"") -> None:
+        if kind == wire.CREDIT:
+            self._allowance += wire.CREDIT_BODY.unpack(body)[0]
+        self._link.send(kind, self.number, body)
+
+    def close(self) -> None:
+        """Stop listening to this operation; the guest is told separately, by CANCEL."""
+        self._link.forget(self.number)
+
+    def receive(self, kind: int, body: bytes) -> None:
+        overhead = _COUNTED.get(kind)
+        if overhead is not None:
+            self._allowance -= len(body) - overhead
+            if self._allowance < 0:
+                raise wire.WireError("the guest sent more than it was given credit for")
+        self.on_frame(kind, body)
+
+
+class Link(asyncio.Protocol):
+    """One connection of a guest, from its handshake to its loss."""
+
+    def __init__(self, key: bytes, on_ready: Callable[[Link], None], on_lost: Callable[[Link], None]) -> None:
+        self._key = key
+        self._on_ready = on_ready
+        self._on_lost = on_lost
+        self._splitter = wire.Splitter(wire.MAX_REPLY + wire.HEADER_SIZE)
+        self._channels: dict[int, Channel] = {}
+        self._next = 1
+        self._nonce = secrets.token_bytes(NONCE_SIZE)
+        self._greeted = False
+        self._ready = False
+        self._transport: asyncio.Transport | None = None
+        self._patience: asyncio.TimerHandle | None = None
+
+    # Called by asyncio.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        loop = asyncio.get_running_loop()
+        self._patience = loop.call_later(HANDSHAKE_SECONDS, self._transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for kind, number, body in self._splitter.feed(data):
+                if self._ready:
+                    channel = self._channels.get(number)
+                    if channel is not None:
+                        channel.receive(kind, body)
+                else:
+                    self._greet(kind, body)
+        except wire.WireError:
+            self.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+        channels, self._channels = self._channels, {}
+        for channel in channels.values():
+            channel.on_lost()
+        if self._ready:
+            self._on_lost(self)
+        self._ready = False
+
+    def _greet(self, kind: int, body: bytes) -> None:
+        if not self._greeted and kind == wire.HELLO and len(body) == NONCE_SIZE:
+            self._greeted = True
+            answer = self._nonce + wire.proof(self._key, body, b"host")
+            self.send(wire.WELCOME, 0, answer)
+        elif self._greeted and kind == wire.PROOF and wire.equal(
+            body, wire.proof(self._key, self._nonce, b"guest")
+        ):
+            self._ready = True
+            if self._patience is not None:
+                self._patience.cancel()
+            self._on_ready(self)
+        else:
+            raise wire.WireError("the guest did not prove itself")
+
+    # Called by the host's code.
+
+    def send(self, kind: int, number: int, body: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.writelines((wire.HEADER.pack(len(body), kind, number), body))
+
+    def open(
+        self, call: dict[str, Any], on_frame: FrameSink, on_lost: Callable[[], None]
+    ) -> Channel:
+        """Start an operation; ``on_frame`` gets its RESULT or ERROR and whatever it streams."""
+        number = self._next
+        self._next = number + 1 if number < 0xFFFFFFFF else 1
+        window = int(call.get("window") or wire.WINDOW)
+        channel = Channel(self, number, window=window, on_frame=on_frame, on_lost=on_lost)
+        self._channels[number] = channel
+        self.send(wire.CALL, number, wire.pack(call))
+        return channel
+
+    def forget(self, number: int) -> None:
+        self._channels.pop(number, None)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class Listener:
+    """Waits for one sandbox's guest to dial, and holds its newest link."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._server: asyncio.Server | None = None
+        self._link: Link | None = None
+        self._changed = asyncio.Event()
+        self._closed_because: Exception | None = None
+
+    @staticmethod
+    def prepare(folder: Path, *, owner: int) -> None:
+        """Make the directory that is mounted into the sandbox, with a fresh key."""
+        folder.mkdir(mode=0o755)
+        key = folder / "key"
+        with open(os.open(key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400), "wb") as file:
+            file.write(secrets.token_bytes(KEY_SIZE))
+        os.chown(key, owner, owner)
+
+    async def listen(self) -> None:
+        """Bind the socket; after a restart this replaces the one of the gateway before us."""
+        key = (self._folder / "key").read_bytes()
+        path = self._folder / "sock"
+        scratch = self._folder / f"sock.{os.getpid()}"
+        owner = (self._folder / "key").stat().st_uid
+        for stale in self._folder.glob("sock.*"):
+            stale.unlink()
+
+        def make() -> Link:
+            return Link(key, self._on_ready, self._on_lost)
+
+        # Bound under another name first: the guest may only ever see the socket with its final
+        # owner and mode.
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(make, scratch)
+        scratch.chmod(0o600)
+        os.chown(scratch, owner, owner)
+        scratch.rename(path)
+
+    def _on_ready(self, link: Link) -> None:
+        old, self._link = self._link, link
+        if old is not None:
+            old.close()
+        self._changed.set()
+
+    def _on_lost(self, link: Link) -> None:
+        if self._link is link:
+            self._link = None
+            self._changed.clear()
+
+    @property
+    def link(self) -> Link | None:
+        return self._link
+
+    async def ready(self, seconds: float) -> Link:
+        """The live link, waited for as long as the guest may take to dial."""
+        if self._link is None and self._closed_because is None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._changed.wait()
+        if self._closed_because is not None:
+            raise self._closed_because
+        if self._link is None:
+            raise errors.GuestFailed(f"the guest did not connect within {seconds:g} seconds")
+        return self._link
+
+    def close(self, because: Exception) -> None:
+        """Stop listening; whoever waits for the guest gets ``because``."""
+        self._closed_because = because
+        self._changed.set()
+        if self._server is not None:
+            self._server.close()
+        if self._link is not None:
+            self._link.close()
+
+
+async def request(link: Link, call: dict[str, Any], *, seconds: float = 30.0) -> dict[str, Any]:
+    """One call with one answer."""
+    answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+
+    def on_frame(kind: int, body: bytes) -> None:
+        if answer.done():
+            return
+        try:
+            value = wire.unpack_dict(body)
+        except wire.WireError as error:
+            answer.set_exception(errors.GuestFailed(f"the guest answered nonsense: {error}"))
+            return
+        if kind == wire.RESULT:
+            answer.set_result(value)
+        else:
+            answer.set_exception(errors.from_wire(value))
+
+    def on_lost() -> None:
+        if not answer.done():
+            answer.set_exception(errors.GuestFailed("the link to the guest was lost"))
+
+    channel = link.open(call, on_frame, on_lost)
+    try:
+        async with asyncio.timeout(seconds):
+            return await answer
+    except TimeoutError:
+        raise errors.GuestFailed(f"the guest did not answer {call.get('op')!r} in time") from None
+    finally:
+        channel.close()

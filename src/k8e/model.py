@@ -1,0 +1,211 @@
+"""The domain: what sessions, sandboxes and callers are. Frozen data, no behaviour beyond checks."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import secrets
+import string
+from dataclasses import dataclass, field
+from typing import Any
+
+from k8e import errors
+
+MIB = 1 << 20
+GIB = 1 << 30
+_ID_ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
+_LABEL_CHARS = frozenset(string.ascii_lowercase + string.digits + "-")
+MAX_ID = 50
+MAX_ENV_BYTES = 32 << 10
+MAX_ENV_KEYS = 64
+MAX_LABELS = 64
+
+
+def new_id(prefix: str) -> str:
+    """A random id of 100 bits that can name a host or a Kubernetes object; fixed length."""
+    return f"{prefix}-" + "".join(secrets.choice(_ID_ALPHABET) for _ in range(20))
+
+
+def check_id(value: str, what: str) -> str:
+    """``value`` if it is a lowercase DNS label of at most 50 characters."""
+    fits = 0 < len(value) <= MAX_ID and set(value) <= _LABEL_CHARS
+    if not fits or value.startswith("-") or value.endswith("-"):
+        raise errors.InvalidRequest(
+            f"{what} {value[:80]!r} is not a valid name",
+            hint=f"use at most {MAX_ID} lowercase letters, digits and inner hyphens",
+        )
+    return value
+
+
+class Role(enum.StrEnum):
+    """What a principal may do; each role stands alone, nobody approves by being an agent."""
+
+    AGENT = "agent"
+    APPROVER = "approver"
+    ADMIN = "admin"
+
+
+@dataclass(frozen=True)
+class Principal:
+    """Who is calling."""
+
+    name: str
+    roles: frozenset[Role] = frozenset({Role.AGENT})
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one session may use."""
+
+    cpus: float = 2.0
+    """CPU time per second of wall time, in CPUs."""
+    memory: int = 512 * MIB
+    """Bytes of memory of all its processes, /tmp and /home included."""
+    pids: int = 256
+    """Processes and threads."""
+    disk: int = 1 * GIB
+    """Bytes in /workspace."""
+
+    def __post_init__(self) -> None:
+        checks = (
+            ("cpus", 0.05 <= self.cpus <= 1024, "0.05 to 1024"),
+            ("memory", 32 * MIB <= self.memory <= 1024 * GIB, "32 MiB to 1 TiB"),
+            ("pids", 8 <= self.pids <= 100_000, "8 to 100,000"),
+            ("disk", 4 * MIB <= self.disk <= 1024 * GIB, "4 MiB to 1 TiB"),
+        )
+        for name, fits, span in checks:
+            if not fits:
+                raise errors.InvalidRequest(f"limit {name} must be {span}")
+
+
+class Phase(enum.StrEnum):
+    """Where a session is in its life."""
+
+    CREATING = "creating"
+    ACTIVE = "active"
+    ENDED = "ended"
+
+
+def _no_strings() -> dict[str, str]:
+    return {}
+
+
+@dataclass(frozen=True)
+class SessionSpec:
+    """What a client asks for when it creates a session."""
+
+    tenant: str = "default"
+    runtime: str = ""
+    """Empty means the best usable one; a name never falls back."""
+    session_id: str = ""
+    request_id: str = ""
+    """Two creations with the same request id are one."""
+    env: dict[str, str] = field(default_factory=_no_strings)
+    labels: dict[str, str] = field(default_factory=_no_strings)
+    limits: Limits = field(default_factory=Limits)
+    lifetime: float = 0
+    """Seconds until the session is destroyed whatever happens; 0 means the gateway's default."""
+    idle_timeout: float = 0
+    """Seconds without a running or new operation; 0 means the gateway's default."""
+
+    def __post_init__(self) -> None:
+        check_id(self.tenant, "tenant")
+        if self.session_id:
+            check_id(self.session_id, "session id")
+        if len(self.request_id) > 200:
+            raise errors.InvalidRequest("request id is longer than 200 characters")
+        if self.lifetime < 0 or self.idle_timeout < 0:
+            raise errors.InvalidRequest("lifetime and idle time-out cannot be negative")
+        check_env(self.env)
+        if len(self.labels) > MAX_LABELS or sum(map(len, self.labels.values())) > 16 << 10:
+            raise errors.LimitExceeded(f"more than {MAX_LABELS} labels or 16 KiB of them")
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> SessionSpec:
+        """Build from untrusted or stored data; unknown keys are refused."""
+        known = {item.name: item for item in dataclasses.fields(cls)}
+        unknown = set(data) - set(known)
+        if unknown:
+            raise errors.InvalidRequest(f"unknown session field {sorted(unknown)[0]!r}")
+        values = {key: value for key, value in data.items() if value is not None}
+        try:
+            if "limits" in values:
+                values["limits"] = limits_from_json(values["limits"])
+            for key in ("env", "labels"):
+                values[key] = {str(k): str(v) for k, v in dict(values.get(key) or {}).items()}
+            for key in ("tenant", "runtime", "session_id", "request_id"):
+                values[key] = str(values.get(key) or known[key].default)
+            for key in ("lifetime", "idle_timeout"):
+                values[key] = float(values.get(key) or 0)
+        except (TypeError, ValueError) as error:
+            raise errors.InvalidRequest(f"malformed session: {error}") from None
+        return cls(**values)
+
+
+def limits_from_json(data: dict[str, Any]) -> Limits:
+    kinds = {item.name: item.default for item in dataclasses.fields(Limits)}
+    unknown = set(data) - set(kinds)
+    if unknown:
+        raise errors.InvalidRequest(
+            f"unknown limit {sorted(unknown)[0]!r}", hint=f"known are {', '.join(kinds)}"
+        )
+    return Limits(**{k: float(v) if k == "cpus" else int(v) for k, v in data.items() if v})
+
+
+def check_env(env: dict[str, str]) -> None:
+    """Refuse an environment that exec would refuse, or that is larger than anyone needs."""
+    if len(env) > MAX_ENV_KEYS:
+        raise errors.LimitExceeded(f"more than {MAX_ENV_KEYS} environment variables")
+    size = 0
+    for key, value in env.items():
+        if not key or "=" in key or "\0" in key + value:
+            raise errors.InvalidRequest(f"environment variable {key[:80]!r} is malformed")
+        size += len(key.encode(errors="surrogateescape")) + len(value.encode(errors="surrogateescape"))
+    if size > MAX_ENV_BYTES:
+        raise errors.LimitExceeded(f"environment is larger than {MAX_ENV_BYTES} bytes")
+
+
+@dataclass(frozen=True)
+class SandboxSpec:
+    """What a runtime needs to know to launch a sandbox. The session's policy comes later."""
+
+    sandbox_id: str
+    limits: Limits
+    runtime: str
+
+
+@dataclass(frozen=True)
+class Session:
+    """A sandbox handed to a tenant."""
+
+    session_id: str
+    owner: str
+    spec: SessionSpec
+    runtime: str
+    sandbox_id: str
+    phase: Phase
+    created_at: float
+    expires_at: float
+    """Unix time; 0 means never."""
+    auto: bool = False
+    """Whether this is what the tenant gets when it names no session."""
+    ended_reason: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """What a client may see."""
+        return {
+            "session_id": self.session_id,
+            "tenant_id": self.spec.tenant,
+            "runtime": self.runtime,
+            "phase": str(self.phase),
+            "created_at": self.created_at,
+            "expires_at": self.expires_at,
+            "idle_timeout": self.spec.idle_timeout,
+            "labels": self.spec.labels,
+            "env_keys": sorted(self.spec.env),
+            "limits": dataclasses.asdict(self.spec.limits),
+            "ended_reason": self.ended_reason,
+        }

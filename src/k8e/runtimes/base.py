@@ -1,0 +1,95 @@
+"""The whole contract of a runtime."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from k8e.link import Link
+from k8e.model import SandboxSpec
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One thing that a runtime can or cannot do on this host."""
+
+    name: str
+    usable: bool
+    detail: str = ""
+    """What was found, or why it is not usable."""
+    fix: str = ""
+    """What the operator can do about it."""
+
+
+def _no_features() -> list[Feature]:
+    return []
+
+
+@dataclass(frozen=True)
+class Support:
+    """What a probe found. ``usable`` means that a sandbox really started and answered."""
+
+    runtime: str
+    usable: bool
+    detail: str = ""
+    fix: str = ""
+    features: list[Feature] = field(default_factory=_no_features)
+
+    def has(self, feature: str) -> bool:
+        return any(item.usable for item in self.features if item.name == feature)
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What turns a sandbox into one session's: said once, when it is handed over."""
+
+    env: dict[str, str]
+
+
+class Guest(Protocol):
+    """A live sandbox with our guest in it."""
+
+    sandbox_id: str
+
+    @property
+    def link(self) -> Link | None:
+        """The link, if the guest is connected right now."""
+        ...
+
+    async def connect(self) -> Link:
+        """The link; waits for a guest that is dialling, and says why where none will."""
+        ...
+
+    async def bind(self, binding: Binding) -> None:
+        """Give the sandbox its workspace and its session's environment and limits."""
+        ...
+
+    async def wait(self) -> str:
+        """Wait until the sandbox is gone; the reason, in words for a user."""
+        ...
+
+    async def kill(self) -> None:
+        """End the sandbox and remove everything that belongs to it."""
+        ...
+
+
+class Runtime(Protocol):
+    """Starts isolated guests."""
+
+    name: str
+
+    async def probe(self) -> Support:
+        """What this host can do, and why not. May start sandboxes; bounded in time."""
+        ...
+
+    async def launch(self, spec: SandboxSpec) -> Guest:
+        """Start a sandbox; returns when its guest has connected."""
+        ...
+
+    async def adopt(self) -> list[Guest]:
+        """The sandboxes that are still running after a restart of the gateway."""
+        ...
+
+    async def purge(self, sandbox_id: str) -> None:
+        """Remove every trace of a sandbox; works with no live process, and twice."""
+        ...

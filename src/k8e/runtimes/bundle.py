@@ -1,0 +1,168 @@
+"""OCI bundles as data: a specification in, a ``config.json`` out. Nothing here touches the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from k8e.model import MIB, Limits
+from k8e.runtimes import cgroups, seccomp
+
+GUEST_CAPABILITIES = ["CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_CHOWN", "CAP_DAC_OVERRIDE"]
+ID_RANGE = 65536  # uids in a sandbox's user namespace
+CPU_PERIOD = 100_000  # microseconds
+OPEN_FILES = 65536
+"""Open files per process, or the gateway's own hard limit where that is lower."""
+MASKED = (
+    "/proc/acpi /proc/asound /proc/interrupts /proc/kcore /proc/keys /proc/latency_stats "
+    "/proc/sched_debug /proc/scsi /proc/timer_list /proc/timer_stats /sys/devices/virtual/powercap "
+    "/sys/firmware /sys/kernel /sys/module"
+).split()
+READ_ONLY = "/proc/bus /proc/fs /proc/irq /proc/sys /proc/sysrq-trigger".split()
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the parts of one sandbox lie on the host."""
+
+    rootfs: Path
+    bound: list[str]
+    guest: Path
+    """The packed guest's file."""
+    link: Path
+    slot: Path
+    tools: Path | None
+    """Language tools for ``/opt/k8e/tools``, where they are installed."""
+    open_files: int
+
+
+@dataclass(frozen=True)
+class Flavour:
+    """In what the runtimes differ."""
+
+    capabilities: list[str]
+    id_base: int | None
+    """First host uid of the sandbox's user namespace; None for no user namespace."""
+    seccomp: bool
+    memory_overhead: int
+    pids_limit: int
+    slot_at: str
+    """Where the slot is mounted: the workspace itself, or beside it for a guest that binds."""
+    annotations: dict[str, str]
+
+
+def _bind(source: Path | str, target: str, *options: str) -> dict[str, Any]:
+    return {
+        "destination": target,
+        "type": "bind",
+        "source": str(source),
+        "options": ["rbind", "nosuid", "nodev", *options],
+    }
+
+
+def _tmpfs(target: str, size: int, mode: str = "1777", *options: str) -> dict[str, Any]:
+    return {
+        "destination": target,
+        "type": "tmpfs",
+        "source": "tmpfs",
+        "options": ["nosuid", "nodev", f"size={size}", f"mode={mode}", *options],
+    }
+
+
+def _mounts(layout: Layout, flavour: Flavour, limits: Limits) -> list[dict[str, Any]]:
+    # Memory behind these counts against the session's limit; the size keeps one of them from
+    # taking all of it.
+    scratch = limits.memory // 2
+    mounts: list[dict[str, Any]] = [
+        {"destination": "/proc", "type": "proc", "source": "proc", "options": ["nosuid", "noexec", "nodev"]},
+        {
+            "destination": "/dev",
+            "type": "tmpfs",
+            "source": "tmpfs",
+            "options": ["nosuid", "noexec", "strictatime", "mode=755", "size=65536"],
+        },
+        {
+            "destination": "/dev/pts",
+            "type": "devpts",
+            "source": "devpts",
+            "options": ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"],
+        },
+        _tmpfs("/dev/shm", scratch, "1777", "noexec"),
+        {
+            "destination": "/sys",
+            "type": "sysfs",
+            "source": "sysfs",
+            "options": ["nosuid", "noexec", "nodev", "ro"],
+        },
+        _tmpfs("/tmp", scratch),  # noqa: S108 - a path in the sandbox
+        _tmpfs("/var/tmp", scratch),  # noqa: S108 - a path in the sandbox
+        _tmpfs("/home", scratch, "755"),
+    ]
+    mounts += [_bind(folder, folder, "ro") for folder in layout.bound]
+    if layout.tools is not None:
+        mounts.append(_bind(layout.tools, "/opt/k8e/tools", "ro"))
+    mounts.append(_bind(layout.guest.parent, "/run/k8e/guest", "ro"))
+    mounts.append(_bind(layout.link, "/run/k8e/link", "ro"))
+    mounts.append(_bind(layout.slot, flavour.slot_at, "rw", "rslave"))
+    return mounts
+
+
+def _resources(flavour: Flavour, limits: Limits) -> dict[str, Any]:
+    memory = limits.memory + flavour.memory_overhead
+    return {
+        "memory": {"limit": memory, "swap": memory},
+        "cpu": {"period": CPU_PERIOD, "quota": max(1000, int(limits.cpus * CPU_PERIOD))},
+        "pids": {"limit": flavour.pids_limit},
+        "devices": [{"allow": False, "access": "rwm"}],
+    }
+
+
+def _process(layout: Layout, flavour: Flavour) -> dict[str, Any]:
+    held = ("bounding", "effective", "permitted")
+    return {
+        "terminal": False,
+        "user": {"uid": 0, "gid": 0},
+        "args": ["/usr/bin/python3", "-I", "-S", "-B", f"/run/k8e/guest/{layout.guest.name}"],
+        "env": ["PATH=/usr/bin:/bin", "LANG=C.UTF-8"],
+        "cwd": "/",
+        "noNewPrivileges": True,
+        "capabilities": {name: flavour.capabilities for name in held},
+        "rlimits": [
+            {"type": "RLIMIT_NOFILE", "hard": layout.open_files, "soft": layout.open_files},
+            {"type": "RLIMIT_CORE", "hard": 0, "soft": 0},
+        ],
+    }
+
+
+def make_config(
+    sandbox_id: str, layout: Layout, flavour: Flavour, limits: Limits
+) -> dict[str, Any]:
+    """The whole ``config.json`` of one sandbox."""
+    namespaces = ["pid", "ipc", "uts", "mount", "network", "cgroup"]
+    linux: dict[str, Any] = {
+        "cgroupsPath": cgroups.path_of(sandbox_id),
+        "resources": _resources(flavour, limits),
+        "maskedPaths": MASKED,
+        "readonlyPaths": READ_ONLY,
+    }
+    if flavour.id_base is not None:
+        namespaces.append("user")
+        mapping = [{"containerID": 0, "hostID": flavour.id_base, "size": ID_RANGE}]
+        linux["uidMappings"] = linux["gidMappings"] = mapping
+    if flavour.seccomp:
+        linux["seccomp"] = seccomp.profile()
+    linux["namespaces"] = [{"type": name} for name in namespaces]
+    return {
+        "ociVersion": "1.0.2",
+        "hostname": "sandbox",
+        "root": {"path": str(layout.rootfs), "readonly": True},
+        "process": _process(layout, flavour),
+        "mounts": _mounts(layout, flavour, limits),
+        "annotations": flavour.annotations,
+        "linux": linux,
+    }
+
+
+GVISOR_OVERHEAD = 96 * MIB
+"""What gVisor itself may use beyond the session's memory: its kernel and a process per stub."""

@@ -1,0 +1,82 @@
+"""Reading and removing the cgroups that runsc and runc make, on v1 and v2."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import time
+from pathlib import Path
+
+ROOT = Path("/sys/fs/cgroup")
+PARENT = "k8e"
+REMOVE_SECONDS = 5.0
+
+
+def is_unified() -> bool:
+    """Whether this host has only cgroup v2."""
+    return (ROOT / "cgroup.controllers").exists()
+
+
+def hierarchies() -> list[Path]:
+    """The mounted controllers: one on v2, one per controller on v1."""
+    if is_unified():
+        return [ROOT]
+    return [path for path in ROOT.glob("*") if (path / "cgroup.procs").exists()]
+
+
+def path_of(sandbox_id: str) -> str:
+    """What an OCI spec names as ``cgroupsPath``."""
+    return f"/{PARENT}/{sandbox_id}"
+
+
+def memory_limit_hits(sandbox_id: str) -> int:
+    """How many processes of a sandbox the kernel killed because its memory ran out."""
+    group = f"{PARENT}/{sandbox_id}"
+    for file in (ROOT / group / "memory.events", ROOT / "memory" / group / "memory.oom_control"):
+        with contextlib.suppress(OSError, ValueError):
+            for line in file.read_text("ascii").splitlines():
+                if line.startswith("oom_kill "):
+                    return int(line.split()[1])
+    return 0
+
+
+def remove(sandbox_id: str) -> None:
+    """Kill whatever is left in a sandbox's cgroups and remove them."""
+    deadline = time.monotonic() + REMOVE_SECONDS
+    for hierarchy in hierarchies():
+        group = hierarchy / PARENT / sandbox_id
+        if not group.is_dir():
+            continue
+        for folder in [*sorted(group.glob("**/"), reverse=True)]:
+            _remove_one(folder, deadline)
+
+
+def remove_parent() -> None:
+    """Remove k8e's own cgroups when no sandbox is left in them."""
+    for hierarchy in hierarchies():
+        with contextlib.suppress(OSError):
+            (hierarchy / PARENT).rmdir()
+
+
+def _remove_one(group: Path, deadline: float) -> None:
+    while True:
+        try:
+            group.rmdir()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if error.errno != errno.EBUSY or time.monotonic() > deadline:
+                raise
+            _kill_members(group)
+            time.sleep(0.005)  # dying processes leave their cgroup when they are reaped
+        else:
+            return
+
+
+def _kill_members(group: Path) -> None:
+    with contextlib.suppress(OSError):
+        for pid in (group / "cgroup.procs").read_text("ascii").split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)

@@ -1,0 +1,72 @@
+"""The ``container`` runtime: namespaces, cgroups and seccomp by ``runc`` or ``crun``.
+
+Weaker than gVisor, since the sandbox talks to the host's own kernel; every sandbox has a user
+namespace with a uid range of its own, no capabilities for user code, and a system-call allow-list.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from k8e.runtimes import bundle
+from k8e.runtimes.base import Feature, Support
+from k8e.runtimes.host import Host, Record
+from k8e.runtimes.oci import OciRuntime
+from k8e.runtimes.probing import try_launch, version_of
+
+CHILD_OOM_SCORE = 500
+INSTALL = "run install.sh again; it installs runc"
+
+
+class Container(OciRuntime):
+    """Sandboxes by runc, or by crun where that one works."""
+
+    name = "container"
+
+    def __init__(self, host: Host, tool_name: str = "runc") -> None:
+        super().__init__(host)
+        self.tool_name = tool_name
+        self._program = host.tool(tool_name)
+
+    def command(self, *arguments: str) -> list[str]:
+        return [self._program or self.tool_name, "--root", str(self.state), *arguments]
+
+    def assign(self, record: Record) -> Record:
+        return replace(record, id_base=self.host.take_ids(record.sandbox_id))
+
+    def flavour(self, record: Record) -> bundle.Flavour:
+        return bundle.Flavour(
+            capabilities=bundle.GUEST_CAPABILITIES,
+            id_base=record.id_base,
+            seccomp=True,
+            memory_overhead=0,
+            # The guest itself is one of them.
+            pids_limit=record.limits.pids + 1,
+            slot_at="/workspace",
+            annotations={},
+        )
+
+    def guest_limits(self, record: Record) -> dict[str, Any]:
+        return {"oom_score_adj": CHILD_OOM_SCORE}
+
+    def mount_point(self, sandbox_id: str) -> Path:
+        return self.host.folder(sandbox_id) / "slot"
+
+    async def probe(self) -> Support:
+        for tool_name in ("runc", "crun"):
+            program = self.host.tool(tool_name)
+            if program is None:
+                continue
+            self.tool_name, self._program = tool_name, program
+            version = await version_of(program)
+            launched = await try_launch(self)
+            if launched.usable:
+                break
+        else:
+            if self._program is None:
+                return Support(self.name, False, "neither runc nor crun is installed", INSTALL)
+            return Support(self.name, False, launched.detail, INSTALL)  # pyright: ignore[reportPossiblyUnbound]
+        features = [Feature(self.tool_name, True, version), *launched.features]
+        return Support(self.name, True, launched.detail, "", features)

@@ -1,0 +1,128 @@
+"""This machine as the local runtimes see it: folders, uid ranges, root file system, guest file."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from k8e import errors
+from k8e.model import Limits
+from k8e.runtimes import bundle, mounts, packing, rootfs
+from k8e.runtimes.workspaces import Workspaces
+from k8e.settings import Settings
+
+FIRST_ID = 0x70000000
+"""First host uid for sandboxes: a range that neither systemd nor /etc/subuid hands out."""
+ID_SLOTS = 4096
+GUEST_PYTHON = "/usr/bin/python3"
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is written down about a sandbox before anything of it exists."""
+
+    sandbox_id: str
+    runtime: str
+    limits: Limits
+    id_base: int | None
+    pid: int = 0
+    pid_started: int = 0
+    """Kernel ticks at which ``pid`` started, so that a reused pid is recognised."""
+
+    def save(self, folder: Path) -> None:
+        scratch = folder / "sandbox.json.tmp"
+        scratch.write_text(json.dumps(asdict(self)), "utf-8")
+        scratch.rename(folder / "sandbox.json")
+
+    @classmethod
+    def load(cls, folder: Path) -> Record | None:
+        """The record of a sandbox; None where it was only half made."""
+        try:
+            data = json.loads((folder / "sandbox.json").read_text("utf-8"))
+            return cls(**{**data, "limits": Limits(**data["limits"])})
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
+
+class Host:
+    """Folders and ranges shared by all local runtimes of one gateway."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.sandboxes = settings.run_dir / "sandboxes"
+        self.workspaces = Workspaces(settings.data_dir / "workspaces")
+        self._skeleton: Path | None = None
+        self._guest: Path | None = None
+        self._ids: dict[str, int] = {}
+
+    def prepare(self) -> None:
+        """Make the folders; raises an error that says what is wrong with them."""
+        if os.geteuid() != 0:
+            raise errors.RuntimeUnusable(
+                "the local runtimes need root to make sandboxes",
+                hint="run k8e as root (sudo k8e …), or set K8E_SANDBOX_ENDPOINT to a gateway",
+            )
+        self.sandboxes.mkdir(parents=True, exist_ok=True)
+        mounts.make_private_mount(self.sandboxes)
+        for folder in self.sandboxes.glob("sb-*"):
+            record = Record.load(folder)
+            if record is not None and record.id_base is not None:
+                self._ids[record.sandbox_id] = record.id_base
+
+    def close(self) -> None:
+        """Give back what only matters while there are sandboxes."""
+        if not any(self.sandboxes.glob("sb-*")):
+            mounts.unmount(self.sandboxes)
+
+    def folder(self, sandbox_id: str) -> Path:
+        return self.sandboxes / sandbox_id
+
+    def tool(self, name: str) -> str | None:
+        """The program ``name`` that install.sh brought, else the one on PATH."""
+        installed = self.settings.home / "bin" / name
+        return str(installed) if os.access(installed, os.X_OK) else shutil.which(name)
+
+    def take_ids(self, sandbox_id: str) -> int:
+        """A range of host uids that no other sandbox has."""
+        taken = set(self._ids.values())
+        for slot in range(ID_SLOTS):
+            base = FIRST_ID + slot * bundle.ID_RANGE
+            if base not in taken:
+                self._ids[sandbox_id] = base
+                return base
+        raise errors.LimitExceeded(f"more than {ID_SLOTS} sandboxes on this host")
+
+    def free_ids(self, sandbox_id: str) -> None:
+        self._ids.pop(sandbox_id, None)
+
+    def layout(self, sandbox_id: str) -> bundle.Layout:
+        """Where a sandbox's parts lie; makes the shared ones at first use."""
+        if self._skeleton is None or not self._skeleton.exists():
+            self._skeleton = rootfs.make_skeleton(self.settings.data_dir / "rootfs")
+        if self._guest is None or not self._guest.exists():
+            self._guest = packing.pack_guest(self.settings.data_dir / "guest", GUEST_PYTHON)
+        tools = self.settings.home / "tools"
+        folder = self.folder(sandbox_id)
+        return bundle.Layout(
+            rootfs=self._skeleton,
+            bound=rootfs.bound_folders(),
+            guest=self._guest,
+            link=folder / "link",
+            slot=folder / "slot",
+            tools=tools if tools.is_dir() else None,
+            # Without CAP_SYS_RESOURCE nobody can raise a hard limit above their own.
+            open_files=min(bundle.OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
+        )
+
+
+def start_time(pid: int) -> int:
+    """When a process started, in kernel ticks; 0 if there is no such process."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        text = Path(f"/proc/{pid}/stat").read_text("ascii", "replace")
+        return int(text.rpartition(")")[2].split()[19])
+    return 0

@@ -1,0 +1,216 @@
+"""What ``runsc`` and ``runc`` have in common: launching, adopting and purging OCI sandboxes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from k8e import errors, link
+from k8e.guest.spawn import UID
+from k8e.model import MIB, SandboxSpec
+from k8e.runtimes import bundle, cgroups, mounts, tools
+from k8e.runtimes.base import Binding, Guest
+from k8e.runtimes.host import Host, Record, start_time
+
+RUN_SECONDS = 30.0
+DELETE_SECONDS = 30.0
+CONNECT_SECONDS = 20.0
+REDIAL_SECONDS = 5.0
+
+
+class OciGuest:
+    """A sandbox made of an OCI bundle."""
+
+    def __init__(self, runtime: OciRuntime, record: Record, listener: link.Listener) -> None:
+        self.sandbox_id = record.sandbox_id
+        self.record = record
+        self._runtime = runtime
+        self._listener = listener
+        self._gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._pidfd = -1
+        self._patience = CONNECT_SECONDS
+
+    def watch(self) -> None:
+        """Notice the end of the sandbox's main process, without polling."""
+        try:
+            self._pidfd = os.pidfd_open(self.record.pid)
+        except ProcessLookupError:
+            self._on_exit()
+            return
+        asyncio.get_running_loop().add_reader(self._pidfd, self._on_exit)
+
+    def _on_exit(self) -> None:
+        self._stop_watching()
+        if not self._gone.done():
+            reason = self._runtime.explain_end(self.record)
+            self._gone.set_result(reason)
+            self._listener.close(errors.SandboxDied(reason))
+
+    def _stop_watching(self) -> None:
+        if self._pidfd >= 0:
+            asyncio.get_running_loop().remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+    @property
+    def link(self) -> link.Link | None:
+        return self._listener.link
+
+    async def connect(self) -> link.Link:
+        ready = await self._listener.ready(self._patience)
+        self._patience = REDIAL_SECONDS
+        return ready
+
+    async def bind(self, binding: Binding) -> None:
+        await asyncio.to_thread(self._runtime.mount_workspace, self.record)
+        call = {"op": "bind", "env": binding.env, **self._runtime.guest_limits(self.record)}
+        await link.request(await self.connect(), call)
+
+    async def wait(self) -> str:
+        return await asyncio.shield(self._gone)
+
+    async def kill(self) -> None:
+        if self._pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        self._stop_watching()
+        if not self._gone.done():
+            self._gone.set_result("destroyed")
+        self._listener.close(errors.SandboxDied("the session was destroyed"))
+        await self._runtime.purge(self.sandbox_id)
+
+
+class OciRuntime:
+    """Base of the local runtimes; subclasses say how their program is called."""
+
+    name = ""
+    tool_name = ""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.state = host.settings.run_dir / self.name
+
+    # What differs.
+
+    def flavour(self, record: Record) -> bundle.Flavour:
+        raise NotImplementedError
+
+    def command(self, *arguments: str) -> list[str]:
+        """The argv of this runtime's program with its global flags."""
+        raise NotImplementedError
+
+    def guest_limits(self, record: Record) -> dict[str, Any]:
+        """Limits that the guest sets because the host cannot."""
+        raise NotImplementedError
+
+    def mount_point(self, sandbox_id: str) -> Path:
+        """Where on the host a workspace is mounted for the sandbox to see it."""
+        raise NotImplementedError
+
+    # What is the same.
+
+    async def launch(self, spec: SandboxSpec) -> Guest:
+        record = Record(
+            sandbox_id=spec.sandbox_id, runtime=self.name, limits=spec.limits, id_base=None
+        )
+        try:
+            record = await asyncio.to_thread(self._prepare, record)
+            folder = self.host.folder(spec.sandbox_id)
+            listener = link.Listener(folder / "link")
+            await listener.listen()
+            argv = self.command("run", "--detach", "--bundle", str(folder))
+            argv += ["--pid-file", str(folder / "pid"), spec.sandbox_id]
+            await tools.run_tool(argv, log=folder / "log", seconds=RUN_SECONDS)
+            pid = int((folder / "pid").read_text("ascii"))
+            record = replace(record, pid=pid, pid_started=start_time(pid))
+            record.save(folder)
+            guest = OciGuest(self, record, listener)
+            guest.watch()
+            await guest.connect()
+        except BaseException:
+            await asyncio.shield(self.purge(spec.sandbox_id))
+            raise
+        return guest
+
+    def _prepare(self, record: Record) -> Record:
+        """Everything on disk that the sandbox needs before its first process."""
+        folder = self.host.folder(record.sandbox_id)
+        folder.mkdir(mode=0o711)
+        record = self.assign(record)
+        record.save(folder)
+        link.Listener.prepare(folder / "link", owner=record.id_base or 0)
+        slot = folder / "slot"
+        slot.mkdir(mode=0o755)
+        mounts.make_shared_mount(slot)
+        self.mount_point(record.sandbox_id).mkdir(exist_ok=True)
+        self.state.mkdir(mode=0o700, exist_ok=True)
+        config = bundle.make_config(
+            record.sandbox_id,
+            self.host.layout(record.sandbox_id),
+            self.flavour(record),
+            record.limits,
+        )
+        (folder / "config.json").write_text(json.dumps(config), "utf-8")
+        return record
+
+    def assign(self, record: Record) -> Record:
+        """Give the sandbox what only it may have, such as a range of uids."""
+        return record
+
+    def mount_workspace(self, record: Record) -> None:
+        owner = (record.id_base or 0) + UID
+        target = self.mount_point(record.sandbox_id)
+        self.host.workspaces.mount(
+            record.sandbox_id, target, size=record.limits.disk, owner=owner
+        )
+
+    async def adopt(self) -> list[Guest]:
+        guests: list[Guest] = []
+        for folder in sorted(self.host.sandboxes.glob("sb-*")):
+            record = Record.load(folder)
+            if record is None or record.runtime != self.name or not record.pid:
+                continue
+            if start_time(record.pid) != record.pid_started:
+                continue
+            listener = link.Listener(folder / "link")
+            await listener.listen()
+            guest = OciGuest(self, record, listener)
+            guest.watch()
+            guests.append(guest)
+        return guests
+
+    def explain_end(self, record: Record) -> str:
+        if cgroups.memory_limit_hits(record.sandbox_id):
+            limit = record.limits.memory // MIB
+            return f"the sandbox ran out of memory (its limit is {limit} MiB)"
+        said = tools.tail(self.host.folder(record.sandbox_id) / "log")
+        return f"the sandbox ended unexpectedly ({said})"
+
+    async def purge(self, sandbox_id: str) -> None:
+        await self.delete(sandbox_id)
+        await asyncio.to_thread(self._remove, sandbox_id)
+        self.host.free_ids(sandbox_id)
+
+    async def delete(self, sandbox_id: str) -> None:
+        """Let the runtime's own program end what it knows of a sandbox."""
+        if any(self.state.glob(f"{sandbox_id}*")):
+            with contextlib.suppress(tools.ToolFailed):  # what it leaves, _remove removes
+                argv = self.command("delete", "--force", sandbox_id)
+                await tools.run_tool(argv, log=Path(os.devnull), seconds=DELETE_SECONDS)
+
+    def _remove(self, sandbox_id: str) -> None:
+        folder = self.host.folder(sandbox_id)
+        cgroups.remove(sandbox_id)
+        for point in mounts.mounts_below(folder):
+            mounts.unmount(point)
+        shutil.rmtree(folder, ignore_errors=True)
+        self.host.workspaces.remove(sandbox_id)
+        for left in self.state.glob(f"{sandbox_id}*"):
+            shutil.rmtree(left) if left.is_dir() else left.unlink()

@@ -1,0 +1,112 @@
+"""Packs the guest's modules into one file, compiled for the interpreter that will run it.
+
+The modules are joined in order, without their imports of each other, docstrings and annotations, so
+that a guest starts from a single read. Names must therefore be unique across the guest's modules.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import subprocess
+from pathlib import Path
+
+import k8e.guest
+
+MODULES = ("wire", "loop", "spawn", "languages", "output", "execs", "files", "dial", "main")
+COMPILE_TIMEOUT = 30  # seconds
+
+
+class _Strip(ast.NodeTransformer):
+    """Drops what the guest does not need at run time."""
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:  # noqa: N802 - named by ast
+        self.generic_visit(node)
+        node.returns = None
+        every = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+        for argument in [*every, node.args.vararg, node.args.kwarg]:
+            if argument is not None:
+                argument.annotation = None
+        node.body = _without_docstring(node.body)
+        return node
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:  # noqa: N802 - named by ast
+        self.generic_visit(node)
+        node.body = _without_docstring(node.body)
+        return node
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:  # noqa: N802 - named by ast
+        if node.value is None:
+            return None
+        return ast.copy_location(ast.Assign([node.target], node.value), node)
+
+
+def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
+    kept = [
+        node
+        for node in body
+        if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+    ]
+    return kept or [ast.Pass()]
+
+
+def join_modules(sources: dict[str, str]) -> str:
+    """One module that does what ``sources`` do together; ValueError on clashing names."""
+    body: list[ast.stmt] = []
+    owners: dict[str, str] = {}
+    for module, source in sources.items():
+        for node in _without_docstring(ast.parse(source).body):
+            if isinstance(node, ast.ImportFrom) and _is_dropped(node):
+                continue
+            for name in _defined(node):
+                if owners.setdefault(name, module) != module:
+                    raise ValueError(f"guest modules {owners[name]} and {module} both define {name}")
+            body.append(node)
+    tree = ast.Module(body=body, type_ignores=[])
+    return ast.unparse(ast.fix_missing_locations(_Strip().visit(tree)))
+
+
+def _is_dropped(node: ast.ImportFrom) -> bool:
+    return (node.module or "").startswith("k8e.guest") or node.module in ("__future__", "typing")
+
+
+def _defined(node: ast.stmt) -> list[str]:
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        return [node.name]
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    return [name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)]
+
+
+def packed_source() -> str:
+    """The guest as one source file."""
+    folder = Path(k8e.guest.__file__).parent
+    return join_modules({name: (folder / f"{name}.py").read_text("utf-8") for name in MODULES})
+
+
+def pack_guest(folder: Path, interpreter: str) -> Path:
+    """Write the packed guest below ``folder`` (once per version) and return the file to run."""
+    source = packed_source()
+    target = folder / f"guest-{hashlib.sha256(source.encode()).hexdigest()[:16]}.py"
+    compiled = target.with_suffix(".pyc")
+    if compiled.exists():
+        return compiled
+    folder.mkdir(parents=True, exist_ok=True)
+    target.write_text(source, "utf-8")
+    target.chmod(0o644)
+    # The file must suit the sandbox's interpreter, which need not be ours. Unchecked, because its
+    # mounts are read-only and it would otherwise look for the source at every start.
+    script = (
+        "import py_compile,sys;py_compile.compile(sys.argv[1],sys.argv[2],'guest',True,"
+        "invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)"
+    )
+    scratch = compiled.with_suffix(f".{importlib.util.MAGIC_NUMBER.hex()}.tmp")
+    subprocess.run(
+        [interpreter, "-IS", "-c", script, str(target), str(scratch)],
+        check=True,
+        capture_output=True,
+        timeout=COMPILE_TIMEOUT,
+    )
+    scratch.chmod(0o644)
+    scratch.rename(compiled)
+    return compiled

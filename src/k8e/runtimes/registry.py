@@ -1,0 +1,128 @@
+"""The runtimes of this host: which exist, which work, and which one a session gets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+from k8e import errors
+from k8e._version import __version__
+from k8e.runtimes.base import Feature, Runtime, Support
+from k8e.runtimes.container import Container
+from k8e.runtimes.gvisor import GVisor
+from k8e.runtimes.host import Host
+from k8e.runtimes.oci import OciRuntime
+
+log = logging.getLogger(__name__)
+
+ALIASES = {"gvisor": "gvisor", "runsc": "gvisor", "container": "container", "runc": "container"}
+PREFERENCE = ("gvisor", "container")
+LATER = ("kata", "firecracker", "microvm", "kubernetes")
+WEAKER = (
+    "gVisor does not work on this host ({reason}); sessions use the container runtime: programs "
+    "talk to this host's kernel, so a kernel exploit would reach the host"
+)
+
+
+class Runtimes:
+    """All local runtimes, probed once per boot, program version and release of k8e."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._cache = host.settings.data_dir / "probe.json"
+        self.all: dict[str, OciRuntime] = {"gvisor": GVisor(host), "container": Container(host)}
+        self._support: dict[str, Support] = self._load()
+        self._probing = asyncio.Lock()  # two probes at once would disturb each other's timing
+
+    async def support(self, *, fresh: bool = False) -> list[Support]:
+        """What each runtime can do here; from the cache unless ``fresh``."""
+        return [await self._supported(name, fresh=fresh) for name in self.all]
+
+    async def choose(self, asked: str, default: str = "") -> Runtime:
+        """The runtime for a session. One that was asked for by name never falls back."""
+        if asked in LATER:
+            raise errors.RuntimeUnusable(
+                f"runtime {asked!r} is not part of this release",
+                hint="leave the runtime away, or use gvisor or container",
+            )
+        if asked and asked not in ALIASES:
+            raise errors.InvalidRequest(
+                f"unknown runtime {asked!r}", hint="known are gvisor and container"
+            )
+        if asked or default:
+            name = ALIASES.get(asked or default, asked or default)
+            if name not in self.all:
+                raise errors.InvalidRequest(f"unknown runtime {name!r} in the configuration")
+            support = await self._supported(name)
+            if not support.usable:
+                raise errors.RuntimeUnusable(
+                    f"runtime {name!r} does not work on this host: {support.detail}",
+                    hint=support.fix or "k8e doctor shows the details",
+                )
+            return self.all[name]
+        return await self._best()
+
+    async def _best(self) -> Runtime:
+        gvisor = await self._supported("gvisor")
+        if gvisor.usable:
+            return self.all["gvisor"]
+        container = await self._supported("container")
+        if not container.usable:
+            raise errors.RuntimeUnusable(
+                f"no runtime works on this host. gvisor: {gvisor.detail}. "
+                f"container: {container.detail}",
+                hint="run install.sh again, then k8e doctor",
+            )
+        log.warning(WEAKER.format(reason=gvisor.detail))
+        return self.all["container"]
+
+    async def purge(self, sandbox_id: str) -> None:
+        """Remove a sandbox of which nobody knows what made it."""
+        for runtime in self.all.values():
+            await runtime.delete(sandbox_id)
+        for runtime in self.all.values():
+            await runtime.purge(sandbox_id)
+
+    def warning(self) -> str:
+        """What an operator must know when the default is not the strongest runtime."""
+        found = self._support.get("gvisor")
+        return WEAKER.format(reason=found.detail) if found and not found.usable else ""
+
+    async def _supported(self, name: str, *, fresh: bool = False) -> Support:
+        async with self._probing:
+            if fresh or name not in self._support:
+                self._support[name] = await self.all[name].probe()
+                await asyncio.to_thread(self._save)
+            return self._support[name]
+
+    def _key(self) -> str:
+        """Changes when an old probe says nothing about today."""
+        parts = [__version__, *os.uname()]
+        for tool in ("runsc", "runc", "crun"):
+            path = self._host.tool(tool)
+            parts.append(f"{path}:{os.stat(path).st_mtime_ns if path else 0}")
+        return " ".join(parts)
+
+    def _load(self) -> dict[str, Support]:
+        try:
+            data = json.loads(self._cache.read_text("utf-8"))
+            if data["key"] != self._key():
+                return {}
+            return {
+                item["runtime"]: Support(
+                    **{**item, "features": [Feature(**feature) for feature in item["features"]]}
+                )
+                for item in data["support"]
+            }
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+
+    def _save(self) -> None:
+        data = {"key": self._key(), "support": [asdict(item) for item in self._support.values()]}
+        scratch = self._cache.with_suffix(".tmp")
+        Path(scratch).write_text(json.dumps(data, indent=1), "utf-8")
+        scratch.rename(self._cache)

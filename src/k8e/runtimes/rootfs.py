@@ -1,0 +1,108 @@
+"""The default root file system: the host's ``/usr``, read-only, and a small ``/etc`` of our own.
+
+Nothing of ``/home``, ``/root``, ``/var`` or ``/opt`` is there, and of the host's ``/etc`` only what
+programs in ``/usr`` cannot do without, none of which is secret.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+MERGED = ("bin", "sbin", "lib", "lib64", "lib32", "libx32")
+FOLDERS = (
+    "dev proc sys tmp home root workspace usr opt/k8e/tools var/tmp var/lib var/cache "
+    "run/k8e/link run/k8e/slot run/k8e/guest mnt srv"
+).split()
+# Copied from the host: loader cache, alternatives (where Debian's /usr/bin links lead), locale,
+# time zone, media types, trusted certificates, and run-time configuration of interpreters.
+COPIED = (
+    "ld.so.cache ld.so.conf ld.so.conf.d alternatives locale.alias mime.types services protocols "
+    "localtime timezone ssl/certs ssl/openssl.cnf ca-certificates.conf debian_version magic "
+    "python3 python3.11 nodejs java-17-openjdk terminfo bash.bashrc profile inputrc"
+).split()
+FILES = {
+    "passwd": "root:x:0:0:root:/root:/usr/sbin/nologin\n"
+    "user:x:1000:1000:user:/home/user:/bin/bash\n"
+    "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
+    "group": "root:x:0:\ntty:x:5:\nuser:x:1000:\nnogroup:x:65534:\n",
+    "hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
+    "hostname": "sandbox\n",
+    "resolv.conf": "",
+    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
+    "shells": "/bin/sh\n/bin/bash\n",
+}
+
+
+def fingerprint() -> str:
+    """Changes when the skeleton would come out differently."""
+    digest = hashlib.sha256(repr((FOLDERS, COPIED, FILES)).encode())
+    for name in COPIED:
+        path = Path("/etc", name)
+        digest.update(f"{name} {path.stat().st_mtime_ns if path.exists() else 0}".encode())
+    return digest.hexdigest()[:16]
+
+
+def make_skeleton(folder: Path) -> Path:
+    """The directory that holds everything of the root file system but ``/usr``; made once."""
+    target = folder / f"host-{fingerprint()}"
+    if target.exists():
+        return target
+    scratch = folder / f"host.{os.getpid()}.tmp"
+    shutil.rmtree(scratch, ignore_errors=True)
+    for name in FOLDERS:
+        (scratch / name).mkdir(parents=True)
+    for name in MERGED:
+        link = Path("/", name)
+        if link.is_symlink():
+            (scratch / name).symlink_to(link.readlink())
+        elif link.is_dir():
+            (scratch / name).mkdir()
+    _fill_etc(scratch / "etc")
+    _open_up(scratch)
+    scratch.rename(target)
+    return target
+
+
+def bound_folders() -> list[str]:
+    """What the host lends, read-only: ``/usr``, and the old top folders where they are not links."""
+    return ["/usr", *(f"/{name}" for name in MERGED if Path("/", name).is_dir() and not Path("/", name).is_symlink())]
+
+
+def _fill_etc(etc: Path) -> None:
+    etc.mkdir()
+    for name in COPIED:
+        source, target = Path("/etc", name), etc / name
+        if not source.exists():
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, symlinks=True, ignore=_unreadable)
+        else:
+            shutil.copy(source, target)
+    for name, text in FILES.items():
+        (etc / name).write_text(text, "ascii")
+    (etc / "os-release").symlink_to("../usr/lib/os-release")
+    (etc / "mtab").symlink_to("../proc/self/mounts")
+
+
+def _unreadable(folder: str, names: list[str]) -> set[str]:
+    """Skip what other users may not read: it was not meant for everybody."""
+    paths = {name: Path(folder, name) for name in names}
+    return {
+        name
+        for name, path in paths.items()
+        if not path.is_symlink() and not path.stat().st_mode & 0o004
+    }
+
+
+def _open_up(folder: Path) -> None:
+    """World-readable, and writable for nobody but root (whatever the umask was)."""
+    for parent, folders, files in os.walk(folder):
+        for name in [*folders, *files]:
+            path = Path(parent, name)
+            if not path.is_symlink():
+                path.chmod(0o755 if path.is_dir() else 0o644)
+    folder.chmod(0o755)

@@ -1,0 +1,102 @@
+"""Workspaces with a disk limit: sparse ext4 images, copied from a prepared one and loop-mounted."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from pathlib import Path
+
+from k8e import errors
+from k8e.runtimes import mounts
+
+_FLAGS = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOATIME
+MKFS_SECONDS = 60
+BYTES_PER_INODE = 8192  # source trees and node_modules have many small files
+
+
+class Workspaces:
+    """The images below one folder, named after their sandboxes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def image(self, sandbox_id: str) -> Path:
+        return self._folder / f"{sandbox_id}.img"
+
+    def mount(self, sandbox_id: str, target: Path, *, size: int, owner: int) -> None:
+        """Make the workspace if it does not exist, and mount it with ``owner`` as its owner."""
+        image = self.image(sandbox_id)
+        if not image.exists():
+            _copy_sparse(self._template(size), image)
+        mounts.mount_image(image, target, _FLAGS)
+        os.chown(target, owner, owner)
+
+    def remove(self, sandbox_id: str) -> None:
+        self.image(sandbox_id).unlink(missing_ok=True)
+
+    def names(self) -> list[str]:
+        return [path.stem for path in self._folder.glob("sb-*.img")]
+
+    def _template(self, size: int) -> Path:
+        template = self._folder / f"empty-{size}.ext4"
+        if template.exists():
+            return template
+        self._folder.mkdir(parents=True, exist_ok=True)
+        scratch = self._folder / f"empty-{size}.{os.getpid()}.tmp"
+        try:
+            _make_filesystem(scratch, size)
+            scratch.rename(template)
+        finally:
+            scratch.unlink(missing_ok=True)
+        return template
+
+
+def _make_filesystem(image: Path, size: int) -> None:
+    with open(image, "wb") as file:
+        file.truncate(size)
+    # No journal: the image is mounted by us alone and its session does not survive the host.
+    argv = ["mkfs.ext4", "-q", "-F", "-m", "0", "-b", "4096", "-i", str(BYTES_PER_INODE)]
+    argv += ["-O", "^has_journal,^resize_inode", "-E", "lazy_itable_init=1,nodiscard", str(image)]
+    path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+    try:
+        subprocess.run(
+            argv, check=True, capture_output=True, timeout=MKFS_SECONDS, env={"PATH": path}
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        detail = getattr(error, "stderr", b"") or str(error).encode()
+        raise errors.RuntimeUnusable(
+            f"making a workspace of {size} bytes failed: {detail.decode(errors='replace').strip()}",
+            hint="install e2fsprogs (mkfs.ext4) and check the free space of the data folder",
+        ) from None
+    # lost+found is for fsck; a user expects an empty workspace.
+    folder = image.with_suffix(".mnt")
+    folder.mkdir()
+    try:
+        mounts.mount_image(image, folder, _FLAGS)
+        with contextlib.suppress(FileNotFoundError):
+            (folder / "lost+found").rmdir()
+    finally:
+        mounts.unmount(folder)
+        folder.rmdir()
+
+
+def _copy_sparse(source: Path, target: Path) -> None:
+    """Copy only what is data; a gigabyte of empty file system is about a megabyte."""
+    scratch = target.with_suffix(".tmp")
+    with open(source, "rb") as reader, open(scratch, "wb") as writer:
+        size = os.fstat(reader.fileno()).st_size
+        writer.truncate(size)
+        offset = 0
+        while offset < size:
+            try:
+                start = os.lseek(reader.fileno(), offset, os.SEEK_DATA)
+            except OSError:  # ENXIO: only holes from here on
+                break
+            offset = os.lseek(reader.fileno(), start, os.SEEK_HOLE)
+            while start < offset:
+                start += os.copy_file_range(
+                    reader.fileno(), writer.fileno(), offset - start, start, start
+                )
+    os.chmod(scratch, 0o600)
+    scratch.rename(target)

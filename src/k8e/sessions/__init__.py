@@ -1,0 +1,1 @@
+"""Sessions: sandboxes handed to tenants, with limits and lifetimes, kept over restarts."""

@@ -1,0 +1,142 @@
+"""What a client asks of a session's guest: checked here, then relayed without being decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from k8e import errors
+from k8e.guest import languages, wire
+from k8e.link import Channel, FrameSink
+from k8e.model import check_env
+
+OPERATIONS = frozenset(
+    "exec attach signal resize execs read write list stat remove rename mkdir ping".split()
+)
+"""What a client may ask of a guest; ``bind`` is the gateway's alone."""
+# What ends each kind of operation, seen from the client: operations not named here are answered
+# by their RESULT alone.
+_STREAMS = {
+    "exec": (wire.EXIT,),
+    "attach": (wire.EXIT,),
+    "read": (wire.END,),
+    "list": (wire.END,),
+    "write": (),  # its second RESULT
+}
+_COUNTED = (wire.STDIN, wire.DATA)
+MAX_WINDOW = 4 << 20
+MAX_TIMEOUT = 7 * 24 * 3600.0
+
+
+def check(call: dict[str, Any]) -> dict[str, Any]:
+    """``call`` if a guest may see it; InvalidRequest otherwise."""
+    op = call.get("op")
+    if op not in OPERATIONS:
+        raise errors.InvalidRequest(f"unknown operation {op!r}")
+    window = call.get("window") or wire.WINDOW
+    if not isinstance(window, int) or not 0 < window <= MAX_WINDOW:
+        raise errors.InvalidRequest(f"window must be 1 to {MAX_WINDOW} bytes")
+    if op == "exec":
+        _check_exec(call)
+    return call
+
+
+def _check_exec(call: dict[str, Any]) -> None:
+    timeout = call.get("timeout") or 0
+    if not isinstance(timeout, (int, float)) or not 0 <= timeout <= MAX_TIMEOUT:
+        raise errors.InvalidRequest(f"timeout must be 0 to {MAX_TIMEOUT:g} seconds")
+    env = call.get("env") or {}
+    if not isinstance(env, dict) or not all(isinstance(v, str) for v in env.values()):  # pyright: ignore[reportUnknownVariableType,reportUnknownMemberType]
+        raise errors.InvalidRequest("env must map names to text")
+    check_env(env)  # pyright: ignore[reportUnknownArgumentType]
+    exec_id = call.get("id") or ""
+    if not isinstance(exec_id, str) or len(exec_id) > 64 or not exec_id.replace("-", "a").isalnum() and exec_id:
+        raise errors.InvalidRequest("an exec id has at most 64 letters, digits and hyphens")
+    if "code" in call:
+        _check_code(call)
+        return
+    argv: Any = call.get("argv")
+    if not isinstance(argv, list) or not argv or not all(isinstance(a, str) for a in argv):  # pyright: ignore[reportUnknownVariableType]
+        raise errors.InvalidRequest("argv must be a list of at least one text")
+    if any("\0" in part for part in argv):  # pyright: ignore[reportUnknownVariableType]
+        raise errors.InvalidRequest("an argument has a NUL byte")
+
+
+def _check_code(call: dict[str, Any]) -> None:
+    code = call["code"]
+    language = call.get("language")
+    if language not in languages.ALIASES:
+        raise errors.InvalidRequest(
+            f"unknown language {language!r}", hint="known are bash, python, node and ts"
+        )
+    if not isinstance(code, bytes) or not code.strip():
+        raise errors.InvalidRequest("the code is empty", hint="pass code as argument or on stdin")
+    if len(code) > wire.MAX_CODE:
+        raise errors.LimitExceeded(
+            f"the code is {len(code)} bytes; the limit is {wire.MAX_CODE}",
+            hint="write it to a file in the sandbox and run that",
+        )
+
+
+class Operation:
+    """One running call. Frames come to ``on_frame``; the last one is END, EXIT, ERROR or RESULT."""
+
+    def __init__(self, op: str, on_frame: FrameSink, on_done: Callable[[], None]) -> None:
+        self.done = False
+        self._op = op
+        self._on_frame = on_frame
+        self._on_done = on_done
+        self._channel: Channel | None = None
+        self._results = 0
+        self._upload = wire.WINDOW  # bytes that the client may still send
+
+    def attach(self, channel: Channel) -> None:
+        self._channel = channel
+
+    # From the guest.
+
+    def receive(self, kind: int, body: bytes) -> None:
+        if self.done:
+            return
+        if kind == wire.CREDIT and len(body) == wire.CREDIT_BODY.size:
+            self._upload += wire.CREDIT_BODY.unpack(body)[0]
+        if self._ends(kind):
+            self._finish()
+        self._on_frame(kind, body)
+
+    def _ends(self, kind: int) -> bool:
+        if kind == wire.ERROR:
+            return True
+        if kind == wire.RESULT:
+            self._results += 1
+            return self._op not in _STREAMS or (self._op == "write" and self._results == 2)
+        return kind in _STREAMS.get(self._op, ())
+
+    def fail(self, error: errors.K8eError) -> None:
+        """End the operation from our side."""
+        self.receive(wire.ERROR, wire.pack(error.to_wire()))
+
+    # From the client.
+
+    def send(self, kind: int, body: bytes = b"") -> None:
+        """Pass the client's STDIN, STDIN_END, DATA, END or CREDIT on."""
+        if self.done or self._channel is None:
+            return
+        if kind in _COUNTED:
+            self._upload -= len(body)
+            if self._upload < 0:
+                raise errors.InvalidRequest("the client sent more than it had credit for")
+        self._channel.send(kind, body)
+
+    def cancel(self) -> None:
+        """The client is gone or no longer interested; what that means is the guest's to know."""
+        if not self.done:
+            if self._channel is not None:
+                self._channel.send(wire.CANCEL)
+            self._finish()
+
+    def _finish(self) -> None:
+        self.done = True
+        if self._channel is not None:
+            self._channel.close()
+        self._on_done()

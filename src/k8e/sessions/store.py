@@ -1,0 +1,169 @@
+"""Where sessions are written down: SQLite in the data folder.
+
+Plain ``sqlite3`` on the event loop: a row costs 0.03 ms there, and 0.25 ms through a thread.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from k8e import errors
+from k8e.model import Phase, Session, SessionSpec
+
+# One entry per schema version, applied in order; the database remembers how far it is.
+MIGRATIONS = (
+    """
+    CREATE TABLE sessions (
+        session_id   TEXT PRIMARY KEY,
+        owner        TEXT NOT NULL,
+        tenant       TEXT NOT NULL,
+        auto         INTEGER NOT NULL,
+        phase        TEXT NOT NULL,
+        runtime      TEXT NOT NULL,
+        sandbox_id   TEXT NOT NULL UNIQUE,
+        request_id   TEXT NOT NULL,
+        spec         TEXT NOT NULL,
+        created_at   REAL NOT NULL,
+        expires_at   REAL NOT NULL,
+        last_active  REAL NOT NULL,
+        ended_at     REAL NOT NULL DEFAULT 0,
+        ended_reason TEXT NOT NULL DEFAULT ''
+    ) STRICT;
+    CREATE UNIQUE INDEX one_auto ON sessions (owner, tenant) WHERE auto = 1 AND phase != 'ended';
+    CREATE UNIQUE INDEX one_request ON sessions (owner, request_id)
+        WHERE request_id != '' AND phase != 'ended';
+    CREATE INDEX by_owner ON sessions (owner, phase);
+    """,
+)
+_COLUMNS = (
+    "session_id, owner, spec, runtime, sandbox_id, phase, created_at, expires_at, auto, ended_reason"
+)
+
+
+class Store:
+    """The sessions of one gateway, or of several that share the file."""
+
+    def __init__(self, path: Path) -> None:
+        self._db = sqlite3.connect(path, isolation_level=None)
+        path.chmod(0o600)
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=NORMAL")
+        self._db.execute("PRAGMA busy_timeout=5000")
+        self._migrate()
+
+    def _migrate(self) -> None:
+        version = self._db.execute("PRAGMA user_version").fetchone()[0]
+        if version > len(MIGRATIONS):
+            raise errors.InvalidRequest(
+                f"the database is of a newer k8e (schema {version}, this release has "
+                f"{len(MIGRATIONS)})",
+                hint="update k8e, or set K8E_DATA_DIR to another folder",
+            )
+        for number in range(version, len(MIGRATIONS)):
+            self._db.executescript(
+                f"BEGIN;{MIGRATIONS[number]};PRAGMA user_version={number + 1};COMMIT;"
+            )
+
+    def close(self) -> None:
+        self._db.close()
+
+    def insert(self, session: Session) -> None:
+        """Write a new session down; Conflict if its id, request or auto place is taken."""
+        try:
+            self._db.execute(
+                "INSERT INTO sessions (session_id, owner, tenant, auto, phase, runtime, sandbox_id,"
+                " request_id, spec, created_at, expires_at, last_active)"
+                " VALUES (?,?,?,?,?,?,?,?,?,?,?,?)",
+                (
+                    session.session_id,
+                    session.owner,
+                    session.spec.tenant,
+                    int(session.auto),
+                    str(session.phase),
+                    session.runtime,
+                    session.sandbox_id,
+                    session.spec.request_id,
+                    json.dumps(session.spec.to_json()),
+                    session.created_at,
+                    session.expires_at,
+                    session.created_at,
+                ),
+            )
+        except sqlite3.IntegrityError:
+            raise errors.Conflict(
+                f"session {session.session_id!r} exists already",
+                hint="choose another id, or leave it away to get a random one",
+            ) from None
+
+    def activate(self, session: Session) -> Session:
+        """CREATING → ACTIVE."""
+        self._db.execute(
+            "UPDATE sessions SET phase='active' WHERE session_id=? AND phase='creating'",
+            (session.session_id,),
+        )
+        return replace(session, phase=Phase.ACTIVE)
+
+    def end(self, session_id: str, reason: str, at: float) -> None:
+        self._db.execute(
+            "UPDATE sessions SET phase='ended', ended_reason=?, ended_at=? "
+            "WHERE session_id=? AND phase != 'ended'",
+            (reason, at, session_id),
+        )
+
+    def extend(self, session_id: str, expires_at: float) -> None:
+        self._db.execute(
+            "UPDATE sessions SET expires_at=? WHERE session_id=?", (expires_at, session_id)
+        )
+
+    def touch(self, session_id: str, at: float) -> None:
+        self._db.execute("UPDATE sessions SET last_active=? WHERE session_id=?", (at, session_id))
+
+    def forget_ended(self, before: float) -> None:
+        self._db.execute("DELETE FROM sessions WHERE phase='ended' AND ended_at < ?", (before,))
+
+    def get(self, session_id: str) -> Session | None:
+        rows = self._select("session_id=?", session_id)
+        return rows[0] if rows else None
+
+    def find_request(self, owner: str, request_id: str) -> Session | None:
+        rows = self._select("owner=? AND request_id=? AND phase != 'ended'", owner, request_id)
+        return rows[0] if rows else None
+
+    def find_auto(self, owner: str, tenant: str) -> Session | None:
+        rows = self._select("owner=? AND tenant=? AND auto=1 AND phase='active'", owner, tenant)
+        return rows[0] if rows else None
+
+    def of_owner(self, owner: str, *, ended: bool = False) -> list[Session]:
+        condition = "owner=?" if ended else "owner=? AND phase != 'ended'"
+        return self._select(condition + " ORDER BY created_at", owner)
+
+    def unended(self) -> list[Session]:
+        return self._select("phase != 'ended'")
+
+    def last_active(self, session_id: str) -> float:
+        query = "SELECT last_active FROM sessions WHERE session_id=?"
+        row = self._db.execute(query, (session_id,)).fetchone()
+        return row[0] if row else 0.0
+
+    def _select(self, condition: str, *values: Any) -> list[Session]:
+        query = f"SELECT {_COLUMNS} FROM sessions WHERE {condition}"  # noqa: S608 - our constants
+        return [_session(row) for row in self._db.execute(query, values)]
+
+
+def _session(row: tuple[Any, ...]) -> Session:
+    return Session(
+        session_id=row[0],
+        owner=row[1],
+        spec=SessionSpec.from_json(json.loads(row[2])),
+        runtime=row[3],
+        sandbox_id=row[4],
+        phase=Phase(row[5]),
+        created_at=row[6],
+        expires_at=row[7],
+        auto=bool(row[8]),
+        ended_reason=row[9],
+    )

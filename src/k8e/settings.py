@@ -1,0 +1,116 @@
+"""Settings, read once at start-up. Order: flag, environment, ``config.toml``, default.
+
+Each field is explained in place; ``docs/settings.md`` lists them all and a test keeps it complete.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from k8e import errors
+
+ENV_PREFIX = "K8E_"
+
+
+def _is_root() -> bool:
+    return os.geteuid() == 0
+
+
+def default_home() -> Path:
+    """Where install.sh puts runsc, runc, the virtual environment and the language tools."""
+    return Path("/opt/k8e") if _is_root() else Path.home() / ".local/share/k8e/home"
+
+
+def default_data_dir() -> Path:
+    return Path("/var/lib/k8e") if _is_root() else Path.home() / ".local/share/k8e/data"
+
+
+def default_run_dir() -> Path:
+    if _is_root():
+        return Path("/run/k8e")
+    return Path(os.environ.get("XDG_RUNTIME_DIR") or f"/tmp/k8e-{os.geteuid()}") / "k8e"  # noqa: S108 - checked for ownership before use
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All settings of a gateway."""
+
+    home: Path
+    """K8E_HOME: installed tools (``bin/runsc``, ``bin/runc``, ``tools/``). Read only."""
+    data_dir: Path
+    """K8E_DATA_DIR: state that outlives a reboot: database, keys, workspaces. Mode 0700."""
+    run_dir: Path
+    """K8E_RUN_DIR: sockets, pid file. Mode 0700. Sockets need a short path (under 60 bytes)."""
+    listen: str = "127.0.0.1:50051"
+    """K8E_LISTEN: address of the gRPC endpoint; ``none`` for no TCP listener at all."""
+    idle_exit: float = 900.0
+    """K8E_IDLE_EXIT: seconds without sessions and clients after which a gateway that was started
+    in the background leaves; 0 means never."""
+    default_runtime: str = ""
+    """K8E_RUNTIME: runtime for sessions that ask for none; empty means gVisor, and the container
+    runtime, with a warning, where gVisor does not work."""
+    default_lifetime: float = 24 * 3600.0
+    """K8E_LIFETIME: seconds that a session lives unless it asks for something else."""
+    max_lifetime: float = 7 * 24 * 3600.0
+    """K8E_MAX_LIFETIME: the longest lifetime that a client may ask for or extend to, in seconds."""
+    default_idle_timeout: float = 1800.0
+    """K8E_IDLE_TIMEOUT: seconds without activity after which a session is destroyed."""
+    max_sessions: int = 256
+    """K8E_MAX_SESSIONS: how many sessions may live at once on this gateway."""
+
+    @property
+    def socket(self) -> Path:
+        return self.run_dir / "gateway.sock"
+
+    @property
+    def log_file(self) -> Path:
+        return self.data_dir / "gateway.log"
+
+
+def load(environ: dict[str, str] | None = None, **flags: Any) -> Settings:
+    """Settings from flags (None = not given), the environment, the file and the defaults."""
+    environ = dict(os.environ) if environ is None else environ
+    data_dir = Path(flags.get("data_dir") or environ.get("K8E_DATA_DIR") or default_data_dir())
+    base = Settings(home=default_home(), data_dir=data_dir, run_dir=default_run_dir())
+    values = _read_file(Path(environ.get("K8E_CONFIG") or data_dir / "config.toml"))
+    for item in fields(Settings):
+        text = environ.get(_variable(item.name))
+        if text is not None:
+            values[item.name] = text
+        if flags.get(item.name) is not None:
+            values[item.name] = flags[item.name]
+    return replace(base, **{name: _parse(name, value, base) for name, value in values.items()})
+
+
+def _variable(name: str) -> str:
+    """The environment variable of a field: ``default_`` is left away."""
+    return ENV_PREFIX + name.removeprefix("default_").upper()
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        values = tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise errors.InvalidRequest(f"cannot read the configuration {path}: {error}") from None
+    unknown = set(values) - {item.name for item in fields(Settings)}
+    if unknown:
+        raise errors.InvalidRequest(f"unknown setting {sorted(unknown)[0]!r} in {path}")
+    return values
+
+
+def _parse(name: str, value: Any, base: Settings) -> Any:
+    kind: Any = type(getattr(base, name))
+    if isinstance(getattr(base, name), Path):
+        return Path(value).absolute()
+    try:
+        return kind(value)
+    except ValueError:
+        raise errors.InvalidRequest(
+            f"setting {_variable(name)} is {value!r}, not a {kind.__name__}"
+        ) from None
