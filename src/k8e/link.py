@@ -33,7 +33,13 @@ class Channel:
     __slots__ = ("_allowance", "_link", "number", "on_frame", "on_lost")
 
     def __init__(
-        self, link: Link, number: int, *, window: int, on_frame: FrameSink, on_lost: Callable[[], None]
+        self,
+        link: Link,
+        number: int,
+        *,
+        window: int,
+        on_frame: FrameSink,
+        on_lost: Callable[[], None],
     ) -> None:
         self.number = number
         self.on_frame = on_frame
@@ -62,7 +68,9 @@ class Channel:
 class Link(asyncio.Protocol):
     """One connection of a guest, from its handshake to its loss."""
 
-    def __init__(self, key: bytes, on_ready: Callable[[Link], None], on_lost: Callable[[Link], None]) -> None:
+    def __init__(
+        self, key: bytes, on_ready: Callable[[Link], None], on_lost: Callable[[Link], None]
+    ) -> None:
         self._key = key
         self._on_ready = on_ready
         self._on_lost = on_lost
@@ -109,8 +117,10 @@ class Link(asyncio.Protocol):
             self._greeted = True
             answer = self._nonce + wire.proof(self._key, body, b"host")
             self.send(wire.WELCOME, 0, answer)
-        elif self._greeted and kind == wire.PROOF and wire.equal(
-            body, wire.proof(self._key, self._nonce, b"guest")
+        elif (
+            self._greeted
+            and kind == wire.PROOF
+            and wire.equal(body, wire.proof(self._key, self._nonce, b"guest"))
         ):
             self._ready = True
             if self._patience is not None:

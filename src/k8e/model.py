@@ -152,7 +152,8 @@ def limits_from_json(data: dict[str, Any]) -> Limits:
         raise errors.InvalidRequest(
             f"unknown limit {sorted(unknown)[0]!r}", hint=f"known are {', '.join(kinds)}"
         )
-    return Limits(**{k: float(v) if k == "cpus" else int(v) for k, v in data.items() if v})
+    values: dict[str, Any] = {k: float(v) if k == "cpus" else int(v) for k, v in data.items() if v}
+    return Limits(**values)
 
 
 def check_env(env: dict[str, str]) -> None:
@@ -163,7 +164,9 @@ def check_env(env: dict[str, str]) -> None:
     for key, value in env.items():
         if not key or "=" in key or "\0" in key + value:
             raise errors.InvalidRequest(f"environment variable {key[:80]!r} is malformed")
-        size += len(key.encode(errors="surrogateescape")) + len(value.encode(errors="surrogateescape"))
+        size += len(key.encode(errors="surrogateescape")) + len(
+            value.encode(errors="surrogateescape")
+        )
     if size > MAX_ENV_BYTES:
         raise errors.LimitExceeded(f"environment is larger than {MAX_ENV_BYTES} bytes")
 

@@ -32,7 +32,7 @@ def default_data_dir() -> Path:
 def default_run_dir() -> Path:
     if _is_root():
         return Path("/run/k8e")
-    return Path(os.environ.get("XDG_RUNTIME_DIR") or f"/tmp/k8e-{os.geteuid()}") / "k8e"  # noqa: S108 - checked for ownership before use
+    return Path(os.environ.get("XDG_RUNTIME_DIR") or f"/tmp/k8e-{os.geteuid()}") / "k8e"  # noqa: S108 - its owner is checked
 
 
 @dataclass(frozen=True)
@@ -105,12 +105,12 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def _parse(name: str, value: Any, base: Settings) -> Any:
-    kind: Any = type(getattr(base, name))
-    if isinstance(getattr(base, name), Path):
+    default: Any = getattr(base, name)
+    if isinstance(default, Path):
         return Path(value).absolute()
     try:
-        return kind(value)
+        return type(default)(value)
     except ValueError:
         raise errors.InvalidRequest(
-            f"setting {_variable(name)} is {value!r}, not a {kind.__name__}"
+            f"setting {_variable(name)} is {value!r}, not a {type(default).__name__}"
         ) from None

@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 
 from k8e import errors
@@ -37,7 +37,7 @@ def run(settings: Settings, *, background: bool, ready_fd: int = -1) -> int:
         with _only_one(settings.run_dir):
             asyncio.run(_main(settings, background=background, ready_fd=ready_fd))
     except errors.K8eError as error:
-        log.error("%s", error)  # noqa: TRY400 - the message is meant for the operator
+        log.error("%s", error)
         _tell(ready_fd, json.dumps(error.to_wire()))
         if not background:
             hint = f" ({error.hint})" if error.hint else ""
@@ -68,7 +68,7 @@ async def _main(settings: Settings, *, background: bool, ready_fd: int) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _listening(gateway: Gateway, *, background: bool) -> AsyncIterator[None]:
+async def _listening(gateway: Gateway, *, background: bool) -> AsyncGenerator[None]:
     """Both listeners, for as long as the block runs."""
     path = gateway.settings.socket
     server = await local.listen(gateway, path)
@@ -81,7 +81,7 @@ async def _listening(gateway: Gateway, *, background: bool) -> AsyncIterator[Non
 
 
 @contextlib.asynccontextmanager
-async def _grpc(gateway: Gateway, *, background: bool) -> AsyncIterator[None]:
+async def _grpc(gateway: Gateway, *, background: bool) -> AsyncGenerator[None]:
     if gateway.settings.listen == "none":
         gateway.listening_on = "none"
         yield
@@ -145,7 +145,7 @@ def _make_folders(settings: Settings) -> None:
 
 
 @contextlib.contextmanager
-def _only_one(run_dir: Path) -> Iterator[None]:
+def _only_one(run_dir: Path) -> Generator[None]:
     """Hold the gateway's lock; the kernel lets go of it however we end."""
     with open(run_dir / "gateway.pid", "a+", encoding="ascii") as file:
         try:

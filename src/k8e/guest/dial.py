@@ -8,8 +8,21 @@ import socket
 from typing import Any, Callable
 
 from k8e.guest.loop import READ, WRITE, Loop
-from k8e.guest.wire import CALL, ERROR, HELLO, MAX_REQUEST, PROOF, WELCOME
-from k8e.guest.wire import Splitter, WireError, equal, frame, pack, proof, unpack_dict
+from k8e.guest.wire import (
+    CALL,
+    ERROR,
+    HELLO,
+    MAX_REQUEST,
+    PROOF,
+    WELCOME,
+    Splitter,
+    WireError,
+    equal,
+    frame,
+    pack,
+    proof,
+    unpack_dict,
+)
 
 SOCKET = "/run/k8e/link/sock"
 KEY = "/run/k8e/link/key"
@@ -42,11 +55,11 @@ def explain(error: BaseException) -> dict[str, Any]:
     if isinstance(error, OSError) and error.errno:
         text = error.strerror or str(error)
         if error.filename is not None:
-            text = "%s: %s" % (os.fsdecode(error.filename), text)
+            text = f"{os.fsdecode(error.filename)}: {text}"
         return {"code": errno.errorcode.get(error.errno, "EIO"), "message": text}
     if isinstance(error, LookupError):
         return {"code": "ESRCH", "message": str(error.args[0] if error.args else error)}
-    return {"code": "EINVAL", "message": "%s: %s" % (type(error).__name__, error)}
+    return {"code": "EINVAL", "message": f"{type(error).__name__}: {error}"}
 
 
 class Link:
@@ -132,7 +145,7 @@ class Link:
         channel = self.channels.get(number)
         if kind == CALL:
             if channel is not None:
-                raise WireError("channel %d is open already" % number)
+                raise WireError(f"channel {number} is open already")
             self._call(number, unpack_dict(body))
         elif channel is not None:
             channel.handler.on_frame(kind, body)
@@ -143,7 +156,7 @@ class Link:
         try:
             operation = self._operations.get(spec.get("op", ""))
             if operation is None:
-                raise LookupError("unknown operation %r" % spec.get("op"))
+                raise LookupError("unknown operation {!r}".format(spec.get("op")))
             operation(channel, spec)
         except (OSError, LookupError, ValueError, TypeError) as error:
             channel.fail(error)

@@ -15,8 +15,20 @@ from k8e.guest.languages import language_command
 from k8e.guest.loop import READ, WRITE, Loop, Timer
 from k8e.guest.output import Output, Reader
 from k8e.guest.spawn import BASE_ENV, GID, UID, WORKSPACE, as_user, kill_session, spawn
-from k8e.guest.wire import CANCEL, CREDIT, CREDIT_BODY, ERR, EXIT, OUT, RESULT, STDIN, STDIN_END
-from k8e.guest.wire import WINDOW, WireError, pack
+from k8e.guest.wire import (
+    CANCEL,
+    CREDIT,
+    CREDIT_BODY,
+    ERR,
+    EXIT,
+    OUT,
+    RESULT,
+    STDIN,
+    STDIN_END,
+    WINDOW,
+    WireError,
+    pack,
+)
 
 TERM_GRACE = 0.5  # seconds between SIGTERM and SIGKILL
 KEEP_SECONDS = 600  # how long a finished exec can still be read
@@ -33,7 +45,7 @@ class Exec:
         self.id = exec_id
         self.output = Output(spec.get("output") == "ring", int(spec.get("limit") or 0))
         self.kill_on_disconnect = bool(spec.get("kill_on_disconnect"))
-        self.tty = spec.get("tty")
+        self.tty: list[int] = spec.get("tty") or []
         self.argv: list[str] = []
         self.pid = 0
         self.status = "running"
@@ -110,7 +122,7 @@ class Exec:
         master, slave = os.openpty()
         try:
             os.fchown(slave, UID, GID)
-            self._set_size(master, *self.tty)
+            self._set_size(master, int(self.tty[0]), int(self.tty[1]))
             # The first terminal that a session leader opens becomes its controlling terminal.
             stdio = [
                 (os.POSIX_SPAWN_OPEN, 0, os.ttyname(slave), os.O_RDWR, 0),
@@ -168,7 +180,7 @@ class Exec:
 
     def attach(self, channel: Any, *, start: int, credit: int, owner: bool) -> None:
         reader = Reader(self.output, channel, start=start, credit=credit)
-        reader.on_end = lambda reader: self._say_exit(channel, reader)
+        reader.on_end = lambda: self._say_exit(channel, reader)
         self.output.readers.append(reader)
         channel.handler = Attachment(self, reader, channel, owner)
         reader.pump()
@@ -338,7 +350,7 @@ class Attachment:
             self._channel.close()
             self._exec.detach(self._reader, kill=self._owner, lost=False)
         else:
-            raise WireError("frame %d on an exec" % kind)
+            raise WireError(f"frame {kind} on an exec")
 
     def on_lost(self) -> None:
         self._exec.detach(self._reader, kill=False, lost=True)
@@ -377,7 +389,7 @@ class Execs:
         try:
             return self._by_id[spec["id"]]
         except KeyError:
-            raise LookupError("no exec %r in this sandbox" % spec.get("id")) from None
+            raise LookupError("no exec {!r} in this sandbox".format(spec.get("id"))) from None
 
     def owner(self, pid: int) -> Exec | None:
         return self._by_pid.get(pid)
@@ -402,7 +414,7 @@ class Execs:
         """When memory runs out, the kernel shall take the program and not the guest."""
         if self.oom_score_adj:
             try:
-                with open("/proc/%d/oom_score_adj" % pid, "w") as file:
+                with open(f"/proc/{pid}/oom_score_adj", "w") as file:
                     file.write(str(self.oom_score_adj))
             except OSError:
                 pass  # already gone, or a kernel without it

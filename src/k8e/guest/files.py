@@ -13,8 +13,18 @@ from typing import Any
 
 from k8e.guest.loop import Loop
 from k8e.guest.spawn import WORKSPACE, as_user
-from k8e.guest.wire import CANCEL, CHUNK, CREDIT, CREDIT_BODY, DATA, END, RESULT, WINDOW
-from k8e.guest.wire import WireError, pack
+from k8e.guest.wire import (
+    CANCEL,
+    CHUNK,
+    CREDIT,
+    CREDIT_BODY,
+    DATA,
+    END,
+    RESULT,
+    WINDOW,
+    WireError,
+    pack,
+)
 
 LIST_BATCH = 256
 UNSIZED_READ = 64 << 20  # bytes read from a file that does not know its size (/proc)
@@ -52,7 +62,7 @@ def describe_file(path: str, info: os.stat_result) -> dict[str, Any]:
 def _open(path: str, flags: int, mode: int = 0o644) -> int:
     """Open as the user, and refuse what is the guest itself."""
     fd = os.open(path, flags | _FLAGS, mode)
-    real = os.readlink("/proc/self/fd/%d" % fd)
+    real = os.readlink(f"/proc/self/fd/{fd}")
     if real == "/proc/1" or real.startswith("/proc/1/"):
         os.close(fd)
         raise OSError(errno.EACCES, os.strerror(errno.EACCES), path)
@@ -97,7 +107,7 @@ class Download:
         elif kind == CANCEL:
             self._finish()
         else:
-            raise WireError("frame %d on a download" % kind)
+            raise WireError(f"frame {kind} on a download")
 
     def on_lost(self) -> None:
         os.close(self._fd)
@@ -153,7 +163,7 @@ class Upload:
         except FileNotFoundError:
             pass
         folder, name = os.path.split(self._path)
-        self._scratch = os.path.join(folder, ".%s.%s" % (name[:200], os.urandom(6).hex()))
+        self._scratch = os.path.join(folder, f".{name[:200]}.{os.urandom(6).hex()}")
         fd = _open(self._scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         if mode is not None:
             os.fchmod(fd, int(mode) & 0o777)
@@ -168,7 +178,7 @@ class Upload:
             elif kind == CANCEL:
                 self._abort()
             else:
-                raise WireError("frame %d on an upload" % kind)
+                raise WireError(f"frame {kind} on an upload")
         except OSError as error:
             self._channel.fail(error)
             self._abort()
@@ -231,7 +241,7 @@ class Listing:
             self._done = True
             self._channel.close()
         else:
-            raise WireError("frame %d on a listing" % kind)
+            raise WireError(f"frame {kind} on a listing")
 
     def on_lost(self) -> None:
         self._done = True

@@ -38,13 +38,17 @@ _FROM_FILE = {
     "node": [
         "node",
         "-e",
-        "require('vm').runInThisContext("
-        "require('fs').readFileSync(process.argv.pop(),'utf8'),{filename:'[eval]'})",
+        (
+            "require('vm').runInThisContext("
+            "require('fs').readFileSync(process.argv.pop(),'utf8'),{filename:'[eval]'})"
+        ),
     ],
 }
 
 
-def language_command(language: str, code: bytes, exec_id: str, cwd: str) -> tuple[list[str], str | None]:
+def language_command(
+    language: str, code: bytes, exec_id: str, cwd: str
+) -> tuple[list[str], str | None]:
     """The argv that runs ``code``, and the file to remove afterwards, if one had to be made."""
     name = ALIASES[language]
     if name == "ts":

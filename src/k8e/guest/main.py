@@ -5,12 +5,19 @@ from __future__ import annotations
 import os
 import resource
 import signal
-from typing import Any
+from typing import Any, Callable
 
 from k8e.guest.dial import Link
 from k8e.guest.execs import Execs
-from k8e.guest.files import Download, Listing, Upload
-from k8e.guest.files import get_stat, make_directory, remove_path, rename_path
+from k8e.guest.files import (
+    Download,
+    Listing,
+    Upload,
+    get_stat,
+    make_directory,
+    remove_path,
+    rename_path,
+)
 from k8e.guest.loop import READ, Loop
 from k8e.guest.spawn import GID, HOME, UID, WORKSPACE
 from k8e.guest.wire import RESULT, pack
@@ -32,15 +39,15 @@ class Guest:
             "attach": self.execs.attach,
             "signal": self._signal,
             "resize": self._resize,
-            "execs": lambda channel, _: self._answer(channel, {"execs": self.execs.listing()}),
+            "execs": _answered(lambda _: {"execs": self.execs.listing()}),
             "read": Download,
             "write": Upload,
-            "list": lambda channel, spec: Listing(self.loop, channel, spec),
-            "stat": lambda channel, spec: self._answer(channel, get_stat(spec)),
-            "remove": lambda channel, spec: self._answer(channel, remove_path(spec)),
-            "rename": lambda channel, spec: self._answer(channel, rename_path(spec)),
-            "mkdir": lambda channel, spec: self._answer(channel, make_directory(spec)),
-            "ping": lambda channel, _: self._answer(channel, {}),
+            "list": self._list,
+            "stat": _answered(get_stat),
+            "remove": _answered(remove_path),
+            "rename": _answered(rename_path),
+            "mkdir": _answered(make_directory),
+            "ping": _answered(lambda _: {}),
             "bind": self._bind,
         }
 
@@ -60,7 +67,7 @@ class Guest:
 
     def _catch_children(self) -> None:
         waking, woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGCHLD, _ignore)
         signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
 
         def on_wake(_: int) -> None:
@@ -72,8 +79,8 @@ class Guest:
 
         self.loop.watch(waking, READ, on_wake)
 
-    def _answer(self, channel: Any, value: dict[str, Any]) -> None:
-        channel.send(RESULT, pack(value))
+    def _list(self, channel: Any, spec: dict[str, Any]) -> None:
+        Listing(self.loop, channel, spec)
 
     def _signal(self, channel: Any, spec: dict[str, Any]) -> None:
         target = self.execs.get(spec)
@@ -81,11 +88,11 @@ class Guest:
             target.terminate("killed")
         else:
             target.send_signal(int(spec["signal"]))
-        self._answer(channel, target.describe())
+        channel.send(RESULT, pack(target.describe()))
 
     def _resize(self, channel: Any, spec: dict[str, Any]) -> None:
         self.execs.get(spec).resize(int(spec["rows"]), int(spec["cols"]))
-        self._answer(channel, {})
+        channel.send(RESULT, pack({}))
 
     def _bind(self, channel: Any, spec: dict[str, Any]) -> None:
         """Become the sandbox of one session: its environment, limits and workspace."""
@@ -96,7 +103,20 @@ class Guest:
                 resource.setrlimit(name, (int(spec[key]), int(spec[key])))
         if os.path.isdir(SLOT):
             _bind_mount(SLOT, WORKSPACE)
-        self._answer(channel, {})
+        channel.send(RESULT, pack({}))
+
+
+def _answered(function: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[..., None]:
+    """An operation that is answered at once by what ``function`` returns."""
+
+    def operation(channel: Any, spec: dict[str, Any]) -> None:
+        channel.send(RESULT, pack(function(spec)))
+
+    return operation
+
+
+def _ignore(*_: object) -> None:
+    """A signal handler: that the signal woke the loop is enough."""
 
 
 def _bind_mount(source: str, target: str) -> None:

@@ -7,7 +7,7 @@ says which number it wants next. What nobody has acknowledged is kept up to ``BU
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Callable
 
 from k8e.guest.wire import CHUNK, ERR, OUT, SEQ
 
@@ -114,7 +114,7 @@ class Reader:
         self._channel = channel
         self._credit = credit
         self._chunk = output.locate(self.next)
-        self.on_end: Any = None
+        self.on_end: Callable[[], object] | None = None
 
     def credit(self, count: int) -> None:
         self._credit += count
@@ -147,4 +147,4 @@ class Reader:
         if output.finished and self.next >= output.end and self.on_end is not None:
             ended, self.on_end = self.on_end, None
             output.readers.remove(self)
-            ended(self)
+            ended()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import signal
+from typing import Any
 
 UID = 1000
 GID = 1000
@@ -29,7 +30,7 @@ BASE_ENV = {
 _DEFAULT_SIGNALS = [signal.SIGPIPE, signal.SIGXFSZ]
 
 
-class as_user:
+class as_user:  # noqa: N801 - read as a statement: `with as_user():`
     """While entered, file access is judged as the sandbox's user."""
 
     def __enter__(self) -> None:
@@ -53,7 +54,7 @@ def find_program(name: str, path: str, cwd: str) -> str:
     return name
 
 
-def spawn(argv: list[str], env: dict[str, str], cwd: str, stdio: list[tuple[object, ...]]) -> int:
+def spawn(argv: list[str], env: dict[str, str], cwd: str, stdio: list[Any]) -> int:
     """Start a program in a session of its own and return its pid; OSError when it cannot start."""
     program = find_program(argv[0], env.get("PATH", PATH), cwd)
     os.setresgid(GID, GID, 0)

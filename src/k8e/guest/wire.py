@@ -9,11 +9,17 @@ doubles the start-up of the CLI, and ``marshal`` must never see hostile input. N
 the peer: lengths, depth and types are checked, and every defect is a :class:`WireError`.
 """
 
+# Values have no static type by nature.
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 from struct import Struct
-from struct import error as StructError
-from typing import Any, Callable
+from struct import error as struct_error
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing takes longer to import than everything else that the CLI needs
+    from typing import Any, Callable
 
 HEADER = Struct("!IBI")
 HEADER_SIZE = HEADER.size
@@ -108,7 +114,7 @@ def unpack(data: bytes) -> Any:
     """Decode one packed value that must fill ``data`` exactly."""
     try:
         value, end = _unpack(data, 0, 0)
-    except (StructError, IndexError, UnicodeDecodeError) as error:
+    except (struct_error, IndexError, UnicodeDecodeError) as error:
         raise WireError("malformed value: " + str(error)) from None
     if end != len(data):
         raise WireError("bytes after the value")
@@ -150,7 +156,7 @@ def _unpack(data: bytes, at: int, depth: int) -> tuple[Any, int]:
         return _unpack_list(data, at, length, depth + 1)
     if tag == 100:
         return _unpack_dict(data, at, length, depth + 1)
-    raise WireError("unknown tag %d" % tag)
+    raise WireError(f"unknown tag {tag}")
 
 
 def _unpack_list(data: bytes, at: int, length: int, depth: int) -> tuple[list[Any], int]:
@@ -189,7 +195,7 @@ class Splitter:
         while end - at >= HEADER_SIZE:
             length, kind, channel = HEADER.unpack_from(buffer, at)
             if length > self._limit:
-                raise WireError("frame of %d bytes; the limit is %d" % (length, self._limit))
+                raise WireError(f"frame of {length} bytes; the limit is {self._limit}")
             stop = at + HEADER_SIZE + length
             if stop > end:
                 break
@@ -211,6 +217,6 @@ def proof(key: bytes, nonce: bytes, role: bytes) -> bytes:
 
 def equal(one: bytes, other: bytes) -> bool:
     """Compare two secrets in constant time (``hmac.compare_digest`` without importing hmac)."""
-    from _operator import _compare_digest
+    from _operator import _compare_digest  # pyright: ignore[reportPrivateUsage]
 
     return _compare_digest(one, other)

@@ -75,7 +75,12 @@ def _mounts(layout: Layout, flavour: Flavour, limits: Limits) -> list[dict[str, 
     # taking all of it.
     scratch = limits.memory // 2
     mounts: list[dict[str, Any]] = [
-        {"destination": "/proc", "type": "proc", "source": "proc", "options": ["nosuid", "noexec", "nodev"]},
+        {
+            "destination": "/proc",
+            "type": "proc",
+            "source": "proc",
+            "options": ["nosuid", "noexec", "nodev"],
+        },
         {
             "destination": "/dev",
             "type": "tmpfs",
@@ -88,7 +93,7 @@ def _mounts(layout: Layout, flavour: Flavour, limits: Limits) -> list[dict[str, 
             "source": "devpts",
             "options": ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"],
         },
-        _tmpfs("/dev/shm", scratch, "1777", "noexec"),
+        _tmpfs("/dev/shm", scratch, "1777", "noexec"),  # noqa: S108 - a path in the sandbox
         {
             "destination": "/sys",
             "type": "sysfs",
@@ -127,7 +132,7 @@ def _process(layout: Layout, flavour: Flavour) -> dict[str, Any]:
         "env": ["PATH=/usr/bin:/bin", "LANG=C.UTF-8"],
         "cwd": "/",
         "noNewPrivileges": True,
-        "capabilities": {name: flavour.capabilities for name in held},
+        "capabilities": dict.fromkeys(held, flavour.capabilities),
         "rlimits": [
             {"type": "RLIMIT_NOFILE", "hard": layout.open_files, "soft": layout.open_files},
             {"type": "RLIMIT_CORE", "hard": 0, "soft": 0},

@@ -17,6 +17,7 @@ from k8e.runtimes.oci import OciRuntime
 from k8e.runtimes.probing import try_launch, version_of
 
 CHILD_OOM_SCORE = 500
+TOOLS = ("runc", "crun")  # in order of preference
 INSTALL = "run install.sh again; it installs runc"
 
 
@@ -25,10 +26,11 @@ class Container(OciRuntime):
 
     name = "container"
 
-    def __init__(self, host: Host, tool_name: str = "runc") -> None:
+    tool_name = TOOLS[0]
+
+    def __init__(self, host: Host) -> None:
         super().__init__(host)
-        self.tool_name = tool_name
-        self._program = host.tool(tool_name)
+        self._program = host.tool(self.tool_name)
 
     def command(self, *arguments: str) -> list[str]:
         return [self._program or self.tool_name, "--root", str(self.state), *arguments]
@@ -55,18 +57,21 @@ class Container(OciRuntime):
         return self.host.folder(sandbox_id) / "slot"
 
     async def probe(self) -> Support:
-        for tool_name in ("runc", "crun"):
+        failures: list[str] = []
+        for tool_name in TOOLS:
             program = self.host.tool(tool_name)
             if program is None:
+                failures.append(f"{tool_name} is not installed")
                 continue
             self.tool_name, self._program = tool_name, program
-            version = await version_of(program)
             launched = await try_launch(self)
             if launched.usable:
-                break
-        else:
-            if self._program is None:
-                return Support(self.name, False, "neither runc nor crun is installed", INSTALL)
-            return Support(self.name, False, launched.detail, INSTALL)  # pyright: ignore[reportPossiblyUnbound]
-        features = [Feature(self.tool_name, True, version), *launched.features]
-        return Support(self.name, True, launched.detail, "", features)
+                tool = Feature(tool_name, True, await version_of(program))
+                return Support(self.name, True, launched.detail, "", [tool, *launched.features])
+            failures.append(launched.detail)
+        return Support(self.name, False, "; ".join(failures), INSTALL)
+
+    def recall(self, support: Support) -> None:
+        for tool_name in TOOLS:
+            if support.has(tool_name):
+                self.tool_name, self._program = tool_name, self.host.tool(tool_name)

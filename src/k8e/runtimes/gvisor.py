@@ -73,4 +73,3 @@ class GVisor(OciRuntime):
         ]
         fix = "" if launched.usable else "see the detail; k8e doctor --verbose shows runsc's log"
         return Support(self.name, launched.usable, launched.detail, fix, features)
-

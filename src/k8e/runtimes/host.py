@@ -9,6 +9,7 @@ import resource
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from k8e import errors
 from k8e.model import Limits
@@ -43,8 +44,9 @@ class Record:
     def load(cls, folder: Path) -> Record | None:
         """The record of a sandbox; None where it was only half made."""
         try:
-            data = json.loads((folder / "sandbox.json").read_text("utf-8"))
-            return cls(**{**data, "limits": Limits(**data["limits"])})
+            data: dict[str, Any] = json.loads((folder / "sandbox.json").read_text("utf-8"))
+            data["limits"] = Limits(**data["limits"])
+            return cls(**data)
         except (OSError, ValueError, TypeError, KeyError):
             return None
 

@@ -31,7 +31,9 @@ def mount(source: str, target: Path, kind: str, flags: int, data: str = "") -> N
     )
     if result:
         number = ctypes.get_errno()
-        raise OSError(number, f"mounting {kind or source} failed: {os.strerror(number)}", str(target))
+        raise OSError(
+            number, f"mounting {kind or source} failed: {os.strerror(number)}", str(target)
+        )
 
 
 def make_private_mount(folder: Path) -> None:

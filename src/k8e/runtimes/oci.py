@@ -16,7 +16,7 @@ from k8e import errors, link
 from k8e.guest.spawn import UID
 from k8e.model import MIB, SandboxSpec
 from k8e.runtimes import bundle, cgroups, mounts, tools
-from k8e.runtimes.base import Binding, Guest
+from k8e.runtimes.base import Binding, Guest, Support
 from k8e.runtimes.host import Host, Record, start_time
 
 RUN_SECONDS = 30.0
@@ -114,6 +114,12 @@ class OciRuntime:
         """Where on the host a workspace is mounted for the sandbox to see it."""
         raise NotImplementedError
 
+    async def probe(self) -> Support:
+        raise NotImplementedError
+
+    def recall(self, support: Support) -> None:
+        """Choose again what an earlier probe chose."""
+
     # What is the same.
 
     async def launch(self, spec: SandboxSpec) -> Guest:
@@ -167,9 +173,7 @@ class OciRuntime:
     def mount_workspace(self, record: Record) -> None:
         owner = (record.id_base or 0) + UID
         target = self.mount_point(record.sandbox_id)
-        self.host.workspaces.mount(
-            record.sandbox_id, target, size=record.limits.disk, owner=owner
-        )
+        self.host.workspaces.mount(record.sandbox_id, target, size=record.limits.disk, owner=owner)
 
     async def adopt(self) -> list[Guest]:
         guests: list[Guest] = []

@@ -21,7 +21,7 @@ COMPILE_TIMEOUT = 30  # seconds
 class _Strip(ast.NodeTransformer):
     """Drops what the guest does not need at run time."""
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:  # noqa: N802 - named by ast
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         self.generic_visit(node)
         node.returns = None
         every = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
@@ -31,12 +31,12 @@ class _Strip(ast.NodeTransformer):
         node.body = _without_docstring(node.body)
         return node
 
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:  # noqa: N802 - named by ast
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
         self.generic_visit(node)
         node.body = _without_docstring(node.body)
         return node
 
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:  # noqa: N802 - named by ast
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
         if node.value is None:
             return None
         return ast.copy_location(ast.Assign([node.target], node.value), node)
@@ -61,7 +61,9 @@ def join_modules(sources: dict[str, str]) -> str:
                 continue
             for name in _defined(node):
                 if owners.setdefault(name, module) != module:
-                    raise ValueError(f"guest modules {owners[name]} and {module} both define {name}")
+                    raise ValueError(
+                        f"guest modules {owners[name]} and {module} both define {name}"
+                    )
             body.append(node)
     tree = ast.Module(body=body, type_ignores=[])
     return ast.unparse(ast.fix_missing_locations(_Strip().visit(tree)))
@@ -75,7 +77,9 @@ def _defined(node: ast.stmt) -> list[str]:
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
         return [node.name]
     targets = node.targets if isinstance(node, ast.Assign) else []
-    return [name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)]
+    return [
+        name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)
+    ]
 
 
 def packed_source() -> str:

@@ -1,9 +1,8 @@
-"""Finding out what works here by trying it: a real sandbox with every limit, within a time limit."""
+"""Finding out what works here by trying it: a real sandbox with every limit, in bounded time."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from typing import Protocol
 
@@ -40,7 +39,9 @@ async def version_of(program: str) -> str:
     except TimeoutError:
         process.kill()
         return "unknown version"
-    return output.decode("utf-8", "replace").splitlines()[0].strip() if output else "unknown version"
+    return (
+        output.decode("utf-8", "replace").splitlines()[0].strip() if output else "unknown version"
+    )
 
 
 async def try_launch(runtime: Launcher) -> Support:
@@ -59,7 +60,9 @@ async def try_launch(runtime: Launcher) -> Support:
     except (errors.K8eError, OSError) as error:
         return Support(runtime.name, False, str(error))
     took = (time.monotonic() - began) * 1000
-    return Support(runtime.name, True, f"a sandbox ran and was removed in {took:.0f} ms", "", features)
+    return Support(
+        runtime.name, True, f"a sandbox ran and was removed in {took:.0f} ms", "", features
+    )
 
 
 async def _features(guest: Guest) -> list[Feature]:
@@ -75,7 +78,7 @@ def _limit(controller: str, guest: Guest) -> Feature:
     name = f"{controller} limit"
     base = cgroups.ROOT if cgroups.is_unified() else cgroups.ROOT / controller
     folder = base / cgroups.PARENT / guest.sandbox_id
-    if os.path.isdir(folder):
+    if folder.is_dir():
         kind = "cgroup v2" if cgroups.is_unified() else "cgroup v1"
         return Feature(name, True, kind)
     fix = f"enable the {controller} cgroup controller"

@@ -8,6 +8,7 @@ import logging
 import os
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from k8e import errors
 from k8e._version import __version__
@@ -104,25 +105,28 @@ class Runtimes:
         parts = [__version__, *os.uname()]
         for tool in ("runsc", "runc", "crun"):
             path = self._host.tool(tool)
-            parts.append(f"{path}:{os.stat(path).st_mtime_ns if path else 0}")
+            parts.append(f"{path}:{Path(path).stat().st_mtime_ns if path else 0}")
         return " ".join(parts)
 
     def _load(self) -> dict[str, Support]:
         try:
-            data = json.loads(self._cache.read_text("utf-8"))
+            data: dict[str, Any] = json.loads(self._cache.read_text("utf-8"))
             if data["key"] != self._key():
                 return {}
-            return {
-                item["runtime"]: Support(
-                    **{**item, "features": [Feature(**feature) for feature in item["features"]]}
-                )
-                for item in data["support"]
-            }
+            found = [_support(item) for item in data["support"]]
         except (OSError, ValueError, KeyError, TypeError):
             return {}
+        for support in found:
+            self.all[support.runtime].recall(support)
+        return {support.runtime: support for support in found}
 
     def _save(self) -> None:
         data = {"key": self._key(), "support": [asdict(item) for item in self._support.values()]}
         scratch = self._cache.with_suffix(".tmp")
         Path(scratch).write_text(json.dumps(data, indent=1), "utf-8")
         scratch.rename(self._cache)
+
+
+def _support(data: dict[str, Any]) -> Support:
+    data["features"] = [Feature(**feature) for feature in data["features"]]
+    return Support(**data)

@@ -67,8 +67,15 @@ def make_skeleton(folder: Path) -> Path:
 
 
 def bound_folders() -> list[str]:
-    """What the host lends, read-only: ``/usr``, and the old top folders where they are not links."""
-    return ["/usr", *(f"/{name}" for name in MERGED if Path("/", name).is_dir() and not Path("/", name).is_symlink())]
+    """What the host lends, read-only: ``/usr`` and the top folders that are no links into it."""
+    return [
+        "/usr",
+        *(
+            f"/{name}"
+            for name in MERGED
+            if Path("/", name).is_dir() and not Path("/", name).is_symlink()
+        ),
+    ]
 
 
 def _fill_etc(etc: Path) -> None:

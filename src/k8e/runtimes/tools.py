@@ -23,7 +23,7 @@ async def run_tool(argv: list[str], *, log: Path, seconds: float) -> None:
 
     Not a pipe: ``runsc create`` hands its stdio to the sandbox, and a pipe would never end.
     """
-    with open(log, "ab") as output:
+    with open(log, "ab") as output:  # noqa: ASYNC230 - a local file
         start = output.tell()
         process = await asyncio.create_subprocess_exec(
             *argv,

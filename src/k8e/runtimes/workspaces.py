@@ -98,5 +98,5 @@ def _copy_sparse(source: Path, target: Path) -> None:
                 start += os.copy_file_range(
                     reader.fileno(), writer.fileno(), offset - start, start, start
                 )
-    os.chmod(scratch, 0o600)
+    scratch.chmod(0o600)
     scratch.rename(target)

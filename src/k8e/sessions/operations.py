@@ -1,5 +1,9 @@
 """What a client asks of a session's guest: checked here, then relayed without being decoded."""
 
+# What clients send has no static type; everything is checked here.
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -45,20 +49,24 @@ def _check_exec(call: dict[str, Any]) -> None:
     timeout = call.get("timeout") or 0
     if not isinstance(timeout, (int, float)) or not 0 <= timeout <= MAX_TIMEOUT:
         raise errors.InvalidRequest(f"timeout must be 0 to {MAX_TIMEOUT:g} seconds")
-    env = call.get("env") or {}
-    if not isinstance(env, dict) or not all(isinstance(v, str) for v in env.values()):  # pyright: ignore[reportUnknownVariableType,reportUnknownMemberType]
+    env: Any = call.get("env") or {}
+    if not isinstance(env, dict) or not all(isinstance(v, str) for v in env.values()):
         raise errors.InvalidRequest("env must map names to text")
-    check_env(env)  # pyright: ignore[reportUnknownArgumentType]
+    check_env(env)
     exec_id = call.get("id") or ""
-    if not isinstance(exec_id, str) or len(exec_id) > 64 or not exec_id.replace("-", "a").isalnum() and exec_id:
+    if (
+        not isinstance(exec_id, str)
+        or len(exec_id) > 64
+        or (not exec_id.replace("-", "a").isalnum() and exec_id)
+    ):
         raise errors.InvalidRequest("an exec id has at most 64 letters, digits and hyphens")
     if "code" in call:
         _check_code(call)
         return
     argv: Any = call.get("argv")
-    if not isinstance(argv, list) or not argv or not all(isinstance(a, str) for a in argv):  # pyright: ignore[reportUnknownVariableType]
+    if not isinstance(argv, list) or not argv or not all(isinstance(a, str) for a in argv):
         raise errors.InvalidRequest("argv must be a list of at least one text")
-    if any("\0" in part for part in argv):  # pyright: ignore[reportUnknownVariableType]
+    if any("\0" in part for part in argv):
         raise errors.InvalidRequest("an argument has a NUL byte")
 
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any
 
@@ -54,7 +54,7 @@ class Sessions:
         self._tasks: asyncio.TaskGroup | None = None
 
     @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    async def running(self) -> AsyncGenerator[None]:
         """Adopt what is there, then serve until the block ends; sandboxes stay when it does."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
@@ -126,7 +126,7 @@ class Sessions:
     async def _make(
         self, key: str, principal: Principal, spec: SessionSpec, *, auto: bool
     ) -> Session:
-        """Make a session in a task of its own, so that a caller who leaves does not half make it."""
+        """Make a session in its own task, so that a caller who leaves does not half make it."""
         task = self._creating.get(key)
         if task is None:
             if self.count() >= self._settings.max_sessions:

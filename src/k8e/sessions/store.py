@@ -40,7 +40,8 @@ MIGRATIONS = (
     """,
 )
 _COLUMNS = (
-    "session_id, owner, spec, runtime, sandbox_id, phase, created_at, expires_at, auto, ended_reason"
+    "session_id, owner, spec, runtime, sandbox_id, phase, created_at, expires_at, auto, "
+    "ended_reason"
 )
 
 

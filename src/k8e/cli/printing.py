@@ -1,0 +1,52 @@
+"""What the command prints: K8E's JSON, errors that say what to do next, and tables."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from k8e import errors
+from k8e.cli import fast
+
+_HINTS = {
+    "session_not_found": "k8e sandbox sessions lists your sessions",
+    "runtime_unusable": "k8e doctor shows which runtimes work on this host and how to fix others",
+    "gateway_unreachable": "k8e gateway in the foreground shows what is wrong",
+    "invalid_request": "k8e sandbox --help explains the arguments",
+    "sandbox_died": "run the command again; a new session is made where none was named",
+    "limit_exceeded": "free something, or ask for more",
+    "unimplemented": "this comes with a later release",
+}
+_FILE_HINT = "the path is one of the sandbox's own; k8e sandbox list shows what is in /workspace"
+_BUG_HINT = "this is a defect of k8e; the gateway's log may say more"
+
+
+def encode(value: Any) -> str:
+    """One line of JSON as K8E prints it: keys in order, safe inside HTML."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    # Outside of strings JSON has none of these, so replacing them everywhere is right.
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def answer(value: Any, *, to: int = 1) -> None:
+    # Names of files may hold bytes that are not UTF-8; JSON cannot.
+    fast.write(to, encode(value).encode("utf-8", "replace") + b"\n")
+
+
+def failure(error: BaseException, *, to: int = 1) -> int:
+    """Print an error; the exit code that it stands for."""
+    message, hint = describe(error)
+    answer({"detail": hint, "error": message}, to=to)
+    return error.exit_code if isinstance(error, errors.K8eError) else 1
+
+
+def describe(error: BaseException) -> tuple[str, str]:
+    """What happened, and what to do next."""
+    if isinstance(error, errors.K8eError):
+        return error.message, error.hint or _HINTS.get(error.code, _BUG_HINT)
+    if isinstance(error, OSError) and error.errno is not None:
+        text = error.strerror or os.strerror(error.errno)
+        name: Any = error.filename
+        return f"{text}: {os.fsdecode(name)}" if name else text, _FILE_HINT
+    return f"{type(error).__name__}: {error}", _BUG_HINT

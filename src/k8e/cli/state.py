@@ -1,0 +1,61 @@
+"""K8E's state file: which session a tenant's commands run in when they name none.
+
+The gateway knows that better; the file is kept for tools that were written for K8E.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from k8e.cli import printing
+
+DEFAULT_TENANT = "default"
+
+
+def path_of(tenant: str) -> Path:
+    return Path.home() / ".k8e" / "sandbox" / (tenant or DEFAULT_TENANT) / "state.json"
+
+
+def save(tenant: str, session_id: str) -> None:
+    """Write the file whole or not at all; a home that cannot be written to is no error."""
+    path = path_of(tenant)
+    now = datetime.datetime.now(datetime.UTC)
+    state = {
+        "created_at": now.isoformat(timespec="seconds").replace("+00:00", "Z"),
+        "phase": "active",
+        "session_id": session_id,
+        "tenant_id": tenant,
+    }
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd, scratch = tempfile.mkstemp(prefix=".state-", dir=path.parent)
+        try:
+            with os.fdopen(fd, "w", encoding="utf-8") as file:
+                file.write(printing.encode(state))
+            Path(scratch).rename(path)
+        except OSError:
+            Path(scratch).unlink(missing_ok=True)
+    except OSError:
+        return
+
+
+def load(tenant: str) -> str:
+    """The session id in a tenant's file, or nothing."""
+    try:
+        found: Any = json.loads(path_of(tenant).read_text("utf-8"))
+        return str(found["session_id"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return ""
+
+
+def forget(session_id: str) -> None:
+    """Remove the files that name a session which is gone."""
+    folder = path_of(DEFAULT_TENANT).parent.parent
+    for path in folder.glob("*/state.json"):
+        if load(path.parent.name) == session_id:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,138 @@
+"""A connection to the gateway of this machine.
+
+The CLI's quick path is built on this module, so it imports nothing that takes time: ``_socket`` is
+what ``socket`` wraps, and errors are imported when one happens.
+"""
+
+from __future__ import annotations
+
+import _socket
+import posix
+
+from k8e.guest import wire
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from k8e import errors
+
+_PEER = wire.Struct("3i")  # pid, uid, gid
+SMALL_READ = 64 << 10
+LARGE_READ = 1 << 20  # once a small read came back full, a file or a long output is under way
+_PEEK = _socket.MSG_PEEK | _socket.MSG_DONTWAIT
+
+
+class Refused(Exception):
+    """Nobody listens on the socket, so a gateway has to be started."""
+
+
+def default_socket() -> bytes:
+    """Where the gateway listens, unless a configuration file says something else."""
+    folder = posix.environ.get(b"K8E_RUN_DIR")
+    if not folder:
+        uid = posix.geteuid()
+        if uid == 0:
+            folder = b"/run/k8e"
+        else:
+            folder = posix.environ.get(b"XDG_RUNTIME_DIR") or b"/tmp/k8e-%d" % uid  # noqa: S108 - the peer's uid is checked
+            folder += b"/k8e"
+    return folder + b"/gateway.sock"
+
+
+def dial(path: bytes | str) -> _socket.socket:
+    """A connected socket whose other end is ours; Refused where nobody listens."""
+    sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    try:
+        sock.connect(path)
+    except (FileNotFoundError, ConnectionRefusedError):
+        sock.close()
+        raise Refused from None
+    except OSError as error:
+        sock.close()
+        raise unreachable(f"the gateway's socket cannot be used: {error}") from None
+    check_peer(sock)
+    return sock
+
+
+def check_peer(sock: _socket.socket) -> None:
+    """Refuse a socket that another user put where ours should be."""
+    peer = sock.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, _PEER.size)
+    uid: int = _PEER.unpack(peer)[1]
+    if uid not in (0, posix.geteuid()):
+        sock.close()
+        raise unreachable(
+            f"the gateway's socket belongs to uid {uid}, not to this user",
+            "set K8E_RUN_DIR to a folder that only you can write to",
+        )
+
+
+class Connection:
+    """A blocking connection, used by one operation at a time."""
+
+    __slots__ = ("_channel", "_frames", "_reading", "_socket", "_splitter")
+
+    def __init__(self, sock: _socket.socket) -> None:
+        self._socket = sock
+        self._splitter = wire.Splitter(wire.MAX_REQUEST)
+        self._frames: list[tuple[int, int, bytes]] = []
+        self._reading = SMALL_READ
+        self._channel = 0
+
+    def begin(self) -> None:
+        """Start a new operation: late frames of the one before are not its business."""
+        self._channel += 1
+
+    def send(self, kind: int, body: bytes | memoryview) -> None:
+        header = wire.HEADER.pack(len(body), kind, self._channel)
+        try:
+            if len(body) < SMALL_READ:
+                self._socket.sendall(header + body)
+            else:
+                self._socket.sendall(header)
+                self._socket.sendall(body)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # what the gateway said before it closed is still to be read
+
+    def receive(self) -> tuple[int, bytes]:
+        """The next frame of the current operation; GatewayUnreachable when there is none."""
+        while True:
+            while not self._frames:
+                self._read()
+            kind, channel, body = self._frames.pop()
+            if channel == self._channel:
+                return kind, body
+
+    def _read(self) -> None:
+        try:
+            data = self._socket.recv(self._reading)
+            if data:
+                self._reading = LARGE_READ if len(data) >= SMALL_READ else SMALL_READ
+                self._frames = self._splitter.feed(data)
+                self._frames.reverse()
+                return
+        except ConnectionResetError:
+            pass
+        except wire.WireError as error:
+            raise unreachable(f"the gateway sent something that is not k8e's: {error}") from None
+        raise unreachable("the gateway closed the connection")
+
+    def is_fresh(self) -> bool:
+        """Whether nothing came, not even an end, since the last operation."""
+        if self._frames:
+            return False
+        try:
+            self._socket.recv(1, _PEEK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        return False
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def unreachable(message: str, hint: str = "") -> errors.GatewayUnreachable:
+    from k8e import errors
+
+    hint = hint or "k8e status tells how the gateway is; its log is gateway.log in the data folder"
+    return errors.GatewayUnreachable(message, hint=hint)

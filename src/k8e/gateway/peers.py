@@ -1,0 +1,159 @@
+"""Who is at the other end of a loopback connection: the kernel knows which uid owns its socket.
+
+Only a socket that is established and still held by a process counts. One that its process has
+closed has no owner any more, and the kernel reports it with uid 0: taken at its word, anybody could
+send a request, close the socket and be root.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+import socket
+import struct
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import unquote
+
+from k8e.model import Principal, Role
+
+LOCAL = Principal("local", frozenset({Role.AGENT, Role.ADMIN}))
+"""The user whose gateway this is. Not an approver: the user's agents have the same uid."""
+
+_NETLINK_SOCK_DIAG = 4
+_SOCK_DIAG_BY_FAMILY = 20
+_NLMSG_ERROR = 2
+_NLM_F_REQUEST = 1
+_ESTABLISHED = 1
+_PATIENCE = 1.0  # seconds; the kernel answers within the system call that asks
+_NLMSG = struct.Struct("=IHHII")  # length, type, flags, sequence, port
+_REQUEST = struct.Struct("=BBBBI")  # family, protocol, extensions, padding, states
+_SOCKET_ID = struct.Struct("!HH16s16s")  # source port, destination port, their addresses
+_INTERFACE_COOKIE = struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)  # any interface, any cookie
+_HEAD = struct.Struct("=BBBB")  # family, state, timer, retransmissions
+_TAIL = struct.Struct("=IIIII")  # expires, receive queue, send queue, uid, inode
+_TAIL_AT = _HEAD.size + _SOCKET_ID.size + len(_INTERFACE_COOKIE)
+_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+class Endpoint(NamedTuple):
+    """One end of a TCP connection."""
+
+    address: Address
+    port: int
+
+
+class Refusal(Exception):
+    """The caller is nobody that we know; the text says why."""
+
+
+def identify(peer: str, listening_on: Endpoint) -> Principal:
+    """The principal behind gRPC's name of a peer, which is connected to ``listening_on``.
+
+    Asked for each call and never remembered: another process may get the same port later.
+
+    Raises:
+        Refusal: the peer is not a loopback connection of the gateway's own user or of root.
+    """
+    caller = parse(peer)
+    if caller is None or not caller.address.is_loopback:
+        raise Refusal("only local callers are known; this connection is not from this machine")
+    uid = owner(caller, listening_on)
+    if uid is None:
+        raise Refusal("the owner of this connection could not be found")
+    if uid not in (0, os.geteuid()):
+        raise Refusal(f"this gateway belongs to uid {os.geteuid()} and does not serve uid {uid}")
+    return LOCAL
+
+
+def parse(peer: str) -> Endpoint | None:
+    """The address in gRPC's name of a peer (``ipv4:127.0.0.1:5``, ``ipv6:%5B::1%5D:5``)."""
+    family, _, rest = unquote(peer).partition(":")
+    host, _, port = rest.rpartition(":")
+    if family not in ("ipv4", "ipv6") or not port.isdecimal():
+        return None
+    try:
+        address = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return Endpoint(mapped or address, int(port))
+
+
+def owner(local: Endpoint, remote: Endpoint) -> int | None:
+    """The uid that owns the established socket at ``local`` which talks to ``remote``."""
+    try:
+        return _ask_kernel(local, remote)
+    except OSError:  # netlink is closed to us, or its tcp_diag module is not there
+        return _search_tables(local, remote)
+
+
+def _ask_kernel(local: Endpoint, remote: Endpoint) -> int | None:
+    """Look one socket up by sock_diag(7)."""
+    family = socket.AF_INET if local.address.version == 4 else socket.AF_INET6
+    body = _REQUEST.pack(family, socket.IPPROTO_TCP, 0, 0, 1 << _ESTABLISHED)
+    body += _socket_id(local, remote) + _INTERFACE_COOKIE
+    head = _NLMSG.pack(_NLMSG.size + len(body), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 1, 0)
+    kind = socket.SOCK_DGRAM | socket.SOCK_CLOEXEC
+    with socket.socket(socket.AF_NETLINK, kind, _NETLINK_SOCK_DIAG) as netlink:
+        netlink.settimeout(_PATIENCE)
+        netlink.sendto(head + body, (0, 0))
+        answer = netlink.recv(4096)
+    length, kind = struct.unpack_from("=IH", answer)
+    if kind == _NLMSG_ERROR:
+        number = -struct.unpack_from("=i", answer, _NLMSG.size)[0]
+        raise OSError(number, os.strerror(number))
+    if kind != _SOCK_DIAG_BY_FAMILY or length > len(answer):
+        raise OSError(errno.EPROTO, "unexpected answer from netlink")
+    return _read_answer(answer[_NLMSG.size : length], _forms(local, remote))
+
+
+def _read_answer(answer: bytes, forms: list[tuple[Endpoint, Endpoint]]) -> int | None:
+    _, state, _, _ = _HEAD.unpack_from(answer)
+    _, _, _, uid, inode = _TAIL.unpack_from(answer, _TAIL_AT)
+    found = answer[_HEAD.size : _HEAD.size + _SOCKET_ID.size]
+    # Where no connection matches, the kernel offers a socket that listens on the same port.
+    same = found in [_socket_id(*form) for form in forms]
+    return uid if same and state == _ESTABLISHED and inode else None
+
+
+def _socket_id(local: Endpoint, remote: Endpoint) -> bytes:
+    return _SOCKET_ID.pack(local.port, remote.port, local.address.packed, remote.address.packed)
+
+
+def _search_tables(local: Endpoint, remote: Endpoint) -> int | None:
+    """The same from /proc; slower, because all connections of the machine are in it."""
+    wanted = [(_spell(one), _spell(other)) for one, other in _forms(local, remote)]
+    for table in _TABLES:
+        try:
+            lines = table.read_text("ascii").splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            # sl local_address rem_address st queues timer retransmits uid timeout inode
+            fields = line.split()
+            if (fields[1], fields[2]) in wanted:
+                established = int(fields[3], 16) == _ESTABLISHED and fields[9] != "0"
+                return int(fields[7]) if established else None
+    return None
+
+
+def _forms(local: Endpoint, remote: Endpoint) -> list[tuple[Endpoint, Endpoint]]:
+    """How the kernel may write a connection: an IPv6 socket can talk to an IPv4 address."""
+    forms = [(local, remote)]
+    if local.address.version == 4:
+        forms.append((_as_ipv6(local), _as_ipv6(remote)))
+    return forms
+
+
+def _as_ipv6(end: Endpoint) -> Endpoint:
+    return Endpoint(ipaddress.IPv6Address(f"::ffff:{end.address}"), end.port)
+
+
+def _spell(end: Endpoint) -> str:
+    """Words of four bytes in the machine's own order, in hexadecimal."""
+    words = struct.unpack(f"={len(end.address.packed) // 4}I", end.address.packed)
+    return "".join(f"{word:08X}" for word in words) + f":{end.port:04X}"
