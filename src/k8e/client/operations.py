@@ -1,0 +1,255 @@
+"""Every operation, written once, with no input or output of its own.
+
+An operation is a generator. It yields what it wants done, and a driver (blocking or asynchronous,
+over a local socket or gRPC) does it:
+
+* :class:`Send`: send a frame;
+* ``RECEIVE``: be given the next frame, as ``(kind, body)``;
+* ``PULL``: be given the next bytes of what is being uploaded, empty at the end;
+* anything else is an event, for whoever is listening.
+
+What it returns is the result. A lost connection is thrown into it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from typing import Any, NamedTuple, TypeVar, cast
+
+from k8e import errors
+from k8e.client import results
+from k8e.client.results import Chunk, ExecEvent, ExecResult, Exit, FileEntry, Stderr, Stdout
+from k8e.guest import wire
+
+T = TypeVar("T")
+CREDIT_STEP = 256 << 10  # what was consumed is told in steps, not for each frame
+
+
+class Send(NamedTuple):
+    """A frame to send."""
+
+    kind: int
+    body: bytes | memoryview = b""
+
+
+class Want:
+    """Something that only a driver can give."""
+
+
+RECEIVE = Want()
+PULL = Want()
+
+Operation = Generator[Any, Any, T]
+Frame = tuple[int, bytes]
+
+
+def call(fields: Mapping[str, Any]) -> Operation[dict[str, Any]]:
+    """Ask, and get the answer."""
+    yield Send(wire.CALL, wire.pack(fields))
+    return (yield from _result())
+
+
+def _result() -> Operation[dict[str, Any]]:
+    while True:
+        kind, body = yield from _frame()
+        if kind == wire.RESULT:
+            return wire.unpack_dict(body)
+
+
+def _frame() -> Operation[Frame]:
+    """The next frame; an ERROR is raised."""
+    frame: Frame = yield RECEIVE
+    if frame[0] == wire.ERROR:
+        raise errors.from_wire(wire.unpack_dict(frame[1]))
+    return frame
+
+
+class _Consumed:
+    """Counts bytes taken, and says when it is time to grant new ones."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def add(self, count: int) -> Operation[None]:
+        self._count += count
+        if self._count >= CREDIT_STEP:
+            yield Send(wire.CREDIT, wire.CREDIT_BODY.pack(self._count))
+            self._count = 0
+
+
+# Commands.
+
+
+def exec_events(fields: Mapping[str, Any]) -> Operation[Exit]:
+    """Run a command: emits Stdout and Stderr as they come, and Exit, which it also returns."""
+    yield Send(wire.CALL, wire.pack(fields))
+    result = yield from _result()
+    session_id, exec_id = str(result["session_id"]), str(result["id"])
+    consumed = _Consumed()
+    stdin = _Upload(wire.STDIN, wire.STDIN_END) if fields.get("stdin") else None
+    try:
+        while True:
+            if stdin is not None:
+                yield from stdin.push()
+            kind, body = yield from _frame()
+            if kind in (wire.OUT, wire.ERR):
+                yield _output(kind, body)
+                yield from consumed.add(len(body) - wire.SEQ.size)
+            elif kind == wire.CREDIT and stdin is not None:
+                stdin.credit += wire.CREDIT_BODY.unpack(body)[0]
+            elif kind == wire.EXIT:
+                end = _exit(wire.unpack_dict(body), session_id, exec_id)
+                yield end
+                return end
+    except errors.GatewayUnreachable as error:
+        raise lost_exec(error, session_id, exec_id) from None
+
+
+def _output(kind: int, body: bytes) -> Stdout | Stderr:
+    seq = wire.SEQ.unpack_from(body)[0]
+    return (Stdout if kind == wire.OUT else Stderr)(body[wire.SEQ.size :], seq)
+
+
+def _exit(data: dict[str, Any], session_id: str, exec_id: str) -> Exit:
+    return Exit(
+        exit_code=int(data["code"]),
+        status=str(data["status"]),
+        signal=int(data["signal"]),
+        duration_ms=int(data["duration_ms"]),
+        truncated=bool(data["truncated"]),
+        session_id=session_id,
+        exec_id=exec_id,
+    )
+
+
+def exec_result(fields: Mapping[str, Any]) -> Operation[ExecResult]:
+    """Run a command and collect its output."""
+    output: dict[type[ExecEvent], list[bytes]] = {Stdout: [], Stderr: []}
+    events = exec_events(fields)
+    step = next(events)
+    try:
+        while True:
+            if isinstance(step, (Stdout, Stderr)):
+                output[type(step)].append(step.data)
+                step = events.send(None)
+            elif isinstance(step, Exit):
+                return _collected(step, b"".join(output[Stdout]), b"".join(output[Stderr]))
+            else:
+                try:
+                    answer = yield step
+                except errors.GatewayUnreachable as error:
+                    step = events.throw(error)
+                else:
+                    step = events.send(answer)
+    finally:
+        events.close()
+
+
+def _collected(end: Exit, stdout: bytes, stderr: bytes) -> ExecResult:
+    return ExecResult(
+        stdout_bytes=stdout,
+        stderr_bytes=stderr,
+        exit_code=end.exit_code,
+        session_id=end.session_id,
+        duration_ms=end.duration_ms,
+        truncated=end.truncated,
+        status=end.status,
+        exec_id=end.exec_id,
+    )
+
+
+def lost_exec(error: Exception, session_id: str, exec_id: str) -> Exception:
+    """The error of a gateway that went away while a command ran."""
+    if not isinstance(error, errors.GatewayUnreachable):
+        return error
+    return errors.GatewayUnreachable(
+        f"{error.message} while command {exec_id} ran in session {session_id}",
+        hint="the command goes on in its sandbox until it ends or times out, and was not started "
+        "again; the next call starts a gateway, which takes the session over",
+    )
+
+
+# Files.
+
+
+def read(fields: Mapping[str, Any]) -> Operation[FileEntry]:
+    """Read a file: emits its bytes as Chunks, returns its description."""
+    found = results.entry((yield from call(fields)))
+    consumed = _Consumed()
+    while True:
+        kind, body = yield from _frame()
+        if kind == wire.DATA:
+            yield Chunk(body)
+            yield from consumed.add(len(body))
+        elif kind == wire.END:
+            return found
+
+
+def write(fields: Mapping[str, Any]) -> Operation[dict[str, Any]]:
+    """Write what the driver pulls into a file; path and size."""
+    yield from call(fields)
+    upload = _Upload(wire.DATA, wire.END)
+    while True:
+        yield from upload.push()
+        kind, body = yield from _frame()
+        if kind == wire.CREDIT:
+            upload.credit += wire.CREDIT_BODY.unpack(body)[0]
+        elif kind == wire.RESULT:
+            return wire.unpack_dict(body)
+
+
+class _Upload:
+    """Sends what the driver pulls, never more than there is credit for."""
+
+    def __init__(self, kind: int, end: int) -> None:
+        self.credit = wire.WINDOW
+        self._kind = kind
+        self._end = end
+        self._held: bytes | memoryview = b""
+        self._ended = False
+
+    def push(self) -> Operation[None]:
+        """Send until there is no more credit, or nothing more to send."""
+        while not self._ended and self.credit >= len(self._held):
+            if self._held:
+                self.credit -= len(self._held)
+                yield Send(self._kind, self._held)
+            self._held = yield PULL
+            if not self._held:
+                self._ended = True
+                yield Send(self._end)
+
+
+def listing(fields: Mapping[str, Any]) -> Operation[list[FileEntry]]:
+    """List a folder."""
+    yield from call(fields)
+    found: list[FileEntry] = []
+    consumed = _Consumed()
+    while True:
+        kind, body = yield from _frame()
+        if kind == wire.DATA:
+            entries = cast("list[dict[str, Any]]", wire.unpack(body))
+            found.extend(map(results.entry, entries))
+            yield from consumed.add(len(body))
+        elif kind == wire.END:
+            return found
+
+
+def stat(fields: Mapping[str, Any]) -> Operation[FileEntry]:
+    return results.entry((yield from call(fields)))
+
+
+# Sessions.
+
+
+def session(fields: Mapping[str, Any]) -> Operation[results.SessionInfo]:
+    """An operation that is answered with one session."""
+    return results.session((yield from call(fields))["session"])
+
+
+def sessions(fields: Mapping[str, Any]) -> Operation[list[results.SessionInfo]]:
+    return [results.session(item) for item in (yield from call(fields))["sessions"]]
+
+
+def execs(fields: Mapping[str, Any]) -> Operation[list[results.ExecInfo]]:
+    return [results.exec_info(item) for item in (yield from call(fields))["execs"]]

@@ -79,7 +79,10 @@ class Host:
     def close(self) -> None:
         """Give back what only matters while there are sandboxes."""
         if not any(self.sandboxes.glob("sb-*")):
-            mounts.unmount(self.sandboxes)
+            # Also what runsc leaves: a network namespace without anything, to start programs in.
+            for point in mounts.mounts_below(self.settings.run_dir):
+                mounts.unmount(point)
+            shutil.rmtree(self.settings.run_dir / "gvisor", ignore_errors=True)
 
     def folder(self, sandbox_id: str) -> Path:
         return self.sandboxes / sandbox_id

@@ -38,7 +38,8 @@ def mount(source: str, target: Path, kind: str, flags: int, data: str = "") -> N
 
 def make_private_mount(folder: Path) -> None:
     """Make ``folder`` a mount point whose mounts stay among k8e's own."""
-    if not os.path.ismount(folder):
+    # os.path.ismount does not see a bind mount within one file system.
+    if folder not in mounts_below(folder):
         mount(str(folder), folder, "", MS_BIND)
         mount("", folder, "", MS_PRIVATE)
 

@@ -1,0 +1,197 @@
+"""From the arguments of the SDK's methods to what goes over the wire. Pure functions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, BinaryIO, TypedDict
+
+from k8e import errors
+from k8e.guest import wire
+
+OUTPUT_LIMIT = 1 << 20
+"""Bytes of each stream that are kept of a command whose output is collected."""
+DEPTH = 1000  # levels of folders that a listing goes down
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+Content = str | bytes | bytearray | memoryview | BinaryIO | Iterable[bytes | str]
+AsyncContent = Content | AsyncIterable[bytes | str]
+
+
+class ExecOptions(TypedDict, total=False):
+    """What every way of running a command takes beside the command itself."""
+
+    env: Mapping[str, str]
+    cwd: str
+    """Absolute, or relative to /workspace."""
+    stdin: Content | AsyncContent
+    """What the command reads; nothing if left out."""
+    output_limit: int
+    """Bytes kept of each stream; 0 means all."""
+    exec_id: str
+    """Chosen by the caller to make starting idempotent: a second start joins the first."""
+    kill_on_disconnect: bool
+    """Kill the command if this client's connection breaks (not only when it gives up)."""
+    tty: tuple[int, int]
+    """Rows and columns: run on a terminal, with both streams in stdout."""
+    ring: bool
+    """Let the command run on when nobody reads, keeping only the newest output."""
+
+
+class SessionOptions(TypedDict, total=False):
+    """What a new session can be given."""
+
+    env: Mapping[str, str]
+    labels: Mapping[str, str]
+    limits: Mapping[str, float | str]
+    """``cpus``, ``memory``, ``pids``, ``disk``; sizes as bytes or text like ``"512M"``."""
+    lifetime: float
+    """Seconds until it is destroyed whatever happens."""
+    idle_timeout: float
+    """Seconds without a running command after which it is destroyed."""
+    session_id: str
+    request_id: str
+    """Two creations with the same request id are one."""
+
+
+def new_exec_id() -> str:
+    return os.urandom(8).hex()
+
+
+def by_id(session_id: str) -> dict[str, Any]:
+    """The session of this id, as operations name it."""
+    if not session_id:
+        raise errors.InvalidRequest("the session id is empty")
+    return {"id": session_id}
+
+
+def auto(tenant: str) -> dict[str, Any]:
+    """Whatever session the gateway keeps for a tenant that names none."""
+    return {"auto": tenant}
+
+
+def code_call(
+    session: Mapping[str, Any], code: str | bytes, language: str, timeout: float, options: ExecOptions
+) -> dict[str, Any]:
+    """Run source code."""
+    data = code.encode("utf-8", "surrogateescape") if isinstance(code, str) else bytes(code)
+    if len(data) > wire.MAX_CODE:
+        raise errors.LimitExceeded(
+            f"the code is {len(data)} bytes long; the limit is {wire.MAX_CODE}",
+            hint="write it to a file in the sandbox and run that",
+        )
+    program = {"code": data, "language": language}
+    return _exec_call(session, program, timeout, options)
+
+
+def command_call(
+    session: Mapping[str, Any],
+    command: str | Sequence[str],
+    timeout: float,
+    options: ExecOptions,
+) -> dict[str, Any]:
+    """Run a command: text goes to the shell, a list is started as it is."""
+    if isinstance(command, str):
+        if not command.strip():
+            raise errors.InvalidRequest("the command is empty")
+        argv = ["/bin/sh", "-c", command]
+    else:
+        argv = list(command)
+    return _exec_call(session, {"argv": argv}, timeout, options)
+
+
+def _exec_call(
+    session: Mapping[str, Any], program: Mapping[str, Any], timeout: float, options: ExecOptions
+) -> dict[str, Any]:
+    fields = {
+        "op": "exec",
+        "session": session,
+        **program,
+        "id": options.get("exec_id") or new_exec_id(),
+        "timeout": timeout,
+        "limit": options.get("output_limit", OUTPUT_LIMIT),
+        "stdin": options.get("stdin") is not None,
+        "kill_on_disconnect": options.get("kill_on_disconnect", False),
+        "output": "ring" if options.get("ring") else "block",
+    }
+    for key in ("env", "cwd", "tty"):
+        if options.get(key):
+            fields[key] = options[key]
+    if "env" in fields:
+        fields["env"] = dict(fields["env"])
+    return fields
+
+
+def file_call(op: str, session_id: str, path: str, **fields: Any) -> dict[str, Any]:
+    """An operation on a file; fields that are None are left out."""
+    given = {key: value for key, value in fields.items() if value is not None}
+    return {"op": op, "session": by_id(session_id), "path": path, **given}
+
+
+def list_call(session_id: str, path: str, since: float, depth: int | None) -> dict[str, Any]:
+    since_ns = int(since * 1_000_000_000)
+    return file_call("list", session_id, path, depth=depth or DEPTH, since_ns=since_ns)
+
+
+def create_call(
+    runtime_class: str,
+    allowed_hosts: Sequence[str] | None,
+    tenant_id: str,
+    options: SessionOptions,
+) -> dict[str, Any]:
+    if allowed_hosts is not None:
+        raise not_yet("allowed_hosts", "sessions have no network in this release")
+    spec: dict[str, Any] = {"tenant": tenant_id, "runtime": runtime_class, **options}
+    if options.get("limits"):
+        spec["limits"] = {key: parse_limit(key, value) for key, value in options["limits"].items()}
+    for key in ("env", "labels"):
+        if key in spec:
+            spec[key] = dict(spec[key])
+    return {"op": "create_session", "spec": {k: v for k, v in spec.items() if v}}
+
+
+def parse_limit(name: str, value: float | str) -> float | int:
+    """A limit as number: text may have a unit (``512M``, ``1.5GiB``)."""
+    if not isinstance(value, str):
+        return value
+    text = value.strip().upper().removesuffix("B").removesuffix("I")
+    digits = text.rstrip("KMGT")
+    try:
+        number = float(digits) * _UNITS[text[len(digits) :]]
+    except (ValueError, KeyError):
+        raise errors.InvalidRequest(
+            f"limit {name} is {value!r}, which is not a number",
+            hint="sizes are written like 512M or 2G",
+        ) from None
+    return number if name == "cpus" else int(number)
+
+
+def not_yet(what: str, why: str = "") -> errors.NotImplementedYet:
+    return errors.NotImplementedYet(
+        f"{what} is not implemented yet" + (f": {why}" if why else ""),
+        hint="leave it out; it comes with a later release",
+    )
+
+
+def chunks(content: Content) -> Iterator[bytes | memoryview]:
+    """Cut what is to be sent into pieces that fit a frame, holding one at a time."""
+    if isinstance(content, (str, bytes, bytearray, memoryview)):
+        yield from cut(content)
+    elif hasattr(content, "read"):
+        read: Any = content.read  # pyright: ignore[reportAttributeAccessIssue,reportUnknownMemberType]
+        while piece := read(wire.CHUNK):
+            yield from cut(piece)
+    else:
+        for piece in content:
+            yield from cut(piece)
+
+
+def cut(piece: str | bytes | bytearray | memoryview) -> Iterator[bytes | memoryview]:
+    data = piece.encode("utf-8", "surrogateescape") if isinstance(piece, str) else piece
+    if len(data) <= wire.CHUNK:
+        if data:
+            yield bytes(data)
+        return
+    view = memoryview(data).cast("B")
+    for at in range(0, len(view), wire.CHUNK):
+        yield view[at : at + wire.CHUNK]

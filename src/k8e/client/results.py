@@ -1,0 +1,149 @@
+"""What the SDK hands back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Stdout:
+    """Bytes that a command wrote to its standard output."""
+
+    data: bytes
+    seq: int
+    """Number of the first byte, counted over both streams of the command."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stderr:
+    """Bytes that a command wrote to its standard error."""
+
+    data: bytes
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """The end of a command."""
+
+    exit_code: int
+    """What it returned; 128 + n if signal n ended it."""
+    status: str
+    """``completed``, ``timed_out`` or ``killed``."""
+    signal: int
+    duration_ms: int
+    truncated: bool
+    """Whether output above the limit was dropped."""
+    session_id: str
+    exec_id: str
+
+
+ExecEvent = Stdout | Stderr | Exit
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Bytes of a file."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ExecResult:
+    """What came of a command that has ended. A failing command is a result, not an exception."""
+
+    stdout_bytes: bytes = field(repr=False)
+    stderr_bytes: bytes = field(repr=False)
+    exit_code: int
+    session_id: str
+    duration_ms: int
+    truncated: bool
+    """Whether output above the limit was dropped."""
+    status: str
+    """``completed``, ``timed_out`` or ``killed``."""
+    exec_id: str
+
+    @property
+    def stdout(self) -> str:
+        """The output as text; what is not UTF-8 is replaced."""
+        return self.stdout_bytes.decode("utf-8", "replace")
+
+    @property
+    def stderr(self) -> str:
+        return self.stderr_bytes.decode("utf-8", "replace")
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """A file of the sandbox."""
+
+    path: str
+    type: str
+    """``file``, ``dir``, ``link``, ``fifo``, ``socket``, ``char``, ``block`` or ``other``."""
+    size: int
+    mode: int
+    modified_ns: int
+    target: str = ""
+    """Where a link points to (only :meth:`stat` tells)."""
+
+    @property
+    def modified(self) -> int:
+        """Seconds since 1970."""
+        return self.modified_ns // 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ExecInfo:
+    """A command that runs or ran in a session."""
+
+    exec_id: str
+    pid: int
+    argv: list[str]
+    status: str
+    exit_code: int | None
+    duration_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    """A session as its owner sees it."""
+
+    session_id: str
+    tenant_id: str
+    runtime: str
+    phase: str
+    """``creating``, ``active`` or ``ended``."""
+    created_at: float
+    expires_at: float
+    """Unix time; 0 means never."""
+    idle_timeout: float
+    labels: Mapping[str, str]
+    env_keys: list[str]
+    limits: Mapping[str, float]
+    ended_reason: str = ""
+
+
+_SESSION_FIELDS = frozenset(item.name for item in fields(SessionInfo))
+_ENTRY_FIELDS = frozenset(item.name for item in fields(FileEntry))
+
+
+def session(data: Mapping[str, Any]) -> SessionInfo:
+    """From the wire; a newer gateway may tell more than this client knows."""
+    return SessionInfo(**{key: value for key, value in data.items() if key in _SESSION_FIELDS})
+
+
+def entry(data: Mapping[str, Any]) -> FileEntry:
+    return FileEntry(**{key: value for key, value in data.items() if key in _ENTRY_FIELDS})
+
+
+def exec_info(data: Mapping[str, Any]) -> ExecInfo:
+    return ExecInfo(
+        exec_id=data["id"],
+        pid=data["pid"],
+        argv=data["argv"],
+        status=data["status"],
+        exit_code=data["code"],
+        duration_ms=data["duration_ms"],
+    )

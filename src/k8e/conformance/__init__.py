@@ -1,0 +1,49 @@
+"""Behaviours that every runtime must show, checked through the runtime contract alone.
+
+``run(runtime)`` checks them all. A new runtime is done when nothing fails here.
+"""
+
+from k8e.conformance import (
+    attacks,
+    confinement,
+    ending,
+    executing,
+    filing,
+    languages,
+    life,
+    limits,
+    output,
+    refusals,
+    terminals,
+)
+from k8e.conformance.behaviours import ALL, Behaviour, Broken, NotApplicable
+from k8e.conformance.running import Result, Verdict, check, run
+from k8e.conformance.stage import Stage, staged
+
+__all__ = [
+    "ALL",
+    "Behaviour",
+    "Broken",
+    "NotApplicable",
+    "Result",
+    "Stage",
+    "Verdict",
+    "check",
+    "run",
+    "staged",
+]
+
+_PARTS = (
+    executing,
+    ending,
+    output,
+    terminals,
+    languages,
+    filing,
+    refusals,
+    confinement,
+    attacks,
+    limits,
+    life,
+)
+"""Importing a part adds its behaviours, in this order."""

@@ -1,0 +1,76 @@
+"""Where behaviours play: sandboxes of the runtime under test, shared ones and fresh ones."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from k8e.conformance.sandbox import Sandbox
+from k8e.model import Limits, SandboxSpec, new_id
+from k8e.runtimes.base import Binding, Runtime
+
+SHARED_ENV = {"GREETING": "hello from the session"}
+
+
+class Stage:
+    """Gives behaviours their sandboxes, and takes all of them down at the end."""
+
+    def __init__(self, runtime: Runtime, *, folders: Sequence[Path] = ()) -> None:
+        self.runtime = runtime
+        self.folders = folders
+        """Where this host's runtimes keep their files; searched for what was left behind."""
+        self._shared: Sandbox | None = None
+        self._fresh: list[Sandbox] = []
+
+    async def shared(self) -> Sandbox:
+        """A sandbox that many behaviours use; a new one where the last has died."""
+        if self._shared is None or await self._shared.is_gone():
+            self._shared = await self.launch()
+        return self._shared
+
+    async def launch(self, **limits: Any) -> Sandbox:
+        """A sandbox of one's own, with these limits instead of the default ones."""
+        spec = SandboxSpec(
+            sandbox_id=new_id("sb"),
+            limits=replace(Limits(), **limits),
+            runtime=self.runtime.name,
+        )
+        guest = await self.runtime.launch(spec)
+        sandbox = Sandbox(guest)
+        self._fresh.append(sandbox)
+        await guest.bind(Binding(env=SHARED_ENV))
+        return sandbox
+
+    async def restart(self) -> None:
+        """What a new gateway does after the old one was killed: adopt, and wait for guests."""
+        adopted = {guest.sandbox_id: guest for guest in await self.runtime.adopt()}
+        for sandbox in self._fresh:
+            guest = adopted.get(sandbox.guest.sandbox_id)
+            if guest is not None:
+                old, sandbox.guest = sandbox.guest, guest
+                if old.link is not None:
+                    old.link.close()
+
+    async def clear(self) -> None:
+        """End the sandboxes that only one behaviour used."""
+        for sandbox in [item for item in self._fresh if item is not self._shared]:
+            await asyncio.shield(sandbox.guest.kill())
+            self._fresh.remove(sandbox)
+
+    async def close(self) -> None:
+        self._shared = None
+        await self.clear()
+
+
+@contextlib.asynccontextmanager
+async def staged(runtime: Runtime, *, folders: Sequence[Path] = ()) -> AsyncIterator[Stage]:
+    """A stage for as long as the block runs."""
+    stage = Stage(runtime, folders=folders)
+    try:
+        yield stage
+    finally:
+        await stage.close()
