@@ -31,6 +31,7 @@ DRAIN_SECONDS = 2.0
 
 def run(settings: Settings, *, background: bool, ready_fd: int = -1) -> int:
     """Be the gateway until told to stop; the exit code of the process."""
+    os.umask(0o077)
     try:
         _make_folders(settings)
         _log_to(settings.log_file, stderr=not background)
@@ -129,6 +130,8 @@ def _make_folders(settings: Settings) -> None:
             info = folder.stat()
             if info.st_uid != os.geteuid():
                 raise PermissionError(f"it belongs to uid {info.st_uid}")
+            # Sandboxes with uids of their own pass through the data folder to their root file
+            # system; everything else in it is closed to them by our umask.
             folder.chmod(0o711 if folder == settings.data_dir else 0o700)
             (folder / ".writable").touch()
             (folder / ".writable").unlink()

@@ -130,10 +130,11 @@ class Conversation:
         return known.session_id if known is not None else ""
 
     async def _open_later(self, channel: int, target: dict[str, Any], call: dict[str, Any]) -> None:
-        session_id = str(target.get("id") or "")
+        session_id, warning = str(target.get("id") or ""), ""
         if "auto" in target:
-            session_id = (await self._auto(target)).session_id
-        relay = self._relay(channel, session_id)
+            session = await self._auto(target)
+            session_id, warning = session.session_id, self._sessions.warning(session)
+        relay = self._relay(channel, session_id, warning)
         operation = await self._sessions.open(self._principal, session_id, call, relay)
         pending = self._channels.pop(channel, None)
         if not isinstance(pending, Pending):  # cancelled while it began
@@ -148,14 +149,16 @@ class Conversation:
         fields = {**(target.get("spec") or {}), "tenant": str(target["auto"] or "default")}
         return await self._sessions.auto(self._principal, SessionSpec.from_json(fields))
 
-    def _relay(self, channel: int, session_id: str) -> Callable[[int, bytes], None]:
+    def _relay(
+        self, channel: int, session_id: str, warning: str = ""
+    ) -> Callable[[int, bytes], None]:
         first = True
 
         def on_frame(kind: int, body: bytes) -> None:
             nonlocal first
             if first and kind == wire.RESULT:
                 first = False
-                body = _add_session(body, session_id)
+                body = _add_session(body, session_id, warning)
             elif kind in (wire.EXIT, wire.ERROR, wire.END):
                 self._channels.pop(channel, None)
             self._reply(kind, channel, body)
@@ -185,10 +188,12 @@ class Conversation:
             self._send(kind, channel, body)
 
 
-def _add_session(body: bytes, session_id: str) -> bytes:
+def _add_session(body: bytes, session_id: str, warning: str) -> bytes:
     try:
         value = wire.unpack_dict(body)
     except wire.WireError:
         value = {}  # the guest is hostile; the client gets an answer without its fields
     value["session_id"] = session_id
+    if warning:
+        value["warning"] = warning
     return wire.pack(value)

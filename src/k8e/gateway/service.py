@@ -55,7 +55,7 @@ class Gateway:
     ) -> dict[str, Any]:
         spec = SessionSpec.from_json(_dict(call, "spec"))
         session = await self.sessions.create(principal, spec)
-        return {"session": session.to_json()}
+        return {"session": session.to_json(), "warning": self.sessions.warning(session)}
 
     async def call_get_session(self, principal: Principal, call: dict[str, Any]) -> dict[str, Any]:
         return {"session": self.sessions.get(principal, _text(call, "session_id")).to_json()}

@@ -57,6 +57,11 @@ class Container(OciRuntime):
         return self.host.folder(sandbox_id) / "slot"
 
     async def probe(self) -> Support:
+        closed = self.host.closed_folder()
+        if closed is not None:
+            detail = f"{closed} is closed to other users, so a sandbox cannot reach its root"
+            fix = f"chmod o+x {closed}, or set K8E_DATA_DIR to another folder"
+            return Support(self.name, False, detail, fix)
         failures: list[str] = []
         for tool_name in TOOLS:
             program = self.host.tool(tool_name)

@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import shutil
+import signal
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,12 @@ class Host:
                 mounts.unmount(point)
             shutil.rmtree(self.settings.run_dir / "gvisor", ignore_errors=True)
 
+    def closed_folder(self) -> Path | None:
+        """A folder on the way to the data folder through which other uids may not pass."""
+        data_dir = self.settings.data_dir
+        closed = (path for path in (data_dir, *data_dir.parents) if not path.stat().st_mode & 0o001)
+        return next(closed, None)
+
     def folder(self, sandbox_id: str) -> Path:
         return self.sandboxes / sandbox_id
 
@@ -131,3 +138,15 @@ def start_time(pid: int) -> int:
         text = Path(f"/proc/{pid}/stat").read_text("ascii", "replace")
         return int(text.rpartition(")")[2].split()[19])
     return 0
+
+
+def kill_mentioning(sandbox_id: str) -> None:
+    """Kill what a gateway that died was still running for a sandbox, such as a ``runc run``.
+
+    The id is a random word of 100 bits, so a command line that has it can only be about it.
+    """
+    needle = sandbox_id.encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if needle in (folder / "cmdline").read_bytes() and int(folder.name) != os.getpid():
+                os.kill(int(folder.name), signal.SIGKILL)

@@ -96,6 +96,7 @@ def pack_guest(folder: Path, interpreter: str) -> Path:
     if compiled.exists():
         return compiled
     folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o755)
     target.write_text(source, "utf-8")
     target.chmod(0o644)
     # The file must suit the sandbox's interpreter, which need not be ours. Unchecked, because its

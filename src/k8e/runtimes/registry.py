@@ -15,7 +15,7 @@ from k8e._version import __version__
 from k8e.runtimes.base import Feature, Runtime, Support
 from k8e.runtimes.container import Container
 from k8e.runtimes.gvisor import GVisor
-from k8e.runtimes.host import Host
+from k8e.runtimes.host import Host, kill_mentioning
 from k8e.runtimes.oci import OciRuntime
 
 log = logging.getLogger(__name__)
@@ -83,6 +83,7 @@ class Runtimes:
 
     async def purge(self, sandbox_id: str) -> None:
         """Remove a sandbox of which nobody knows what made it."""
+        await asyncio.to_thread(kill_mentioning, sandbox_id)
         for runtime in self.all.values():
             await runtime.delete(sandbox_id)
         for runtime in self.all.values():

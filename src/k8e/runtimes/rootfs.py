@@ -50,6 +50,8 @@ def make_skeleton(folder: Path) -> Path:
     target = folder / f"host-{fingerprint()}"
     if target.exists():
         return target
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o755)
     scratch = folder / f"host.{os.getpid()}.tmp"
     shutil.rmtree(scratch, ignore_errors=True)
     for name in FOLDERS:

@@ -74,6 +74,10 @@ class Sessions:
         """Sessions that exist or are being made."""
         return len(self._live) + len(self._creating)
 
+    def warning(self, session: Session) -> str:
+        """What a client must know about a session that got a weaker runtime than the usual."""
+        return self.runtimes.warning() if not session.spec.runtime else ""
+
     # Finding.
 
     def get(self, principal: Principal, session_id: str) -> Session:
