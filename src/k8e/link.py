@@ -168,7 +168,8 @@ class Listener:
     @staticmethod
     def prepare(folder: Path, *, owner: int) -> None:
         """Make the directory that is mounted into the sandbox, with a fresh key."""
-        folder.mkdir(mode=0o755)
+        folder.mkdir()
+        folder.chmod(0o755)  # whatever our umask is: the guest has a uid of its own
         key = folder / "key"
         with open(os.open(key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400), "wb") as file:
             file.write(secrets.token_bytes(KEY_SIZE))

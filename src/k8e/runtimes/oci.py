@@ -148,14 +148,15 @@ class OciRuntime:
     def _prepare(self, record: Record) -> Record:
         """Everything on disk that the sandbox needs before its first process."""
         folder = self.host.folder(record.sandbox_id)
-        folder.mkdir(mode=0o711)
+        folder.mkdir()
         record = self.assign(record)
         record.save(folder)
         link.Listener.prepare(folder / "link", owner=record.id_base or 0)
         slot = folder / "slot"
-        slot.mkdir(mode=0o755)
+        slot.mkdir()
+        slot.chmod(0o755)
         mounts.make_shared_mount(slot)
-        self.mount_point(record.sandbox_id).mkdir(exist_ok=True)
+        self.mount_point(record.sandbox_id).mkdir(mode=0o755, exist_ok=True)
         self.state.mkdir(mode=0o700, exist_ok=True)
         config = bundle.make_config(
             record.sandbox_id,

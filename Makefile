@@ -1,0 +1,70 @@
+# Developers' commands; `make` alone lists them. What they need is installed by `make setup`, which each of them runs:
+# it takes a second when nothing has changed.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check --quiet
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+
+# The system's Python first: a python3 on PATH may be a slow shim.
+FIND_PYTHON := for p in /usr/bin/python3 python3 python3.14 python3.13 python3.12 python3.11; do \
+	"$$p" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && break; done; echo "$$p"
+
+LOCK := $(VENV)/bin/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	--no-emit-find-links --no-annotate --no-header --quiet
+
+.PHONY: help setup deps check format test bench gen lock clean
+
+help: ## Print this list
+	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+setup: deps $(VENV)/.ready ## Install everything that development needs, into .venv and K8E_HOME
+
+# gVisor, runc, tsx and Debian packages; quick when they are in place.
+deps:
+	@sh install.sh --deps-only --quiet
+
+$(VENV)/.ready: requirements/dev.txt pyproject.toml src/k8e/_version.py
+	@echo "making $(VENV) with the locked development packages"
+	@if ! $(PY) -c pass 2>/dev/null; then rm -rf $(VENV); "$$($(FIND_PYTHON))" -m venv $(VENV); fi
+	@$(PIP) install --require-hashes -r requirements/dev.txt
+	@$(PIP) install --no-build-isolation --no-deps -e .
+	@touch $@
+
+check: setup ## Lint, check formatting, types and layers
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/lint-imports --no-cache
+	$(VENV)/bin/pyright --warnings
+	$(PY) proto/generate.py --check
+
+format: setup ## Format, and fix what ruff can fix
+	$(VENV)/bin/ruff check --fix-only .
+	$(VENV)/bin/ruff format .
+
+test: setup ## Run the tests (as root all of them; PYTEST_ARGS="-k word")
+	$(PY) -m pytest -rs $(PYTEST_ARGS)
+
+bench: setup ## Measure; prints a table and writes JSON (BENCH_ARGS=...)
+	$(PY) -m benchmarks $(BENCH_ARGS)
+
+gen: setup ## Regenerate src/k8e/_generated from proto/
+	$(PY) proto/generate.py
+
+lock: setup ## Pin the newest allowed versions in requirements/
+	$(LOCK) --upgrade pyproject.toml --extra gateway -o requirements/gateway.txt
+	$(LOCK) --upgrade --group build -o requirements/build.txt
+	$(LOCK) --upgrade pyproject.toml --extra gateway --group dev \
+		-c requirements/gateway.txt -c requirements/build.txt -o requirements/dev.txt
+	cd requirements/tools && npm install --package-lock-only --omit-lockfile-registry-resolved --ignore-scripts \
+		--no-audit --no-fund
+
+clean: ## Remove .venv, caches and build output
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

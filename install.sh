@@ -1,0 +1,778 @@
+#!/bin/sh
+# Installs k8e on this machine from a git clone. `sh install.sh --help` tells how.
+#
+# POSIX sh, and safe to run again: a step whose result is already in place is not repeated.
+
+set -eu
+
+# ---- What is installed: every version and checksum ------------------------------------------------------------------
+# Python packages and tsx are pinned, with hashes, in requirements/.
+
+# gVisor: the published release of this date, or the same source as a Go module.
+GVISOR_RELEASE=20260905
+GVISOR_MODULE=gvisor.dev/gvisor
+GVISOR_VERSION=v0.0.0-20260905035102-160fafc42237
+GVISOR_SUM='h1:AU5+CtCvnBnxdZRNcZt1NfSLqgkXZVT3N/u6u1aXg44='
+GVISOR_URL=https://storage.googleapis.com/gvisor/releases/release/$GVISOR_RELEASE
+
+RUNC_MODULE=github.com/opencontainers/runc
+RUNC_VERSION=v1.5.2
+RUNC_SUM='h1:eUUowc2WJCnFYzI87C1WqRcu356Dk/wsoi90y+2wEfE='
+RUNC_OLDEST_MINOR=2 # an installed runc must be 1.2 or newer
+
+GO_OLDEST_MINOR=24     # Go 1.24
+PYTHON_OLDEST_MINOR=11 # Python 3.11
+NODE_OLDEST_MAJOR=18   # for tsx
+# ---------------------------------------------------------------------------------------------------------------------
+
+usage() {
+    cat <<USAGE
+usage: sh install.sh [--quiet] [--deps-only | --uninstall]
+
+Installs k8e from this git clone: Debian packages (where root or sudo without a
+password allows), gVisor's runsc, runc, the TypeScript runner, a Python virtual
+environment and the command "k8e". A second run is quick and changes nothing.
+
+  --deps-only   everything but the virtual environment and the command
+  --uninstall   remove what this script put into K8E_HOME, and the command
+  --quiet       print warnings and errors only
+  --help        print this
+
+Environment:
+  K8E_HOME      where to install; now $home
+  K8E_BIN_DIR   where the command goes; now $bin_dir
+USAGE
+}
+
+# ---- Talking --------------------------------------------------------------------------------------------------------
+
+say() { if [ "$quiet" = no ]; then printf '%s\n' "$*"; fi; }
+
+note() { say "      $*"; }
+
+warn() { printf '      warning: %s\n' "$*" >&2; }
+
+step() {
+    step_number=$((step_number + 1))
+    step_name=$1
+    say "[$step_number/$step_count] $step_name"
+}
+
+# fail WHY WHAT-TO-DO: name the step, show the end of its output, and stop.
+fail() {
+    {
+        printf '\ninstall.sh: step %s/%s failed: %s\n' "$step_number" "$step_count" "$step_name"
+        printf '  why: %s\n' "$1"
+        if [ "$work_status" != 0 ]; then
+            printf '  the end of its output:\n'
+            tail -n "+$work_line" "$log" | tail -n 15 | sed 's/^/    | /'
+            if cp "$log" "$home/install.log" 2>/dev/null; then
+                printf '  all of it: %s\n' "$home/install.log"
+            fi
+        fi
+        printf '  what to do: %s\n' "$2"
+    } >&2
+    exit 1
+}
+
+# work MESSAGE COMMAND...: run the command with its output in the log, and show that something goes on.
+work() {
+    work_message=$1
+    shift
+    work_line=$(($(wc -l <"$log") + 1))
+    printf '$ %s\n' "$*" >>"$log"
+    work_start=$(date +%s)
+    "$@" >>"$log" 2>&1 </dev/null 9>&- &
+    child=$!
+    work_told=0
+    work_turn=0
+    if [ "$quiet" = no ] && [ "$terminal" = no ]; then note "$work_message"; fi
+    while kill -0 "$child" 2>/dev/null; do
+        sleep 0.1
+        work_turn=$(((work_turn + 1) % 40))
+        work_seconds=$(($(date +%s) - work_start))
+        if [ "$quiet" = yes ]; then
+            continue
+        elif [ "$terminal" = yes ]; then
+            case $((work_turn / 2 % 4)) in
+            0) work_mark='.  ' ;;
+            1) work_mark='.. ' ;;
+            2) work_mark='...' ;;
+            *) work_mark='   ' ;;
+            esac
+            printf '\r      %s (%s s) %s' "$work_message" "$work_seconds" "$work_mark"
+        elif [ "$work_seconds" -ge $((work_told + 30)) ]; then
+            work_told=$work_seconds
+            note "... $work_seconds s"
+        fi
+    done
+    if wait "$child"; then work_status=0; else work_status=$?; fi
+    child=
+    if [ "$quiet" = no ] && [ "$terminal" = yes ]; then
+        printf '\r\033[K      %s (%s s)\n' "$work_message" "$(($(date +%s) - work_start))"
+    fi
+    return "$work_status"
+}
+
+# end PID: end a process of ours and all that it started.
+# shellcheck disable=SC2013,SC2317,SC2329 # one line of words; called by cleanup
+end() {
+    for end_child in $(cat "/proc/$1/task/$1/children" 2>/dev/null); do end "$end_child"; done
+    kill "$1" 2>/dev/null || :
+}
+
+# shellcheck disable=SC2317,SC2329 # called by the trap
+cleanup() {
+    if [ -n "$child" ]; then
+        end "$child"
+        wait "$child" 2>/dev/null || :
+    fi
+    if [ -n "$work_dir" ]; then rm -rf "$work_dir"; fi
+    if [ -n "$log" ]; then rm -f "$log"; fi
+}
+
+# ---- Small helpers --------------------------------------------------------------------------------------------------
+
+have() { command -v "$1" >/dev/null 2>&1; }
+
+sha256() { sha256sum "$1" | cut -d ' ' -f 1; }
+
+# As root, or through sudo where that asks for no password.
+as_root() {
+    if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi
+}
+
+can_apt() {
+    have apt-get || return 1
+    [ "$(id -u)" = 0 ] || { have sudo && sudo -n true 2>/dev/null; }
+}
+
+apt_install() {
+    if [ "$apt_updated" = no ]; then
+        apt_updated=yes
+        # A stale list is not an error yet: the installation below will tell.
+        work "reading the package lists" as_root apt-get -q -o DPkg::Lock::Timeout=120 update || :
+    fi
+    work "installing $*" as_root env DEBIAN_FRONTEND=noninteractive \
+        apt-get -q -y -o DPkg::Lock::Timeout=120 install --no-install-recommends "$@"
+}
+
+# find_python MODULES: print the real path of a Python that is new enough and has these modules. The system's own comes
+# first, because a python3 on PATH may be a slow shim.
+find_python() {
+    for find_python_it in /usr/bin/python3 /usr/bin/python3.14 /usr/bin/python3.13 /usr/bin/python3.12 \
+        /usr/bin/python3.11 python3 python3.14 python3.13 python3.12 python3.11; do
+        have "$find_python_it" || continue
+        "$find_python_it" -c "
+import sys, $1
+if sys.version_info < (3, $PYTHON_OLDEST_MINOR): sys.exit(1)
+print(sys.executable)" 2>/dev/null && return 0
+    done
+    return 1
+}
+
+# find_go: print a Go that is new enough.
+find_go() {
+    for find_go_it in go /usr/local/go/bin/go /usr/lib/go/bin/go; do
+        have "$find_go_it" || continue
+        find_go_minor=$("$find_go_it" env GOVERSION 2>/dev/null | sed -n 's/^go1\.\([0-9]*\).*/\1/p')
+        if [ "${find_go_minor:-0}" -ge "$GO_OLDEST_MINOR" ]; then
+            command -v "$find_go_it"
+            return 0
+        fi
+    done
+    return 1
+}
+
+# go_build MODULE PACKAGE VERSION SUM TAGS LDFLAGS CGO: build one program into $work_dir/go. Go checks each module
+# against its checksum database; on top of that the main module must have the hash pinned above.
+go_build() {
+    GOBIN=$work_dir/go CGO_ENABLED=$7 GOFLAGS='' GOOS='' GOARCH='' \
+        "$go" install -tags "$5" -ldflags "$6" "$1$2@$3" || return 1
+    "$go" version -m "$work_dir/go/$(basename "$1$2")" | tr '\t' ' ' | grep -qF " mod $1 $3 $4" && return 0
+    echo "the program that was built is not $1 $3 with the checksum $4"
+    return 1
+}
+
+# A stamp beside a program says what it is: the wanted version, the program's hash, its source and its own version.
+stamped() { sed -n "s/^$2=//p" "$home/bin/.$1.stamp" 2>/dev/null; }
+
+is_stamped() {
+    [ -x "$home/bin/$1" ] && [ "$(stamped "$1" wanted)" = "$2" ] &&
+        [ "$(stamped "$1" sha256)" = "$(sha256 "$home/bin/$1")" ]
+}
+
+# put PROGRAM FILE WANTED SOURCE VERSION: move the file, or link to a program that the system maintains.
+put() {
+    rm -f "$home/bin/.$1.stamp"
+    case $4 in
+    system | package) ln -s "$2" "$work_dir/put" ;;
+    *) chmod 755 "$2" && mv "$2" "$work_dir/put" ;;
+    esac
+    mv -f "$work_dir/put" "$home/bin/$1"
+    printf 'wanted=%s\nsha256=%s\nsource=%s\nversion=%s\n' "$3" "$(sha256 "$home/bin/$1")" "$4" "$5" \
+        >"$home/bin/.$1.stamp"
+}
+
+describe() {
+    case $(stamped "$1" source) in
+    system) describe_how="linked to $(readlink "$home/bin/$1")" ;;
+    download) describe_how="published release" ;;
+    go) describe_how="built with Go" ;;
+    package) describe_how="the distribution's package" ;;
+    *) describe_how="found there" ;;
+    esac
+    printf '%s (%s, %s)' "$home/bin/$1" "$(stamped "$1" version)" "$describe_how"
+}
+
+# on_path PROGRAM: print the path of one that is not ours.
+on_path() {
+    on_path_it=$(PATH=$PATH:/usr/sbin:/sbin command -v "$1" 2>/dev/null) || return 1
+    on_path_bin=$(cd "$home/bin" && pwd -P)
+    case $(readlink -f "$on_path_it") in "$on_path_bin"/*) return 1 ;; esac
+    if [ "$(cd "$(dirname "$on_path_it")" && pwd -P)" = "$on_path_bin" ]; then
+        on_path_it=$(readlink -f "$on_path_it") # our link to it
+    fi
+    printf '%s\n' "$on_path_it"
+}
+
+# ---- Steps ----------------------------------------------------------------------------------------------------------
+
+check_machine() {
+    step "Checking this machine"
+    os=$(uname -s)
+    arch=$(uname -m)
+    kernel=$(uname -r)
+    [ "$os" = Linux ] || fail "k8e needs Linux, this is $os" "run it on a Linux machine, or in a virtual machine"
+    case $arch in
+    x86_64 | aarch64) ;;
+    *) warn "gVisor does not support the processor $arch: only the container runtime will be usable" ;;
+    esac
+    kernel_major=${kernel%%.*}
+    kernel_rest=${kernel#*.}
+    kernel_minor=${kernel_rest%%[!0-9]*}
+    if [ "$kernel_major" -lt 4 ] || { [ "$kernel_major" = 4 ] && [ "$kernel_minor" -lt 15 ]; }; then
+        warn "Linux $kernel is older than 4.15: gVisor will not run"
+    fi
+    note "Linux $kernel on $arch, installing to $home"
+    mkdir -p "$home/bin" 2>/dev/null || fail "cannot create $home/bin" \
+        "run as a user who may write there, or set K8E_HOME to another folder"
+    [ -w "$home/bin" ] || fail "$home/bin is not writable" \
+        "run as a user who may write there, or set K8E_HOME to another folder"
+    if have flock; then
+        exec 9>>"$home/.install.lock"
+        flock -n 9 || {
+            note "waiting for another install.sh to finish"
+            flock 9
+        }
+    fi
+    log=$(mktemp)
+}
+
+# A folder for what is being made, beside its destination so that it can be moved there in one go.
+need_work_dir() {
+    [ -z "$work_dir" ] || return 0
+    find "$home" -maxdepth 1 -name '.work.*' -exec rm -rf {} + # left by a run that was killed
+    work_dir=$(mktemp -d "$home/.work.XXXXXX")
+}
+
+system_packages() {
+    step "System packages"
+    missing=
+    if python=$(find_python sys); then
+        "$python" -c 'import ensurepip, venv' 2>/dev/null || missing="$missing python3-venv"
+    else
+        missing="$missing python3 python3-venv"
+    fi
+    sbin_path=$PATH:/usr/sbin:/sbin
+    PATH=$sbin_path have mkfs.ext4 || missing="$missing e2fsprogs"
+    PATH=$sbin_path have ip || missing="$missing iproute2"
+    if have apt-get && [ ! -e /etc/ssl/certs/ca-certificates.crt ]; then missing="$missing ca-certificates"; fi
+    have node || missing="$missing nodejs npm"
+    missing=${missing# }
+    if [ -z "$missing" ]; then
+        note "nothing is missing"
+    elif can_apt; then
+        # Word splitting makes the list of packages.
+        # shellcheck disable=SC2086
+        apt_install $missing || {
+            warn "could not install: $missing"
+            tail -n 3 "$log" | sed 's/^/        | /' >&2
+        }
+    elif have apt-get; then
+        warn "missing: $missing. Install them as root: apt-get install $missing"
+    else
+        warn "missing (Debian's names): $missing. Install them with this system's package manager"
+    fi
+    [ -n "$(find_python sys)" ] || fail "there is no Python 3.$PYTHON_OLDEST_MINOR or newer" \
+        "install one (Debian 12 and Ubuntu 24.04 have it as python3) and run install.sh again"
+    python=$(find_python ensurepip,venv) || fail "$(find_python sys) cannot make virtual environments" \
+        "install its venv module (Debian: apt-get install python3-venv) and run install.sh again"
+    note "Python: $python"
+}
+
+# runsc_date PROGRAM: print the release date (YYYYMMDD) of a runsc. One that was built without a version string still
+# carries its module version, which Go can read.
+runsc_date() {
+    runsc_date_it=$("$1" --version 2>/dev/null | grep -oE '20[0-9]{6}' | head -n 1)
+    if [ -z "$runsc_date_it" ] && [ -n "$go" ]; then
+        runsc_date_it=$("$go" version -m "$1" 2>/dev/null | tr '\t' ' ' |
+            sed -n "s|^ mod $GVISOR_MODULE v[0-9.]*-\(20[0-9]\{6\}\).*|\1|p")
+    fi
+    printf '%s\n' "${runsc_date_it:-0}"
+}
+
+# The file, then its published checksum; the connection must stand within 5 seconds.
+download_runsc() {
+    "$python" -I - "$GVISOR_URL/$arch" "$work_dir" <<'PYTHON'
+import hashlib, pathlib, shutil, signal, sys, urllib.request
+
+url, folder = sys.argv[1], pathlib.Path(sys.argv[2])
+
+def fetch(name):
+    def late(*_):
+        raise TimeoutError("no answer within 5 seconds")
+    signal.signal(signal.SIGALRM, late)
+    signal.alarm(5)
+    with urllib.request.urlopen(f"{url}/{name}", timeout=30) as answer, open(folder / name, "wb") as file:
+        signal.alarm(0)
+        shutil.copyfileobj(answer, file, 1 << 20)
+
+try:
+    fetch("runsc.sha512")
+    fetch("runsc")
+except OSError as error:
+    sys.exit(f"{url}: {getattr(error, 'reason', error)}")
+wanted = (folder / "runsc.sha512").read_text().split()[0]
+with open(folder / "runsc", "rb") as file:
+    if hashlib.file_digest(file, "sha512").hexdigest() != wanted:
+        sys.exit(f"{url}/runsc does not have its published SHA-512 checksum")
+PYTHON
+}
+
+install_gvisor() {
+    step "gVisor (runsc): runs each sandbox on a kernel of its own"
+    if is_stamped runsc "$GVISOR_VERSION"; then
+        note "in place: $(describe runsc)"
+        return
+    fi
+    need_work_dir
+    go=$(find_go) || go=
+    if [ -x "$home/bin/runsc" ] && [ ! -L "$home/bin/runsc" ] &&
+        [ "$(runsc_date "$home/bin/runsc")" = "$GVISOR_RELEASE" ]; then
+        cp "$home/bin/runsc" "$work_dir/runsc"
+        put runsc "$work_dir/runsc" "$GVISOR_VERSION" found "release $GVISOR_RELEASE"
+    elif runsc=$(on_path runsc) && [ "$(runsc_date "$runsc")" -ge "$GVISOR_RELEASE" ]; then
+        put runsc "$runsc" "$GVISOR_VERSION" system "release $(runsc_date "$runsc")"
+    elif case $arch in x86_64 | aarch64) false ;; *) true ;; esac then
+        warn "skipped on $arch"
+        return
+    elif work "downloading the release of $GVISOR_RELEASE" download_runsc &&
+        chmod 755 "$work_dir/runsc" && "$work_dir/runsc" --version >>"$log" 2>&1; then
+        put runsc "$work_dir/runsc" "$GVISOR_VERSION" download "release $GVISOR_RELEASE"
+    elif note "could not be downloaded: $(tail -n 1 "$log")" && [ -n "$go" ] &&
+        work "building it with $("$go" env GOVERSION), which takes a few minutes" go_build \
+            "$GVISOR_MODULE" /runsc "$GVISOR_VERSION" "$GVISOR_SUM" "" \
+            "-s -w -X $GVISOR_MODULE/runsc/version.version=$GVISOR_VERSION" 0 &&
+        "$work_dir/go/runsc" --version >>"$log" 2>&1; then
+        put runsc "$work_dir/go/runsc" "$GVISOR_VERSION" go "release $GVISOR_RELEASE"
+    else
+        if [ -n "$go" ]; then
+            warn "the build failed:"
+            tail -n 5 "$log" | sed 's/^/        | /' >&2
+        else
+            note "cannot be built: there is no Go 1.$GO_OLDEST_MINOR or newer"
+        fi
+        if can_apt && apt_install runsc && runsc=$(on_path runsc); then
+            put runsc "$runsc" "$GVISOR_VERSION" package "release $(runsc_date "$runsc")"
+            warn "this runsc is of $(runsc_date "$runsc"): older and slower than $GVISOR_RELEASE. For the newer one" \
+                "install Go 1.$GO_OLDEST_MINOR, remove $home/bin/runsc and run install.sh again"
+        else
+            rm -f "$home/bin/runsc" "$home/bin/.runsc.stamp"
+            warn "no gVisor. Sandboxes will run as plain containers: the code in them talks to this machine's own" \
+                "kernel, so one kernel bug is enough to break out. Install Go 1.$GO_OLDEST_MINOR, or put runsc of" \
+                "$GVISOR_RELEASE or newer on PATH, and run install.sh again"
+            return
+        fi
+    fi
+    note "$(describe runsc)"
+}
+
+# trial_bundle FOLDER: write a container with a user namespace, a seccomp filter and (as root) limits, that runs `true`.
+trial_bundle() {
+    "$python" -I - "$1" <<'PYTHON'
+import json, os, pathlib, shutil, sys
+
+trial = pathlib.Path(sys.argv[1])
+trial.chmod(0o755)
+rootfs = trial / "rootfs"
+mounts = [{"destination": "/proc", "type": "proc", "source": "proc"},
+          {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["mode=755"]}]
+for name in ("proc", "dev", "usr", "bin", "sbin", "lib", "lib64"):
+    host = pathlib.Path("/", name)
+    if host.is_symlink():
+        (rootfs / name).symlink_to(os.readlink(host))
+    elif host.is_dir():
+        (rootfs / name).mkdir(parents=True)
+        if name not in ("proc", "dev"):
+            bind = {"destination": str(host), "type": "bind", "source": str(host), "options": ["rbind", "ro"]}
+            mounts.append(bind)
+root = os.geteuid() == 0
+ids = {"containerID": 0, "hostID": 100000 if root else os.geteuid(), "size": 65536 if root else 1}
+gids = ids if root else {**ids, "hostID": os.getegid()}
+linux = {
+    "namespaces": [{"type": kind} for kind in ("pid", "mount", "network", "ipc", "uts", "user")],
+    "uidMappings": [ids],
+    "gidMappings": [gids],
+    "seccomp": {"defaultAction": "SCMP_ACT_ALLOW",
+                "syscalls": [{"names": ["vhangup"], "action": "SCMP_ACT_ERRNO"}]},
+}
+if root:
+    linux["resources"] = {"pids": {"limit": 64}, "memory": {"limit": 1 << 28}}
+process = {"user": {"uid": 0, "gid": 0}, "cwd": "/", "args": [shutil.which("true") or "/bin/true"],
+           "env": ["PATH=/usr/bin:/bin"], "noNewPrivileges": True}
+config = {"ociVersion": "1.0.2", "root": {"path": "rootfs", "readonly": True}, "process": process,
+          "mounts": mounts, "linux": linux, "hostname": "trial"}
+(trial / "config.json").write_text(json.dumps(config))
+PYTHON
+}
+
+# container_works PROGRAM: start that container for real.
+container_works() {
+    trial=$(mktemp -d "${TMPDIR:-/tmp}/k8e-trial.XXXXXX")
+    trial_status=0
+    if ! trial_bundle "$trial" ||
+        ! (cd "$trial" && timeout 15 "$1" --root "$trial/state" run "k8e-trial-$$"); then
+        trial_status=1
+        "$1" --root "$trial/state" delete --force "k8e-trial-$$" >/dev/null 2>&1 || :
+    fi
+    rm -rf "$trial"
+    return "$trial_status"
+}
+
+runc_version() { "$1" --version 2>/dev/null | sed -nE 's/^(runc|crun) version //p' | head -n 1; }
+
+runc_is_new() {
+    runc_minor=$(runc_version "$1" | sed -n 's/^1\.\([0-9]*\).*/\1/p')
+    [ "${runc_minor:-0}" -ge "$RUNC_OLDEST_MINOR" ] || runc_version "$1" | grep -qE '^([2-9]|[1-9][0-9]+)\.'
+}
+
+# What building runc takes beside Go: a C compiler and libseccomp's headers.
+can_build_runc() {
+    [ -n "$go" ] || return 1
+    if have gcc && have pkg-config && pkg-config --exists libseccomp; then return 0; fi
+    can_apt && apt_install gcc libc6-dev pkg-config libseccomp-dev
+}
+
+install_runc() {
+    step "runc: starts plain containers"
+    for program in runc crun; do
+        if is_stamped "$program" "$RUNC_VERSION"; then
+            note "in place: $(describe "$program")"
+            return
+        fi
+    done
+    need_work_dir
+    go=$(find_go) || go=
+    if [ -x "$home/bin/runc" ] && [ ! -L "$home/bin/runc" ] && runc_is_new "$home/bin/runc" &&
+        work "trying $home/bin/runc" container_works "$home/bin/runc"; then
+        cp "$home/bin/runc" "$work_dir/runc"
+        put runc "$work_dir/runc" "$RUNC_VERSION" found "$(runc_version "$home/bin/runc")"
+        note "$(describe runc)"
+        return
+    fi
+    for program in runc crun; do
+        found=$(on_path "$program") || continue
+        if [ "$program" = runc ] && ! runc_is_new "$found"; then
+            note "$found is $(runc_version "$found"), too old"
+        elif work "trying $found" container_works "$found"; then
+            put "$program" "$found" "$RUNC_VERSION" system "$(runc_version "$found")"
+            note "$(describe "$program")"
+            return
+        else
+            note "$found does not work here: $(tail -n 1 "$log")"
+        fi
+    done
+    if can_build_runc && work "building runc with $("$go" env GOVERSION)" go_build \
+        "$RUNC_MODULE" "" "$RUNC_VERSION" "$RUNC_SUM" seccomp "-s -w" 1; then
+        if ! work "trying it" container_works "$work_dir/go/runc"; then
+            warn "runc was built, but a trial container did not start: $(tail -n 1 "$log")." \
+                "\"k8e doctor\" will say what is usable"
+        fi
+        put runc "$work_dir/go/runc" "$RUNC_VERSION" go "${RUNC_VERSION#v}"
+        note "$(describe runc)"
+        return
+    fi
+    if [ -n "$go" ]; then
+        warn "runc could not be built:"
+        tail -n 5 "$log" | sed 's/^/        | /' >&2
+    fi
+    if found=$(on_path runc) || { can_apt && apt_install runc && found=$(on_path runc); }; then
+        if work "trying $found" container_works "$found"; then
+            put runc "$found" "$RUNC_VERSION" package "$(runc_version "$found")"
+            note "$(describe runc)"
+            return
+        fi
+        note "$found does not work here: $(tail -n 1 "$log")"
+    fi
+    warn "no runc or crun that works: the container runtime will not be usable. Install runc 1.$RUNC_OLDEST_MINOR or" \
+        "newer, or Go 1.$GO_OLDEST_MINOR with gcc, pkg-config and libseccomp-dev, and run install.sh again"
+}
+
+npm_install() {
+    mkdir -p "$home/tools" && cp "$source_dir/requirements/tools/package.json" "$home/tools/" || return 1
+    cp "$source_dir/requirements/tools/package-lock.json" "$home/tools/package-lock.json" || return 1
+    # tsx works without the packages' install scripts, so none is run.
+    (cd "$home/tools" && npm ci --ignore-scripts --no-audit --no-fund) || return 1
+    cp "$home/tools/package-lock.json" "$home/tools/.stamp"
+}
+
+install_tsx() {
+    step "TypeScript runner (tsx)"
+    tsx_version=$(sed -n 's/^ *"tsx": "\(.*\)".*/\1/p' "$source_dir/requirements/tools/package.json")
+    if [ -d "$home/tools/node_modules/tsx" ] &&
+        cmp -s "$source_dir/requirements/tools/package-lock.json" "$home/tools/.stamp"; then
+        note "in place: tsx $tsx_version"
+        return
+    fi
+    tsx_lost="TypeScript code (--lang ts) will not run"
+    if ! have npm || ! have node; then
+        warn "no node or npm: $tsx_lost. Install Node.js with npm and run install.sh again"
+    elif node_major=$(node --version | sed 's/^v\([0-9]*\).*/\1/') && [ "$node_major" -lt "$NODE_OLDEST_MAJOR" ]; then
+        warn "Node.js $node_major is too old: $tsx_lost. Install version 20 and run install.sh again"
+    elif work "installing tsx $tsx_version with npm" npm_install; then
+        note "tsx $tsx_version in $home/tools"
+    else
+        rm -f "$home/tools/.stamp"
+        warn "npm failed: $tsx_lost"
+        tail -n 5 "$log" | sed 's/^/        | /' >&2
+    fi
+}
+
+source_hash() {
+    (
+        cd "$source_dir"
+        find src/k8e pyproject.toml README.md LICENSE requirements/build.txt -type f ! -name '*.pyc' \
+            -exec sha256sum {} + 2>/dev/null | sort -k 2 | sha256sum | cut -d ' ' -f 1
+    )
+}
+
+# The build tools are installed, verified like all else, into a folder of their own and not into the environment.
+install_package() {
+    "$venv/bin/python" -m pip install -q --require-hashes --target "$work_dir/build" \
+        -r "$source_dir/requirements/build.txt" &&
+        PYTHONPATH=$work_dir/build "$venv/bin/python" -m pip install -q --no-build-isolation --no-deps \
+            --force-reinstall "$source_dir"
+}
+
+install_k8e() {
+    step "k8e: the Python package and the command"
+    mkdir -p "$bin_dir" 2>/dev/null || :
+    [ -w "$bin_dir" ] || fail "$bin_dir is not writable" "set K8E_BIN_DIR to a folder of yours that is on PATH"
+    launcher=$bin_dir/k8e
+    if [ -e "$launcher" ] && ! is_ours "$launcher"; then
+        fail "$launcher exists and is not ours" "move it away, or set K8E_BIN_DIR to another folder on PATH"
+    fi
+    venv=$home/venv
+    unset PIP_USER PIP_TARGET PIP_PREFIX PIP_ROOT PYTHONHOME PYTHONPATH
+    network_hint="if pip cannot reach its package index, check the network and proxy settings; then run install.sh again"
+
+    wanted_python=$("$python" -c 'import sys; print(sys.executable, sys.version.split()[0])')
+    if [ "$(cat "$venv/.python" 2>/dev/null)" != "$wanted_python" ] || [ ! -x "$venv/bin/python" ]; then
+        work "making a virtual environment" "$python" -m venv --clear "$venv" ||
+            fail "$python could not make $venv" "see the output above, then run install.sh again"
+        printf '%s\n' "$wanted_python" >"$venv/.python"
+    fi
+    wanted_packages=$(sha256 "$source_dir/requirements/gateway.txt")
+    if [ "$(cat "$venv/.packages" 2>/dev/null)" != "$wanted_packages" ]; then
+        work "installing the Python packages, with their hashes checked" "$venv/bin/python" -m pip install -q \
+            --require-hashes -r "$source_dir/requirements/gateway.txt" ||
+            fail "pip could not install the Python packages" "$network_hint"
+        printf '%s\n' "$wanted_packages" >"$venv/.packages"
+    fi
+    wanted_source=$(source_hash)
+    if [ "$(cat "$venv/.source" 2>/dev/null)" != "$wanted_source" ]; then
+        rm -f "$venv/.source"
+        need_work_dir
+        work "installing k8e" install_package || fail "pip could not install k8e from $source_dir" "$network_hint"
+        work "checking it" "$venv/bin/python" -I -c 'import k8e.cli' ||
+            fail "the installed package does not work" "check that the clone is complete (git status), then run again"
+        printf '%s\n' "$wanted_source" >"$venv/.source"
+    else
+        note "in place: $venv"
+    fi
+
+    program=$venv/bin/python
+    script=$(launcher_script)
+    # The kernel reads 127 bytes of a first line, and splits it at spaces.
+    case $program in
+    *[[:space:]]*) shebang=no ;;
+    *) if [ ${#program} -lt 120 ]; then shebang=yes; else shebang=no; fi ;;
+    esac
+    if [ "$shebang" = yes ]; then
+        write_if_changed "$launcher" "#!$program -IS
+$script"
+    else
+        write_if_changed "$home/launcher.py" "$script"
+        write_if_changed "$launcher" "#!/bin/sh
+# The command k8e, written by install.sh.
+exec $(quoted "$program") -IS $(quoted "$home/launcher.py") \"\$@\""
+    fi
+}
+
+# The command is a script for the environment's Python that skips what it can: user paths (-I), the site module (-S).
+# k8e looks for its tools in the default folder, so the script names any other.
+launcher_script() {
+    if [ "$home" = "$default_home" ]; then launcher_home=; else launcher_home=$home; fi
+    "$python" -I - "$launcher_home" "$venv"/lib/python3.*/site-packages <<'PYTHON'
+import sys
+
+home, packages = sys.argv[1:]
+lines = ['"""The command k8e, written by install.sh."""']
+if home:
+    lines += ["import os", "import sys", "", f'os.environ.setdefault("K8E_HOME", {home!r})']
+else:
+    lines += ["import sys", ""]
+lines += [f"sys.path.insert(0, {packages!r})", "from k8e.cli import main", "", "sys.exit(main())"]
+print("\n".join(lines))
+PYTHON
+}
+
+quoted() { printf "'%s'" "$(printf '%s' "$1" | sed "s/'/'\\\\''/g")"; }
+
+# write_if_changed FILE TEXT: whoever reads the file sees the old text or the new one.
+write_if_changed() {
+    if [ -x "$1" ] && [ "$(cat "$1")" = "$2" ]; then return; fi
+    printf '%s\n' "$2" >"$1.new.$$"
+    chmod 755 "$1.new.$$"
+    mv -f "$1.new.$$" "$1"
+    note "wrote $1"
+}
+
+is_ours() { grep -q 'The command k8e, written by install.sh' "$1" 2>/dev/null; }
+
+uninstall() {
+    step_count=1
+    step "Removing k8e"
+    if [ -e "$bin_dir/k8e" ] && is_ours "$bin_dir/k8e"; then
+        if [ "$home" = "$default_home" ]; then
+            timeout 20 "$bin_dir/k8e" gateway stop >/dev/null 2>&1 || :
+        fi
+        rm -f "$bin_dir/k8e" || fail "cannot remove $bin_dir/k8e" "run as the user who installed it"
+        note "removed $bin_dir/k8e"
+    fi
+    for part in venv tools launcher.py install.log .install.lock bin/runsc bin/runc bin/crun \
+        bin/.runsc.stamp bin/.runc.stamp bin/.crun.stamp; do
+        if [ ! -e "$home/$part" ] && [ ! -L "$home/$part" ]; then continue; fi
+        rm -rf "${home:?}/$part" || fail "cannot remove $home/$part" "run as the user who installed it"
+        note "removed $home/$part"
+    done
+    for part in "$home/bin" "$home"; do
+        if [ -d "$part" ] && ! rmdir "$part" 2>/dev/null; then note "kept $part: it holds other files"; fi
+    done
+    say "k8e is removed. Debian packages and the data folder of sessions stay as they are."
+}
+
+summary() {
+    say ""
+    if [ "$deps_only" = yes ]; then
+        say "Everything that k8e runs on is in place:"
+    else
+        version=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' "$source_dir/src/k8e/_version.py")
+        say "k8e $version is installed:"
+        say "  command     $launcher"
+        say "  packages    $venv"
+    fi
+    if [ -x "$home/bin/runsc" ]; then say "  gVisor      $(describe runsc)"; else say "  gVisor      none"; fi
+    for program in runc crun; do
+        if [ -x "$home/bin/$program" ]; then say "  $program        $(describe "$program")"; fi
+    done
+    if [ -d "$home/tools/node_modules/tsx" ]; then say "  TypeScript  tsx $tsx_version"; fi
+    if [ "$deps_only" = no ]; then
+        command=k8e
+        case :$PATH: in
+        *:"$bin_dir":*) ;;
+        *)
+            command=$launcher
+            warn "$bin_dir is not on PATH. Add this line to ~/.profile:"
+            # The user's shell expands it.
+            # shellcheck disable=SC2016
+            printf '        export PATH="%s:$PATH"\n' "$bin_dir" >&2
+            ;;
+        esac
+        say ""
+        say "Next: $command sandbox run --lang python \"print('hello')\""
+    fi
+}
+
+# ---- Main -----------------------------------------------------------------------------------------------------------
+
+umask 022
+if [ "$(id -u)" = 0 ]; then export HOME="${HOME:-/root}"; fi
+source_dir=$(cd "$(dirname "$0")" && pwd -P)
+if [ "$(id -u)" = 0 ]; then
+    default_home=/opt/k8e
+    default_bin_dir=/usr/local/bin
+else
+    default_home=${HOME:?}/.local/share/k8e/home
+    default_bin_dir=$HOME/.local/bin
+fi
+home=${K8E_HOME:-$default_home}
+bin_dir=${K8E_BIN_DIR:-$default_bin_dir}
+case $home in /*) ;; *) home=$(pwd -P)/$home ;; esac
+case $bin_dir in /*) ;; *) bin_dir=$(pwd -P)/$bin_dir ;; esac
+
+quiet=no
+deps_only=no
+remove=no
+terminal=no
+if [ -t 1 ]; then terminal=yes; fi
+apt_updated=no
+child=
+work_status=0
+go=
+log=
+work_dir=
+step_name=
+step_number=0
+step_count=6
+
+for argument in "$@"; do
+    case $argument in
+    -h | --help)
+        usage
+        exit 0
+        ;;
+    -q | --quiet) quiet=yes ;;
+    --deps-only)
+        deps_only=yes
+        step_count=5
+        ;;
+    --uninstall) remove=yes ;;
+    *)
+        printf 'install.sh: unknown argument: %s\n\n' "$argument" >&2
+        usage >&2
+        exit 2
+        ;;
+    esac
+done
+
+trap cleanup EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
+
+if [ "$remove" = yes ]; then
+    uninstall
+    exit 0
+fi
+[ -f "$source_dir/pyproject.toml" ] || {
+    echo "install.sh: there is no pyproject.toml beside it: run it from a git clone of k8e" >&2
+    exit 1
+}
+check_machine
+system_packages
+install_gvisor
+install_runc
+install_tsx
+if [ "$deps_only" = no ]; then install_k8e; fi
+summary

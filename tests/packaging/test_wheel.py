@@ -1,0 +1,42 @@
+"""The wheel: light, and the base installation needs no other package."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+import k8e._version
+
+REPO = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    folder = tmp_path_factory.mktemp("wheel")
+    options = ["-q", "--no-build-isolation", "--no-deps", "--wheel-dir", str(folder)]
+    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, str(REPO)], check=True)
+    (path,) = folder.iterdir()
+    return zipfile.ZipFile(path)
+
+
+def test_holds_the_package_and_nothing_else(wheel: zipfile.ZipFile) -> None:
+    tops = {name.split("/")[0] for name in wheel.namelist()}
+    assert tops == {"k8e", f"k8e-{k8e._version.__version__}.dist-info"}
+    source = {str(p.relative_to(REPO / "src")) for p in (REPO / "src/k8e").rglob("*.py")}
+    assert source <= set(wheel.namelist())
+    assert sum(info.compress_size for info in wheel.infolist()) < 1 << 20
+
+
+def test_base_installation_needs_nothing(wheel: zipfile.ZipFile) -> None:
+    (name,) = [n for n in wheel.namelist() if n.endswith(".dist-info/METADATA")]
+    metadata = Parser().parsestr(wheel.read(name).decode())
+    assert metadata["Version"] == k8e._version.__version__
+    assert metadata["License-Expression"] == "Apache-2.0"
+    needed = metadata.get_all("Requires-Dist") or []
+    assert needed
+    assert all("extra == " in requirement for requirement in needed)
