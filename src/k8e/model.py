@@ -15,6 +15,7 @@ MIB = 1 << 20
 GIB = 1 << 30
 _ID_ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 _LABEL_CHARS = frozenset(string.ascii_lowercase + string.digits + "-")
+_TENANT_CHARS = frozenset(string.ascii_letters + string.digits + "-._")
 MAX_ID = 50
 MAX_ENV_BYTES = 32 << 10
 MAX_ENV_KEYS = 64
@@ -33,6 +34,17 @@ def check_id(value: str, what: str) -> str:
         raise errors.InvalidRequest(
             f"{what} {value[:80]!r} is not a valid name",
             hint=f"use at most {MAX_ID} lowercase letters, digits and inner hyphens",
+        )
+    return value
+
+
+def check_tenant(value: str) -> str:
+    """``value`` if it can be a label of Kubernetes and a folder's name."""
+    fits = 0 < len(value) <= 63 and set(value) <= _TENANT_CHARS
+    if not fits or not value[0].isalnum() or not value[-1].isalnum():
+        raise errors.InvalidRequest(
+            f"tenant {value[:80]!r} is not a valid name",
+            hint="use at most 63 letters, digits and inner hyphens, dots and underscores",
         )
     return value
 
@@ -59,7 +71,7 @@ class Limits:
 
     cpus: float = 2.0
     """CPU time per second of wall time, in CPUs."""
-    memory: int = 512 * MIB
+    memory: int = 1 * GIB
     """Bytes of memory of all its processes, /tmp and /home included."""
     pids: int = 256
     """Processes and threads."""
@@ -109,7 +121,7 @@ class SessionSpec:
     """Seconds without a running or new operation; 0 means the gateway's default."""
 
     def __post_init__(self) -> None:
-        check_id(self.tenant, "tenant")
+        check_tenant(self.tenant)
         if self.session_id:
             check_id(self.session_id, "session id")
         if len(self.request_id) > 200:

@@ -19,6 +19,8 @@ MASKED = (
     "/proc/sched_debug /proc/scsi /proc/timer_list /proc/timer_stats /sys/devices/virtual/powercap "
     "/sys/firmware /sys/kernel /sys/module"
 ).split()
+READ_ONLY_BIND = ("ro", "rro", "rnosuid", "rnodev")
+"""Read-only with everything mounted below; ``ro`` alone would cover the top mount only."""
 READ_ONLY = "/proc/bus /proc/fs /proc/irq /proc/sys /proc/sysrq-trigger".split()
 
 
@@ -71,9 +73,8 @@ def _tmpfs(target: str, size: int, mode: str = "1777", *options: str) -> dict[st
 
 
 def _mounts(layout: Layout, flavour: Flavour, limits: Limits) -> list[dict[str, Any]]:
-    # Memory behind these counts against the session's limit; the size keeps one of them from
-    # taking all of it.
-    scratch = limits.memory // 2
+    # Memory behind these counts against the session's limit: full, they leave a quarter of it.
+    large, small = limits.memory // 4, limits.memory // 8
     mounts: list[dict[str, Any]] = [
         {
             "destination": "/proc",
@@ -93,22 +94,22 @@ def _mounts(layout: Layout, flavour: Flavour, limits: Limits) -> list[dict[str, 
             "source": "devpts",
             "options": ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"],
         },
-        _tmpfs("/dev/shm", scratch, "1777", "noexec"),  # noqa: S108 - a path in the sandbox
+        _tmpfs("/dev/shm", small, "1777", "noexec"),  # noqa: S108 - a path in the sandbox
         {
             "destination": "/sys",
             "type": "sysfs",
             "source": "sysfs",
             "options": ["nosuid", "noexec", "nodev", "ro"],
         },
-        _tmpfs("/tmp", scratch),  # noqa: S108 - a path in the sandbox
-        _tmpfs("/var/tmp", scratch),  # noqa: S108 - a path in the sandbox
-        _tmpfs("/home", scratch, "755"),
+        _tmpfs("/tmp", large),  # noqa: S108 - a path in the sandbox
+        _tmpfs("/var/tmp", small),  # noqa: S108 - a path in the sandbox
+        _tmpfs("/home", large, "755"),
     ]
-    mounts += [_bind(folder, folder, "ro") for folder in layout.bound]
+    mounts += [_bind(folder, folder, *READ_ONLY_BIND) for folder in layout.bound]
     if layout.tools is not None:
-        mounts.append(_bind(layout.tools, "/opt/k8e/tools", "ro"))
-    mounts.append(_bind(layout.guest.parent, "/run/k8e/guest", "ro"))
-    mounts.append(_bind(layout.link, "/run/k8e/link", "ro"))
+        mounts.append(_bind(layout.tools, "/opt/k8e/tools", *READ_ONLY_BIND))
+    mounts.append(_bind(layout.guest.parent, "/run/k8e/guest", *READ_ONLY_BIND))
+    mounts.append(_bind(layout.link, "/run/k8e/link", *READ_ONLY_BIND))
     mounts.append(_bind(layout.slot, flavour.slot_at, "rw", "rslave"))
     return mounts
 
