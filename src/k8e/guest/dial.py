@@ -158,7 +158,7 @@ class Link:
             if operation is None:
                 raise LookupError("unknown operation {!r}".format(spec.get("op")))
             operation(channel, spec)
-        except (OSError, LookupError, ValueError, TypeError) as error:
+        except Exception as error:  # PID 1 must outlive every malformed request
             channel.fail(error)
             channel.handler = None
         if channel.handler is None:

@@ -68,6 +68,8 @@ class Guest:
     def _catch_children(self) -> None:
         waking, woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.signal(signal.SIGCHLD, _ignore)
+        # Python would turn this one into an exception. A handler, unlike SIG_IGN, is not inherited.
+        signal.signal(signal.SIGINT, _ignore)
         signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
 
         def on_wake(_: int) -> None:
