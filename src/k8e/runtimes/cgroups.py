@@ -31,6 +31,24 @@ def path_of(sandbox_id: str) -> str:
     return f"/{PARENT}/{sandbox_id}"
 
 
+_LIMIT_FILES = {
+    "cpu": ("cpu.max", "cpu.cfs_quota_us"),
+    "memory": ("memory.max", "memory.limit_in_bytes"),
+    "pids": ("pids.max", "pids.max"),
+}
+_NO_LIMIT = ("", "max", "-1")
+
+
+def limit_of(sandbox_id: str, controller: str) -> str:
+    """The limit that the kernel holds for a sandbox, as it writes it; empty if there is none."""
+    v2_name, v1_name = _LIMIT_FILES[controller]
+    base, name = (ROOT, v2_name) if is_unified() else (ROOT / controller, v1_name)
+    with contextlib.suppress(OSError):
+        value = (base / PARENT / sandbox_id / name).read_text("ascii").strip()
+        return "" if value.split(" ")[0] in _NO_LIMIT else value
+    return ""
+
+
 def memory_limit_hits(sandbox_id: str) -> int:
     """How many processes of a sandbox the kernel killed because its memory ran out."""
     group = f"{PARENT}/{sandbox_id}"

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from k8e.runtimes import bundle
-from k8e.runtimes.base import Feature, Support
+from k8e.runtimes import bundle, tools
+from k8e.runtimes.base import Feature, Guest, Support
 from k8e.runtimes.host import Host, Record
 from k8e.runtimes.oci import OciRuntime
 from k8e.runtimes.probing import try_launch, version_of
 
-PLATFORM = "systrap"
+PLATFORMS = ("systrap", "ptrace")  # in order of preference; kvm hangs on many hosts
+CHECKPOINT_SECONDS = 10.0
 # gVisor dies as a whole when its host processes reach a cgroup pids limit, so that limit is only a
 # backstop; programs meet RLIMIT_NPROC, which the guest sets.
 BACKSTOP_PIDS = 4096
@@ -27,12 +28,13 @@ class GVisor(OciRuntime):
     def __init__(self, host: Host) -> None:
         super().__init__(host)
         self._program = host.tool(self.tool_name)
+        self._platform = PLATFORMS[0]
 
     def command(self, *arguments: str) -> list[str]:
         return [
             self._program or self.tool_name,
             f"--root={self.state}",
-            f"--platform={PLATFORM}",
+            f"--platform={self._platform}",
             "--network=sandbox",
             "--host-uds=open",
             "--overlay2=none",
@@ -62,14 +64,37 @@ class GVisor(OciRuntime):
     async def probe(self) -> Support:
         if self._program is None:
             return Support(self.name, False, "runsc is not installed", INSTALL)
-        version = await version_of(self._program)
-        launched = await try_launch(self)
+        failures: list[str] = []
+        for self._platform in PLATFORMS:
+            launched = await try_launch(self)
+            if launched.usable:
+                return await self._found(self._program, launched)
+            failures.append(f"{self._platform}: {launched.detail}")
+        return Support(self.name, False, "; ".join(failures), "k8e doctor --fresh tries again")
+
+    async def _found(self, program: str, launched: Support) -> Support:
+        how = "a guest ran on it and dialled back"
         features = [
-            Feature("runsc", True, version),
-            Feature("platform " + PLATFORM, launched.usable, launched.detail),
-            Feature("network sandbox", launched.usable, launched.detail),
-            Feature("host unix sockets", launched.usable, launched.detail),
+            Feature("runsc", True, await version_of(program)),
+            Feature(f"platform {self._platform}", True, how),
+            Feature("network sandbox", True, "gVisor's own network stack"),
+            Feature("host unix sockets", True, how),
             *launched.features,
         ]
-        fix = "" if launched.usable else "see the detail; k8e doctor --verbose shows runsc's log"
-        return Support(self.name, launched.usable, launched.detail, fix, features)
+        return Support(self.name, True, launched.detail, "", features)
+
+    async def try_features(self, guest: Guest) -> list[Feature]:
+        folder = self.host.folder(guest.sandbox_id)
+        image = folder / "checkpoint"
+        argv = self.command("checkpoint", f"--image-path={image}", guest.sandbox_id)
+        try:
+            await tools.run_tool(argv, log=folder / "log", seconds=CHECKPOINT_SECONDS)
+        except tools.ToolFailed as error:
+            return [Feature("checkpoint", False, str(error))]
+        size = sum(file.stat().st_size for file in image.iterdir())
+        return [Feature("checkpoint", True, f"{size / 1e6:.1f} MB for an idle sandbox")]
+
+    def recall(self, support: Support) -> None:
+        for platform in PLATFORMS:
+            if support.has(f"platform {platform}"):
+                self._platform = platform

@@ -16,7 +16,7 @@ from k8e import errors, link
 from k8e.guest.spawn import UID
 from k8e.model import MIB, SandboxSpec
 from k8e.runtimes import bundle, cgroups, mounts, tools
-from k8e.runtimes.base import Binding, Guest, Support
+from k8e.runtimes.base import Binding, Feature, Guest, Support
 from k8e.runtimes.host import Host, Record, start_time
 
 RUN_SECONDS = 30.0
@@ -116,6 +116,10 @@ class OciRuntime:
 
     async def probe(self) -> Support:
         raise NotImplementedError
+
+    async def try_features(self, guest: Guest) -> list[Feature]:
+        """Try what only this runtime can do, on a sandbox that ends afterwards."""
+        return []
 
     def recall(self, support: Support) -> None:
         """Choose again what an earlier probe chose."""

@@ -22,6 +22,7 @@ class Launcher(Protocol):
     name: str
 
     async def launch(self, spec: SandboxSpec) -> Guest: ...
+    async def try_features(self, guest: Guest) -> list[Feature]: ...
 
 
 async def version_of(program: str) -> str:
@@ -52,7 +53,7 @@ async def try_launch(runtime: Launcher) -> Support:
         async with asyncio.timeout(PROBE_SECONDS):
             guest = await runtime.launch(spec)
             try:
-                features = await _features(guest)
+                features = [*await _features(guest), *await runtime.try_features(guest)]
             finally:
                 await asyncio.shield(guest.kill())
     except TimeoutError:
@@ -70,19 +71,18 @@ async def _features(guest: Guest) -> list[Feature]:
     code = await _run(guest, ["/bin/sh", "-c", "id -u && test -w /workspace"])
     if code:
         raise errors.RuntimeUnusable(f"a program in the sandbox failed with exit code {code}")
-    return [_limit("cpu", guest), _limit("memory", guest), _limit("pids", guest)]
+    return [_limit(name, guest.sandbox_id) for name in ("cpu", "memory", "pids")]
 
 
-def _limit(controller: str, guest: Guest) -> Feature:
-    """Whether the sandbox's cgroup exists for a controller."""
+def _limit(controller: str, sandbox_id: str) -> Feature:
+    """Whether the kernel holds a limit of the sandbox's."""
     name = f"{controller} limit"
-    base = cgroups.ROOT if cgroups.is_unified() else cgroups.ROOT / controller
-    folder = base / cgroups.PARENT / guest.sandbox_id
-    if folder.is_dir():
+    value = cgroups.limit_of(sandbox_id, controller)
+    if value:
         kind = "cgroup v2" if cgroups.is_unified() else "cgroup v1"
-        return Feature(name, True, kind)
-    fix = f"enable the {controller} cgroup controller"
-    return Feature(name, False, f"no {controller} cgroup for sandboxes", fix)
+        return Feature(name, True, f"{kind}: {value}")
+    fix = f"enable the {controller} cgroup controller on this host"
+    return Feature(name, False, f"no {controller} cgroup holds the limit of a sandbox", fix)
 
 
 async def _run(guest: Guest, argv: list[str]) -> int:
