@@ -162,8 +162,9 @@ class Conversation:
             if first and kind == wire.RESULT:
                 first = False
                 body = _add_session(body, session_id, warning)
-            elif kind in (wire.EXIT, wire.ERROR, wire.END):
-                self._channels.pop(channel, None)
+            current = self._channels.get(channel)
+            if isinstance(current, Operation) and current.done:
+                del self._channels[channel]
             self._reply(kind, channel, body)
 
         return on_frame

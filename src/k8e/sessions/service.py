@@ -67,8 +67,15 @@ class Sessions:
                         live.timer.cancel()
                     if live.watcher is not None:
                         live.watcher.cancel()
-                for task in list(self._creating.values()):
-                    task.cancel()
+                await self._stop_creating()
+
+    async def _stop_creating(self) -> None:
+        """Give up what is being made, and wait until nothing is left of it."""
+        tasks = list(self._creating.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
 
     def count(self) -> int:
         """Sessions that exist or are being made."""
@@ -281,6 +288,7 @@ class Sessions:
 
     async def destroy_all(self, reason: str) -> None:
         """End every session, for a gateway that is told to leave nothing."""
+        await self._stop_creating()
         for live in list(self._live.values()):
             await self._end(live, reason)
 
