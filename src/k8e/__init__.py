@@ -1,0 +1,79 @@
+"""k8e runs untrusted, AI-written code in isolated sandboxes.
+
+    from k8e import SandboxClient
+
+    with SandboxClient() as client:
+        print(client.run("print('hello')", "python").stdout)
+
+Names are loaded when they are first used: the command line starts in milliseconds because
+importing this package costs nothing.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from k8e import errors
+    from k8e._version import __version__
+    from k8e.client.asynchronous import AsyncSandboxClient
+    from k8e.client.blocking import SandboxClient, sandbox_session
+    from k8e.client.results import (
+        ExecEvent,
+        ExecInfo,
+        ExecResult,
+        Exit,
+        FileEntry,
+        SessionInfo,
+        Stderr,
+        Stdout,
+    )
+
+_HOMES = {
+    "AsyncSandboxClient": "k8e.client.asynchronous",
+    "ExecEvent": "k8e.client.results",
+    "ExecInfo": "k8e.client.results",
+    "ExecResult": "k8e.client.results",
+    "Exit": "k8e.client.results",
+    "FileEntry": "k8e.client.results",
+    "SandboxClient": "k8e.client.blocking",
+    "SessionInfo": "k8e.client.results",
+    "Stderr": "k8e.client.results",
+    "Stdout": "k8e.client.results",
+    "__version__": "k8e._version",
+    "errors": "k8e",
+    "sandbox_session": "k8e.client.blocking",
+}
+
+__all__ = [
+    "AsyncSandboxClient",
+    "ExecEvent",
+    "ExecInfo",
+    "ExecResult",
+    "Exit",
+    "FileEntry",
+    "SandboxClient",
+    "SessionInfo",
+    "Stderr",
+    "Stdout",
+    "__version__",
+    "errors",
+    "sandbox_session",
+]
+
+
+if not TYPE_CHECKING:  # a checker would take this for a promise that any name exists
+
+    def __getattr__(name: str) -> object:
+        home = _HOMES.get(name)
+        if home is None:
+            raise AttributeError(f"module 'k8e' has no attribute {name!r}")
+        from importlib import import_module
+
+        if home == "k8e":
+            return import_module(f"k8e.{name}")
+        value = globals()[name] = getattr(import_module(home), name)
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

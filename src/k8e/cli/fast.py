@@ -109,13 +109,12 @@ def _parse_value(argument: str, rest: Any, options: dict[str, Any]) -> bool:
     return bool(key and equals)
 
 
-def execute(options: dict[str, Any], connection: Connection | None = None) -> int:
+def execute(options: dict[str, Any], connect: Callable[[], Connection] | None = None) -> int:
     """Run the code, print what comes of it; the exit code."""
     try:
         if len(options["code"]) > wire.MAX_CODE:
             return _too_long(options)
-        if connection is None:
-            connection = _connect()
+        connection = (connect or _connect)()
         try:
             return _Run(connection, options).finish()
         finally:
@@ -181,7 +180,8 @@ class _Run:
         self._options = options
         self._exec_id = posix.urandom(8).hex()
         self._session_id = ""
-        self._feeder: Callable[[int], None] | None = None
+        self._send = connection.send
+        self._grant: Callable[[int], None] | None = None
         self._output: dict[int, list[bytes]] = {wire.OUT: [], wire.ERR: []}
         self._consumed = 0
 
@@ -200,8 +200,8 @@ class _Run:
                 from k8e import errors
 
                 raise errors.from_wire(wire.unpack_dict(body))
-            elif kind == wire.CREDIT and self._feeder is not None:
-                self._feeder(wire.CREDIT_BODY.unpack(body)[0])
+            elif kind == wire.CREDIT and self._grant is not None:
+                self._grant(wire.CREDIT_BODY.unpack(body)[0])
 
     def _receive(self) -> tuple[int, bytes]:
         try:
@@ -220,7 +220,8 @@ class _Run:
         if self._options["stdin"]:
             from k8e.cli import feeding
 
-            self._feeder = feeding.start(self._connection)
+            feeder = feeding.Feeder(self._connection)
+            self._send, self._grant = feeder.send, feeder.grant
 
     def _take(self, kind: int, body: bytes) -> None:
         if self._options["raw"]:
@@ -229,7 +230,7 @@ class _Run:
             self._output[kind].append(body[wire.SEQ.size :])
         self._consumed += len(body) - wire.SEQ.size
         if self._consumed >= CREDIT_STEP:
-            self._connection.send(wire.CREDIT, wire.CREDIT_BODY.pack(self._consumed))
+            self._send(wire.CREDIT, wire.CREDIT_BODY.pack(self._consumed))
             self._consumed = 0
 
     def _exit(self, exit: dict[str, Any]) -> int:  # noqa: A002 - it is what an EXIT frame says

@@ -13,7 +13,7 @@ _HINTS = {
     "session_not_found": "k8e sandbox sessions lists your sessions",
     "runtime_unusable": "k8e doctor shows which runtimes work on this host and how to fix others",
     "gateway_unreachable": "k8e gateway in the foreground shows what is wrong",
-    "invalid_request": "k8e sandbox --help explains the arguments",
+    "invalid_request": "correct it and try again; k8e --help explains commands and arguments",
     "sandbox_died": "run the command again; a new session is made where none was named",
     "limit_exceeded": "free something, or ask for more",
     "unimplemented": "this comes with a later release",

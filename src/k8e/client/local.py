@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _PEER = wire.Struct("3i")  # pid, uid, gid
 SMALL_READ = 64 << 10
-LARGE_READ = 1 << 20  # once a small read came back full, a file or a long output is under way
+LARGE_READ = 256 << 10  # once a small read came back full, a file or a long output is under way
 _PEEK = _socket.MSG_PEEK | _socket.MSG_DONTWAIT
 
 
@@ -33,7 +33,7 @@ def default_socket() -> bytes:
         if uid == 0:
             folder = b"/run/k8e"
         else:
-            folder = posix.environ.get(b"XDG_RUNTIME_DIR") or b"/tmp/k8e-%d" % uid  # noqa: S108 - the peer's uid is checked
+            folder = posix.environ.get(b"XDG_RUNTIME_DIR") or b"/tmp/k8e-%d" % uid
             folder += b"/k8e"
     return folder + b"/gateway.sock"
 
@@ -68,13 +68,13 @@ def check_peer(sock: _socket.socket) -> None:
 class Connection:
     """A blocking connection, used by one operation at a time."""
 
-    __slots__ = ("_channel", "_frames", "_reading", "_socket", "_splitter")
+    __slots__ = ("_buffer", "_channel", "_frames", "_socket", "_splitter")
 
     def __init__(self, sock: _socket.socket) -> None:
         self._socket = sock
         self._splitter = wire.Splitter(wire.MAX_REQUEST)
         self._frames: list[tuple[int, int, bytes]] = []
-        self._reading = SMALL_READ
+        self._buffer: bytearray | None = None  # once there is much to read
         self._channel = 0
 
     def begin(self) -> None:
@@ -103,9 +103,8 @@ class Connection:
 
     def _read(self) -> None:
         try:
-            data = self._socket.recv(self._reading)
+            data = self._take()
             if data:
-                self._reading = LARGE_READ if len(data) >= SMALL_READ else SMALL_READ
                 self._frames = self._splitter.feed(data)
                 self._frames.reverse()
                 return
@@ -114,6 +113,15 @@ class Connection:
         except wire.WireError as error:
             raise unreachable(f"the gateway sent something that is not k8e's: {error}") from None
         raise unreachable("the gateway closed the connection")
+
+    def _take(self) -> bytes | memoryview:
+        """What is there to read; large reads share a buffer, since new memory is slow memory."""
+        if self._buffer is None:
+            data = self._socket.recv(SMALL_READ)
+            if len(data) == SMALL_READ:
+                self._buffer = bytearray(LARGE_READ)
+            return data
+        return memoryview(self._buffer)[: self._socket.recv_into(self._buffer)]
 
     def is_fresh(self) -> bool:
         """Whether nothing came, not even an end, since the last operation."""

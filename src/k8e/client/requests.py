@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import AsyncIterable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Generator, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, BinaryIO, TypedDict
 
 from k8e import errors
@@ -24,8 +26,6 @@ class ExecOptions(TypedDict, total=False):
     env: Mapping[str, str]
     cwd: str
     """Absolute, or relative to /workspace."""
-    stdin: Content | AsyncContent
-    """What the command reads; nothing if left out."""
     output_limit: int
     """Bytes kept of each stream; 0 means all."""
     exec_id: str
@@ -71,7 +71,13 @@ def auto(tenant: str) -> dict[str, Any]:
 
 
 def code_call(
-    session: Mapping[str, Any], code: str | bytes, language: str, timeout: float, options: ExecOptions
+    session: Mapping[str, Any],
+    code: str | bytes,
+    *,
+    language: str,
+    timeout: float,
+    stdin: bool,
+    options: ExecOptions,
 ) -> dict[str, Any]:
     """Run source code."""
     data = code.encode("utf-8", "surrogateescape") if isinstance(code, str) else bytes(code)
@@ -81,13 +87,15 @@ def code_call(
             hint="write it to a file in the sandbox and run that",
         )
     program = {"code": data, "language": language}
-    return _exec_call(session, program, timeout, options)
+    return {**_exec_call(session, timeout, stdin, options), **program}
 
 
 def command_call(
     session: Mapping[str, Any],
     command: str | Sequence[str],
+    *,
     timeout: float,
+    stdin: bool,
     options: ExecOptions,
 ) -> dict[str, Any]:
     """Run a command: text goes to the shell, a list is started as it is."""
@@ -97,29 +105,39 @@ def command_call(
         argv = ["/bin/sh", "-c", command]
     else:
         argv = list(command)
-    return _exec_call(session, {"argv": argv}, timeout, options)
+    return {**_exec_call(session, timeout, stdin, options), "argv": argv}
 
 
 def _exec_call(
-    session: Mapping[str, Any], program: Mapping[str, Any], timeout: float, options: ExecOptions
+    session: Mapping[str, Any], timeout: float, stdin: bool, options: ExecOptions
 ) -> dict[str, Any]:
-    fields = {
+    fields: dict[str, Any] = {
         "op": "exec",
         "session": session,
-        **program,
         "id": options.get("exec_id") or new_exec_id(),
         "timeout": timeout,
         "limit": options.get("output_limit", OUTPUT_LIMIT),
-        "stdin": options.get("stdin") is not None,
+        "stdin": stdin,
         "kill_on_disconnect": options.get("kill_on_disconnect", False),
         "output": "ring" if options.get("ring") else "block",
     }
-    for key in ("env", "cwd", "tty"):
-        if options.get(key):
-            fields[key] = options[key]
-    if "env" in fields:
-        fields["env"] = dict(fields["env"])
+    if env := options.get("env"):
+        fields["env"] = dict(env)
+    if cwd := options.get("cwd"):
+        fields["cwd"] = cwd
+    if tty := options.get("tty"):
+        fields["tty"] = list(tty)
     return fields
+
+
+def terminate_call(exec_call: Mapping[str, Any]) -> dict[str, Any]:
+    """Kill the command that another call started."""
+    return {
+        "op": "signal",
+        "session": exec_call["session"],
+        "id": exec_call["id"],
+        "terminate": True,
+    }
 
 
 def file_call(op: str, session_id: str, path: str, **fields: Any) -> dict[str, Any]:
@@ -142,8 +160,8 @@ def create_call(
     if allowed_hosts is not None:
         raise not_yet("allowed_hosts", "sessions have no network in this release")
     spec: dict[str, Any] = {"tenant": tenant_id, "runtime": runtime_class, **options}
-    if options.get("limits"):
-        spec["limits"] = {key: parse_limit(key, value) for key, value in options["limits"].items()}
+    if limits := options.get("limits"):
+        spec["limits"] = {key: parse_limit(key, value) for key, value in limits.items()}
     for key in ("env", "labels"):
         if key in spec:
             spec[key] = dict(spec[key])
@@ -175,23 +193,38 @@ def not_yet(what: str, why: str = "") -> errors.NotImplementedYet:
 
 def chunks(content: Content) -> Iterator[bytes | memoryview]:
     """Cut what is to be sent into pieces that fit a frame, holding one at a time."""
-    if isinstance(content, (str, bytes, bytearray, memoryview)):
-        yield from cut(content)
-    elif hasattr(content, "read"):
-        read: Any = content.read  # pyright: ignore[reportAttributeAccessIssue,reportUnknownMemberType]
-        while piece := read(wire.CHUNK):
+    source: Any = content
+    if isinstance(source, (str, bytes, bytearray, memoryview)):
+        yield from cut(source)
+    elif hasattr(source, "read"):
+        while piece := source.read(wire.CHUNK):
             yield from cut(piece)
     else:
-        for piece in content:
+        for piece in source:
             yield from cut(piece)
 
 
-def cut(piece: str | bytes | bytearray | memoryview) -> Iterator[bytes | memoryview]:
+def cut(piece: Any) -> Iterator[bytes | memoryview]:
+    """Cut text or bytes; TypeError for anything else."""
     data = piece.encode("utf-8", "surrogateescape") if isinstance(piece, str) else piece
-    if len(data) <= wire.CHUNK:
-        if data:
-            yield bytes(data)
-        return
     view = memoryview(data).cast("B")
+    if len(view) <= wire.CHUNK:
+        if view:
+            yield bytes(view)
+        return
     for at in range(0, len(view), wire.CHUNK):
         yield view[at : at + wire.CHUNK]
+
+
+@contextlib.contextmanager
+def replacing(path: str | Path) -> Generator[BinaryIO]:
+    """A file that takes the place of ``path`` when the block ends well."""
+    target = Path(path)
+    scratch = target.with_name(f".{target.name[:200]}.{os.urandom(6).hex()}")
+    try:
+        with open(scratch, "xb") as file:
+            yield file
+        scratch.rename(target)
+    except BaseException:
+        scratch.unlink(missing_ok=True)
+        raise

@@ -10,7 +10,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from k8e import errors, settings
@@ -41,7 +41,7 @@ def dial(config: settings.Settings | None = None) -> _socket.socket:
 
 
 @contextlib.contextmanager
-def _starting_alone(config: settings.Settings) -> Iterator[None]:
+def _starting_alone(config: settings.Settings) -> Generator[None]:
     """Hold the lock under which gateways are started: one, however many clients want it."""
     try:
         config.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -68,24 +68,25 @@ def start(config: settings.Settings) -> None:
     ours, theirs = os.pipe2(os.O_CLOEXEC)
     try:
         try:
-            _launch(config, theirs)
+            launched = _launch(config, theirs)
         finally:
             os.close(theirs)
         said = _listen(ours)
+        launched.wait()
     finally:
         os.close(ours)
     if said != "ready":
         raise failed(config, *_why(said))
 
 
-def _launch(config: settings.Settings, ready_fd: int) -> None:
+def _launch(config: settings.Settings, ready_fd: int) -> subprocess.Popen[bytes]:
+    """Start what becomes the gateway. It forks and ends, so that nobody inherits a zombie."""
     # -P keeps modules in the current folder from being taken for ours; -I does, and more.
     isolation = "-I" if sys.flags.isolated else "-P"
     argv = [sys.executable, isolation, "-m", "k8e", "gateway", "--background"]
     argv += ["--ready-fd", str(ready_fd)]
     with _log(config) as log:
-        # It forks and the part that we wait for ends at once, so nobody inherits a zombie.
-        subprocess.run(
+        return subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -97,12 +98,11 @@ def _launch(config: settings.Settings, ready_fd: int) -> None:
                 "K8E_RUN_DIR": str(config.run_dir),
             },
             start_new_session=True,
-            check=False,
         )
 
 
 @contextlib.contextmanager
-def _log(config: settings.Settings) -> Iterator[int]:
+def _log(config: settings.Settings) -> Generator[int]:
     """The gateway's log, for what it says before it writes there itself."""
     try:
         config.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -125,7 +125,7 @@ def _listen(fd: int) -> str:
     told = b""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
-    quiet = sys.stderr is not None and sys.stderr.isatty()  # pyright: ignore[reportUnnecessaryComparison] - None without a terminal
+    quiet = os.isatty(2)
     while b"\n" not in told and len(told) < MAX_TOLD:
         left = deadline - time.monotonic()
         if left <= 0:
@@ -138,7 +138,7 @@ def _listen(fd: int) -> str:
             told += data
         elif quiet:
             quiet = False
-            sys.stderr.write("k8e: starting the gateway; the first start takes some seconds\n")
+            os.write(2, b"k8e: starting the gateway; the first start takes some seconds\n")
     return told.decode("utf-8", "replace").strip()
 
 

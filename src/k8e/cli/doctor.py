@@ -1,0 +1,57 @@
+"""``k8e doctor``: what works on this host, and how to fix what does not."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+from k8e.cli import fast, printing
+from k8e.client.blocking import SandboxClient
+
+_MARKS = {True: "yes", False: "no"}
+_COLOURS = {True: "\033[32m", False: "\033[31m"}
+_PLAIN = "\033[0m"
+_DEFAULT_WIDTH = 100
+
+
+def doctor(options: argparse.Namespace) -> int:
+    """Print the table; 0 if any runtime can be used."""
+    with SandboxClient() as client:
+        found = client.doctor(fresh=options.fresh)
+    if options.json:
+        printing.answer(found)
+    else:
+        fast.write(1, "".join(f"{line}\n" for line in table(found, colours=os.isatty(1))).encode())
+    return 0 if any(item["usable"] for item in found["runtimes"]) else 1
+
+
+def table(found: dict[str, Any], *, colours: bool) -> Iterator[str]:
+    """Each runtime and feature: usable, or why not and how to fix it."""
+    rows: list[tuple[str, str, bool | None, str, str]] = [
+        ("RUNTIME", "FEATURE", None, "DETAIL", "")
+    ]
+    for runtime in found["runtimes"]:
+        rows.append((runtime["runtime"], "", runtime["usable"], runtime["detail"], runtime["fix"]))
+        rows += [
+            ("", item["name"], item["usable"], item["detail"], item["fix"])
+            for item in runtime["features"]
+        ]
+    names = max(len(row[0]) for row in rows)
+    features = max(len(row[1]) for row in rows)
+    indent = names + features + 12
+    width = max(shutil.get_terminal_size((_DEFAULT_WIDTH, 0)).columns, indent + 30)
+    for name, feature, usable, detail, fix in rows:
+        mark = f"{'USABLE' if usable is None else _MARKS[usable]:6}"
+        if colours and usable is not None:
+            mark = _COLOURS[usable] + mark + _PLAIN
+        text = detail if not fix else f"{detail} → {fix}" if detail else f"→ {fix}"
+        lines = textwrap.wrap(text, width - indent) or [""]
+        yield f"{name:{names}}  {feature:{features}}  {mark}  {lines[0]}".rstrip()
+        yield from (" " * indent + line for line in lines[1:])
+    if found.get("warning"):
+        yield ""
+        yield from textwrap.wrap(f"warning: {found['warning']}", width)

@@ -1,0 +1,310 @@
+"""The full command line: every command and flag, with help and an example for each."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from functools import partial
+from typing import Any, NoReturn
+
+from k8e import errors
+from k8e.cli import fast, printing
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports mistakes like every other error: as JSON, with what to do next."""
+
+    def error(self, message: str) -> NoReturn:
+        raise errors.InvalidRequest(message, hint=f"{self.prog} --help explains the arguments")
+
+
+def main(arguments: list[str]) -> int:
+    """Run any command; the exit code."""
+    if arguments[:1] in (["server"], ["agent"]) and not {"-h", "--help"}.intersection(arguments):
+        arguments = arguments[:1]  # their own flags come with them, in a later release
+    try:
+        options = build().parse_args(arguments)
+        return options.handler(options)
+    except BrokenPipeError:
+        return fast.CLOSED_PIPE
+    except SystemExit as end:  # --help
+        return int(end.code or 0)
+    except Exception as error:
+        return printing.failure(error)
+
+
+def build() -> Parser:
+    parser = Parser(
+        prog="k8e",
+        description="Runs untrusted code in isolated sandboxes.",
+        epilog="example: k8e sandbox run --lang python \"print('hello')\"",
+        allow_abbrev=False,
+    )
+    parser.set_defaults(handler=partial(_help, parser))
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
+    _add_sandbox(commands)
+    _add_gateway(commands)
+    _add_host(commands)
+    return parser
+
+
+def _help(parser: argparse.ArgumentParser, _: argparse.Namespace) -> int:
+    fast.write(1, parser.format_help().encode())
+    return 0
+
+
+def _command(
+    group: Any, name: str, text: str, example: str, handler: str, *parents: Parser
+) -> Parser:
+    """Add a command; its handler, ``module.function``, is imported when it runs."""
+    parser: Parser = group.add_parser(
+        name,
+        help=text,
+        description=text[0].upper() + text[1:] + ".",
+        epilog=f"example: {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        parents=parents,
+    )
+    parser.set_defaults(handler=partial(_handle, handler))
+    return parser
+
+
+def _handle(handler: str, options: argparse.Namespace) -> int:
+    from importlib import import_module
+
+    module, _, function = handler.partition(".")
+    return getattr(import_module(f"k8e.cli.{module}"), function)(options)
+
+
+# Sandboxes.
+
+
+def _add_sandbox(commands: Any) -> None:
+    common = Parser(add_help=False, argument_default=argparse.SUPPRESS)
+    common.add_argument(
+        "--endpoint",
+        metavar="HOST:PORT",
+        help="a gateway elsewhere [K8E_SANDBOX_ENDPOINT]; by default this host's own",
+    )
+    common.add_argument("--apikey", metavar="KEY", help="key for it [K8E_SANDBOX_APIKEY]")
+    sandbox = _command(
+        commands,
+        "sandbox",
+        "run code in sandboxes, and manage them",
+        'k8e sandbox run "echo hello"',
+        "sandbox.usage",
+        common,
+    )
+    sandbox.set_defaults(handler=partial(_help, sandbox))
+    group = sandbox.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
+    _add_run(group, common)
+    _add_create(group, common)
+    _add_sessions(group, common)
+    _add_files(group, common)
+
+
+def _add_run(group: Any, common: Parser) -> None:
+    run = _command(
+        group,
+        "run",
+        "run code and print its output, exit code and session as JSON",
+        "k8e sandbox run --lang python \"print('hello')\"\n"
+        "         echo 'echo hello' | k8e sandbox run --raw -",
+        "sandbox.run",
+        common,
+    )
+    run.add_argument("code", nargs="?", help="the code; '-' or nothing: read it from stdin")
+    run.add_argument("--file", metavar="PATH", help="read the code from a file")
+    run.add_argument("--lang", default="bash", help="bash (default), python, node or ts")
+    run.add_argument(
+        "--timeout",
+        type=float,
+        default=fast.DEFAULT_TIMEOUT,
+        metavar="SECONDS",
+        help="kill it after this long (default 30; 0: never)",
+    )
+    run.add_argument("--session-id", metavar="ID", help="where to run [K8E_SANDBOX_SESSION_ID]")
+    run.add_argument(
+        "--tenant", metavar="NAME", help="whose standing session to use [K8E_SANDBOX_TENANT]"
+    )
+    run.add_argument("--runtime", default="", help="runtime of a session that is made for this")
+    run.add_argument("--cwd", default="", metavar="PATH", help="start in this folder (/workspace)")
+    run.add_argument("--env", action="append", metavar="K=V", help="set a variable; repeatable")
+    run.add_argument(
+        "--raw",
+        action="store_true",
+        help="pass output on as it is, when it comes; our errors to stderr",
+    )
+    run.add_argument("-i", "--stdin", action="store_true", help="pass our stdin on to the code")
+    _add_not_yet(run, "--manifest", "--git-repo", "--git-ref", "--git-path", "--allowed-hosts")
+    _add_not_yet(run, "--background", action="store_true")
+
+
+def _add_not_yet(parser: Parser, *flags: str, **kind: Any) -> None:
+    """Flags that K8E has and we do not yet: asking for one is an error, never ignored."""
+    for flag in flags:
+        parser.add_argument(flag, help=argparse.SUPPRESS, **kind)
+
+
+def _add_create(group: Any, common: Parser) -> None:
+    create = _command(
+        group,
+        "create",
+        "make a session and print its id",
+        "k8e sandbox create --runtime gvisor --memory 512M --lifetime 3600",
+        "sandbox.create",
+        common,
+    )
+    create.add_argument("--runtime", default="", help="gvisor or container; by default the best")
+    create.add_argument("--tenant", metavar="NAME", help="who it belongs to [K8E_SANDBOX_TENANT]")
+    create.add_argument("--session-id", default="", metavar="ID", help="choose its id")
+    create.add_argument("--memory", metavar="SIZE", help="bytes of memory, like 512M")
+    create.add_argument("--cpus", metavar="N", help="CPUs, like 0.5")
+    create.add_argument("--pids", metavar="N", help="processes and threads")
+    create.add_argument("--disk", metavar="SIZE", help="bytes in /workspace, like 1G")
+    create.add_argument("--lifetime", type=float, default=0, metavar="SECONDS")
+    create.add_argument("--idle-timeout", type=float, default=0, metavar="SECONDS")
+    create.add_argument("--env", action="append", metavar="K=V", help="a variable; repeatable")
+    create.add_argument("--label", action="append", metavar="K=V", help="a label; repeatable")
+    _add_not_yet(create, "--manifest", "--git-repo", "--git-ref", "--git-path", "--allowed-hosts")
+    _add_not_yet(create, "--secret")
+
+
+def _add_sessions(group: Any, common: Parser) -> None:
+    status = _command(
+        group,
+        "status",
+        "tell whether sandboxes are available, and the standing session",
+        "k8e sandbox status",
+        "sandbox.status",
+        common,
+    )
+    status.add_argument("--tenant", metavar="NAME", help="whose session [K8E_SANDBOX_TENANT]")
+    sessions = _command(
+        group, "sessions", "list sessions", "k8e sandbox sessions", "sandbox.sessions", common
+    )
+    sessions.add_argument("--all", action="store_true", help="also those that have ended")
+    sessions.add_argument("--tenant", default="", metavar="NAME", help="only this tenant's")
+    get = _command(group, "get", "show a session", "k8e sandbox get ID", "sandbox.get", common)
+    extend = _command(
+        group,
+        "extend",
+        "let a session live longer",
+        "k8e sandbox extend ID --lifetime 3600",
+        "sandbox.extend",
+        common,
+    )
+    destroy = _command(
+        group,
+        "destroy",
+        "destroy a session and everything in it",
+        "k8e sandbox destroy ID",
+        "sandbox.destroy",
+        common,
+    )
+    for parser in (get, extend, destroy):
+        parser.add_argument("session_id", metavar="ID")
+    extend.add_argument(
+        "--lifetime", type=float, required=True, metavar="SECONDS", help="counted from now"
+    )
+
+
+def _add_files(group: Any, common: Parser) -> None:
+    write = _command(
+        group,
+        "write",
+        "write stdin to a file of a sandbox",
+        "k8e sandbox write ID data.csv < data.csv",
+        "sandbox.write",
+        common,
+    )
+    read = _command(
+        group,
+        "read",
+        "read a file of a sandbox",
+        "k8e sandbox read --raw ID data.csv > data.csv",
+        "sandbox.read",
+        common,
+    )
+    listing = _command(
+        group,
+        "list",
+        "list the files in /workspace",
+        "k8e sandbox list ID",
+        "sandbox.list_files",
+        common,
+    )
+    for parser in (write, read, listing):
+        parser.add_argument("session_id", metavar="ID")
+    for parser in (write, read):
+        parser.add_argument("path", help="absolute, or relative to /workspace")
+    write.add_argument("--mode", choices=["w", "a"], default="w", help="replace (w) or append (a)")
+    read.add_argument("--raw", action="store_true", help="print the file's bytes and nothing else")
+    listing.add_argument(
+        "--since", type=float, default=0, metavar="SECONDS", help="only what changed after this"
+    )
+
+
+# The gateway and the host.
+
+
+def _add_gateway(commands: Any) -> None:
+    gateway = _command(
+        commands,
+        "gateway",
+        "serve sandboxes to local and remote clients",
+        "k8e gateway\n         k8e gateway stop",
+        "gateway.serve",
+    )
+    gateway.add_argument(
+        "--background", action="store_true", help="start it, wait until it is ready, and leave"
+    )
+    gateway.add_argument("--listen", metavar="HOST:PORT", help="gRPC address, or none [K8E_LISTEN]")
+    gateway.add_argument("--data-dir", metavar="PATH", help="state and logs [K8E_DATA_DIR]")
+    # For whoever starts a gateway: the descriptor on which it says that it is ready.
+    gateway.add_argument("--ready-fd", type=int, default=-1, help=argparse.SUPPRESS)
+    group = gateway.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
+    stop = _command(
+        group,
+        "stop",
+        "stop the gateway; sessions live on and are taken over by the next one",
+        "k8e gateway stop --destroy",
+        "gateway.stop",
+    )
+    stop.add_argument("--destroy", action="store_true", help="destroy all sessions first")
+
+
+def _add_host(commands: Any) -> None:
+    _command(commands, "status", "show how the gateway is", "k8e status", "gateway.status")
+    doctor = _command(
+        commands,
+        "doctor",
+        "show what works on this host, and how to fix what does not",
+        "k8e doctor",
+        "doctor.doctor",
+    )
+    doctor.add_argument("--json", action="store_true", help="print JSON")
+    doctor.add_argument("--fresh", action="store_true", help="try everything out again")
+    _command(commands, "version", "print the version", "k8e version", "gateway.version")
+    for name in ("server", "agent"):
+        parser = _command(
+            commands, name, "part of the Kubernetes distribution", f"k8e {name}", "gateway.later"
+        )
+        parser.set_defaults(name=name)
+
+
+def pairs(items: list[str] | None, flag: str) -> dict[str, str]:
+    """The values of a repeatable ``K=V`` flag."""
+    found: dict[str, str] = {}
+    for item in items or []:
+        key, equals, value = item.partition("=")
+        if not key or not equals:
+            raise errors.InvalidRequest(f"{flag} {item!r} is not of the form K=V")
+        found[key] = value
+    return found
+
+
+def tenant(options: argparse.Namespace) -> str:
+    """The tenant of a command."""
+    return options.tenant or os.environ.get("K8E_SANDBOX_TENANT") or ""

@@ -1,0 +1,188 @@
+"""``k8e sandbox …``: each command is a call of the SDK and a line of JSON."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from k8e import errors
+from k8e.cli import fast, parsing, printing, state
+from k8e.client import driving, endpoints, requests
+from k8e.client.blocking import SandboxClient
+from k8e.client.results import SessionInfo
+from k8e.guest import wire
+
+_NOT_YET = "manifest git_repo git_ref git_path allowed_hosts background secret".split()
+
+
+def _endpoint(options: argparse.Namespace) -> endpoints.Endpoint:
+    return endpoints.resolve(getattr(options, "endpoint", None), getattr(options, "apikey", None))
+
+
+def _client(options: argparse.Namespace) -> SandboxClient:
+    return SandboxClient(
+        getattr(options, "endpoint", None), api_key=getattr(options, "apikey", None)
+    )
+
+
+def _refuse_not_yet(options: argparse.Namespace) -> None:
+    for name in _NOT_YET:
+        if getattr(options, name, None):
+            raise requests.not_yet("--" + name.replace("_", "-"))
+
+
+# Running.
+
+
+def run(options: argparse.Namespace) -> int:
+    _refuse_not_yet(options)
+    chosen = fast.defaults()
+    chosen.update(
+        language=options.lang,
+        timeout=options.timeout,
+        runtime=options.runtime,
+        cwd=options.cwd,
+        raw=options.raw,
+        stdin=options.stdin,
+        env=parsing.pairs(options.env, "--env"),
+        session_id=options.session_id or chosen["session_id"],
+        tenant=options.tenant or chosen["tenant"],
+    )
+    chosen["code"] = _code(options)
+    endpoint = _endpoint(options)
+    if not endpoint.target and not endpoint.socket:
+        return fast.execute(chosen)
+    return fast.execute(chosen, driving.connector(endpoint).connect)
+
+
+def _code(options: argparse.Namespace) -> bytes:
+    """The code from the argument, a file or stdin; of too much only as much as shows that."""
+    if options.code not in (None, "-"):
+        if options.file:
+            raise errors.InvalidRequest("there is code in an argument and in --file")
+        return options.code.encode("utf-8", "surrogateescape")
+    if options.file:
+        with open(options.file, "rb") as file:
+            return file.read(wire.MAX_CODE + 1)
+    if options.stdin:
+        raise errors.InvalidRequest(
+            "stdin cannot be both the code and the input of the code",
+            hint="with --stdin, pass the code as argument or with --file",
+        )
+    if options.code is None and os.isatty(0):
+        raise errors.InvalidRequest(
+            "there is no code", hint='pass it as argument: k8e sandbox run "echo hello"'
+        )
+    return sys.stdin.buffer.read(wire.MAX_CODE + 1)
+
+
+# Sessions.
+
+
+def status(options: argparse.Namespace) -> int:
+    tenant = parsing.tenant(options) or state.DEFAULT_TENANT
+    found: dict[str, Any] = {"available": True, "session_id": "", "tenant_id": tenant}
+    try:
+        with _client(options) as client:
+            client.status()
+            found["session_id"] = _living(client, state.load(tenant))
+    except errors.GatewayUnreachable as error:
+        found.update(available=False, error=error.message, detail=printing.describe(error)[1])
+        printing.answer(found)
+        return error.exit_code
+    printing.answer(found)
+    return 0
+
+
+def _living(client: SandboxClient, session_id: str) -> str:
+    """The id, if a session of it lives."""
+    try:
+        return session_id if session_id and client.get_session(session_id).phase == "active" else ""
+    except errors.SessionNotFound:
+        return ""
+
+
+def create(options: argparse.Namespace) -> int:
+    _refuse_not_yet(options)
+    limits = {key: getattr(options, key) for key in ("cpus", "memory", "pids", "disk")}
+    with _client(options) as client:
+        session_id = client.create_session(
+            options.runtime,
+            tenant_id=parsing.tenant(options),
+            env=parsing.pairs(options.env, "--env"),
+            labels=parsing.pairs(options.label, "--label"),
+            limits={key: value for key, value in limits.items() if value is not None},
+            lifetime=options.lifetime,
+            idle_timeout=options.idle_timeout,
+            session_id=options.session_id,
+        )
+    printing.answer({"entries_materialized": 0, "pod_ip": "", "session_id": session_id})
+    return 0
+
+
+def destroy(options: argparse.Namespace) -> int:
+    with _client(options) as client:
+        client.destroy_session(options.session_id)
+    state.forget(options.session_id)
+    printing.answer({"ok": True})
+    return 0
+
+
+def sessions(options: argparse.Namespace) -> int:
+    with _client(options) as client:
+        found = client.list_sessions(options.tenant, ended=options.all)
+    printing.answer({"sessions": [_session(item) for item in found]})
+    return 0
+
+
+def get(options: argparse.Namespace) -> int:
+    with _client(options) as client:
+        printing.answer(_session(client.get_session(options.session_id)))
+    return 0
+
+
+def extend(options: argparse.Namespace) -> int:
+    with _client(options) as client:
+        printing.answer(_session(client.extend_session(options.session_id, options.lifetime)))
+    return 0
+
+
+def _session(info: SessionInfo) -> dict[str, Any]:
+    return {name: getattr(info, name) for name in info.__slots__}
+
+
+# Files.
+
+
+def write(options: argparse.Namespace) -> int:
+    with _client(options) as client:
+        client.write_file(options.session_id, options.path, _stdin(), append=options.mode == "a")
+    printing.answer({"ok": True, "path": options.path})
+    return 0
+
+
+def _stdin() -> Iterator[bytes]:
+    while data := os.read(0, wire.CHUNK):
+        yield data
+
+
+def read(options: argparse.Namespace) -> int:
+    with _client(options) as client:
+        chunks = client.read_chunks(options.session_id, options.path)
+        if options.raw:
+            for chunk in chunks:
+                fast.write(1, chunk)
+            return 0
+        content = b"".join(chunks).decode("utf-8", "replace")
+    printing.answer({"content": content, "path": options.path})
+    return 0
+
+
+def list_files(options: argparse.Namespace) -> int:
+    with _client(options) as client:
+        found = client.list_files(options.session_id, options.since)
+    printing.answer({"files": [{"modified": item.modified, "path": item.path} for item in found]})
+    return 0

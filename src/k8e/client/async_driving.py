@@ -1,0 +1,242 @@
+"""Runs operations over connections of an asyncio event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable
+from typing import Any, Protocol
+
+from k8e import errors
+from k8e.client import endpoints, local, requests
+from k8e.client.driving import MAX_IDLE, nobody_listens
+from k8e.client.operations import PULL, RECEIVE, Operation, Send
+from k8e.client.requests import AsyncContent
+from k8e.guest import wire
+
+
+class Connection(Protocol):
+    """Frames to and from a gateway, for one operation at a time."""
+
+    def begin(self) -> None: ...
+    async def send(self, kind: int, body: bytes | memoryview) -> None: ...
+    async def receive(self) -> tuple[int, bytes]: ...
+    def is_fresh(self) -> bool: ...
+    async def close(self) -> None: ...
+
+
+class LocalConnection:
+    """The same frames as :class:`local.Connection`, without blocking."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._splitter = wire.Splitter(wire.MAX_REQUEST)
+        self._frames: list[tuple[int, int, bytes]] = []
+        self._reading = local.SMALL_READ
+        self._channel = 0
+
+    def begin(self) -> None:
+        self._channel += 1
+
+    async def send(self, kind: int, body: bytes | memoryview) -> None:
+        loop = asyncio.get_running_loop()
+        header = wire.HEADER.pack(len(body), kind, self._channel)
+        try:
+            if len(body) < local.SMALL_READ:
+                await loop.sock_sendall(self._socket, header + body)
+            else:
+                await loop.sock_sendall(self._socket, header)
+                await loop.sock_sendall(self._socket, body)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # what the gateway said before it closed is still to be read
+
+    async def receive(self) -> tuple[int, bytes]:
+        while True:
+            while not self._frames:
+                await self._read()
+            kind, channel, body = self._frames.pop()
+            if channel == self._channel:
+                return kind, body
+
+    async def _read(self) -> None:
+        try:
+            data = await asyncio.get_running_loop().sock_recv(self._socket, self._reading)
+            if data:
+                large = len(data) >= local.SMALL_READ
+                self._reading = local.LARGE_READ if large else local.SMALL_READ
+                self._frames = self._splitter.feed(data)
+                self._frames.reverse()
+                return
+        except ConnectionResetError:
+            pass
+        except wire.WireError as error:
+            raise local.unreachable(f"the gateway sent what is not k8e's: {error}") from None
+        raise local.unreachable("the gateway closed the connection")
+
+    def is_fresh(self) -> bool:
+        """Whether nothing came, not even an end, since the last operation."""
+        if self._frames:
+            return False
+        try:
+            self._socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        return False
+
+    async def close(self) -> None:
+        self._socket.close()
+
+
+class Connector(Protocol):
+    """What opens connections to one endpoint."""
+
+    async def connect(self) -> Connection: ...
+    async def close(self) -> None: ...
+
+
+def connector(endpoint: endpoints.Endpoint) -> Connector:
+    if endpoint.target:
+        from k8e.client import remote
+
+        return remote.AsyncChannel(endpoint)
+    return LocalConnector(endpoint.socket)
+
+
+class LocalConnector:
+    """Connects to a given socket, or to this host's gateway, which is started if need be."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    async def connect(self) -> Connection:
+        try:
+            # Connecting to a unix socket is immediate, unless hundreds wait in front of us.
+            found = local.dial(self._path or local.default_socket())
+        except local.Refused:
+            if self._path:
+                raise nobody_listens(self._path) from None
+            from k8e.client import starting
+
+            found = await asyncio.to_thread(starting.dial)
+        sock = socket.socket(fileno=found.detach())
+        sock.setblocking(False)
+        return LocalConnection(sock)
+
+    async def close(self) -> None:
+        """Nothing is shared among local connections."""
+
+
+class Pool:
+    """Idle connections."""
+
+    def __init__(self, connector: Connector) -> None:
+        self._connector = connector
+        self._idle: list[Connection] = []
+        self._pid = os.getpid()
+
+    async def take(self) -> Connection:
+        if self._pid != os.getpid():  # a forked child must not share its parent's connections
+            self._idle, self._pid = [], os.getpid()
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_fresh():
+                return connection
+            await connection.close()
+        return await self._connector.connect()
+
+    async def keep(self, connection: Connection) -> None:
+        """Take back a connection whose operation has ended well."""
+        if len(self._idle) < MAX_IDLE:
+            self._idle.append(connection)
+        else:
+            await connection.close()
+
+    async def close(self) -> None:
+        while self._idle:
+            await self._idle.pop().close()
+        await self._connector.close()
+
+
+class Running:
+    """One operation under way on one connection."""
+
+    def __init__(
+        self, connection: Connection, operation: Operation[Any], source: AsyncContent | None
+    ) -> None:
+        self.connection = connection
+        self.result: Any = None
+        self.done = False
+        self._operation = operation
+        self._source = None if source is None else chunks(source)
+        connection.begin()
+
+    async def next_event(self) -> Any:
+        """Go on until something happens; None when the result is there."""
+        answer: Any = None
+        try:
+            while True:
+                step = self._advance(answer)
+                answer = None
+                if self.done:
+                    return None
+                if isinstance(step, Send):
+                    await self.connection.send(step.kind, step.body)
+                elif step is RECEIVE:
+                    answer = await self._receive()
+                elif step is PULL:
+                    answer = await self._pull()
+                else:
+                    return step
+        except BaseException:
+            await self.close()
+            raise
+
+    def _advance(self, answer: Any) -> Any:
+        try:
+            if isinstance(answer, errors.GatewayUnreachable):
+                return self._operation.throw(answer)
+            return self._operation.send(answer)
+        except StopIteration as stop:
+            self.result, self.done = stop.value, True
+            return None
+
+    async def _receive(self) -> tuple[int, bytes] | errors.GatewayUnreachable:
+        try:
+            return await self.connection.receive()
+        except errors.GatewayUnreachable as error:
+            return error
+
+    async def _pull(self) -> bytes | memoryview:
+        return b"" if self._source is None else await anext(self._source, b"")
+
+    async def close(self) -> None:
+        """Give up; the gateway takes the end of the connection for the end of the operation."""
+        if not self.done:
+            self._operation.close()
+            await self.connection.close()
+
+
+async def chunks(content: AsyncContent) -> AsyncIterator[bytes | memoryview]:
+    """Like :func:`requests.chunks`; files are read in a thread."""
+    if isinstance(content, AsyncIterable):
+        async for piece in content:
+            for part in requests.cut(piece):
+                yield part
+        return
+    parts = requests.chunks(content)
+    if not hasattr(content, "read"):
+        for part in parts:
+            yield part
+        return
+    while part := await asyncio.to_thread(next, parts, b""):
+        yield part
+
+
+async def finish(work: Awaitable[Any], seconds: float) -> None:
+    """Wait for something that must be done though we were cancelled; errors do not matter."""
+    with contextlib.suppress(errors.K8eError, TimeoutError):
+        await asyncio.shield(asyncio.wait_for(work, seconds))

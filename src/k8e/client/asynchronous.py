@@ -1,0 +1,314 @@
+"""The asynchronous SDK: every method of :class:`k8e.SandboxClient`, to be awaited.
+
+What a method does is written once, in :mod:`k8e.client.operations`, and explained at its blocking
+twin; a test holds the two classes to the same methods and arguments.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import contextlib
+import io
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar, Unpack
+
+from k8e import errors
+from k8e.client import async_driving, endpoints, operations, requests, results
+from k8e.client.operations import Operation
+from k8e.client.requests import AsyncContent, ExecOptions, SessionOptions
+from k8e.client.results import ExecEvent, ExecResult, FileEntry, SessionInfo, Stdout
+
+T = TypeVar("T")
+KILL_SECONDS = 5.0  # how long a cancelled caller waits for its command to be killed
+
+
+class AsyncSandboxClient:
+    """Runs code in sandboxes, from any number of tasks at once.
+
+    async with AsyncSandboxClient() as client:
+        print((await client.run("print(1 + 1)", "python")).stdout)
+    """
+
+    def __init__(
+        self, endpoint: str | None = None, tenant_id: str = "", *, api_key: str | None = None
+    ) -> None:
+        self.tenant_id = tenant_id
+        connector = async_driving.connector(endpoints.resolve(endpoint, api_key))
+        self._pool = async_driving.Pool(connector)
+        self._own_lock = asyncio.Lock()  # protects _own
+        self._own = ""
+
+    async def __aenter__(self) -> AsyncSandboxClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        own, self._own = self._own, ""
+        try:
+            if own:
+                with contextlib.suppress(errors.K8eError):
+                    await self.destroy_session(own)
+        finally:
+            await self._pool.close()
+
+    # Commands.
+
+    async def run(
+        self,
+        code: str | bytes,
+        language: str = "bash",
+        timeout: float = 30,
+        *,
+        session_id: str | None = None,
+        stdin: AsyncContent | None = None,
+        **options: Unpack[ExecOptions],
+    ) -> ExecResult:
+        async def attempt(session: Mapping[str, Any]) -> ExecResult:
+            call = requests.code_call(
+                session,
+                code,
+                language=language,
+                timeout=timeout,
+                stdin=stdin is not None,
+                options=options,
+            )
+            return await self._exec(call, stdin)
+
+        if session_id:
+            return await attempt(requests.by_id(session_id))
+        if self.tenant_id:
+            return await attempt(requests.auto(self.tenant_id))
+        own = await self._own_session()
+        try:
+            return await attempt(requests.by_id(own))
+        except (errors.SessionNotFound, errors.SandboxDied) as error:
+            self._forget_own(own)
+            if isinstance(error, errors.SandboxDied):
+                raise  # the code may have run
+        return await attempt(requests.by_id(await self._own_session()))
+
+    async def exec(
+        self,
+        session_id: str,
+        command: str | Sequence[str],
+        timeout: float = 30,
+        *,
+        stdin: AsyncContent | None = None,
+        **options: Unpack[ExecOptions],
+    ) -> ExecResult:
+        call = requests.command_call(
+            requests.by_id(session_id),
+            command,
+            timeout=timeout,
+            stdin=stdin is not None,
+            options=options,
+        )
+        return await self._exec(call, stdin)
+
+    async def exec_events(
+        self,
+        session_id: str,
+        command: str | Sequence[str],
+        timeout: float = 300,
+        *,
+        stdin: AsyncContent | None = None,
+        **options: Unpack[ExecOptions],
+    ) -> AsyncGenerator[ExecEvent]:
+        options.setdefault("output_limit", 0)
+        call = requests.command_call(
+            requests.by_id(session_id),
+            command,
+            timeout=timeout,
+            stdin=stdin is not None,
+            options=options,
+        )
+        async with (
+            self._killing(call),
+            contextlib.aclosing(self._stream(operations.exec_events(call), stdin)) as events,
+        ):
+            async for event in events:
+                yield event
+
+    async def exec_stream(
+        self, session_id: str, command: str | Sequence[str], timeout: float = 300
+    ) -> AsyncGenerator[str]:
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        events = self.exec_events(session_id, command, timeout)
+        async with contextlib.aclosing(events):
+            async for event in events:
+                if isinstance(event, Stdout) and (text := decoder.decode(event.data)):
+                    yield text
+        if rest := decoder.decode(b"", final=True):
+            yield rest
+
+    async def execs(self, session_id: str) -> list[results.ExecInfo]:
+        call = {"op": "execs", "session": requests.by_id(session_id)}
+        return await self._call(operations.execs(call))
+
+    async def kill(self, session_id: str, exec_id: str) -> None:
+        target = {"session": requests.by_id(session_id), "id": exec_id}
+        await self._call(operations.call(requests.terminate_call(target)))
+
+    # Sessions.
+
+    async def create_session(
+        self,
+        runtime_class: str = "",
+        allowed_hosts: Sequence[str] | None = None,
+        tenant_id: str = "",
+        **options: Unpack[SessionOptions],
+    ) -> str:
+        tenant = tenant_id or self.tenant_id
+        call = requests.create_call(runtime_class, allowed_hosts, tenant, options)
+        return (await self._call(operations.session(call))).session_id
+
+    async def get_session(self, session_id: str) -> SessionInfo:
+        call = {"op": "get_session", "session_id": session_id}
+        return await self._call(operations.session(call))
+
+    async def list_sessions(self, tenant_id: str = "", *, ended: bool = False) -> list[SessionInfo]:
+        call = {"op": "list_sessions", "tenant": tenant_id, "ended": ended}
+        return await self._call(operations.sessions(call))
+
+    async def extend_session(self, session_id: str, lifetime: float) -> SessionInfo:
+        call = {"op": "extend_session", "session_id": session_id, "lifetime": lifetime}
+        return await self._call(operations.session(call))
+
+    async def destroy_session(self, session_id: str) -> None:
+        await self._call(operations.call({"op": "destroy_session", "session_id": session_id}))
+
+    # Files.
+
+    async def write_file(
+        self,
+        session_id: str,
+        path: str,
+        content: AsyncContent,
+        *,
+        append: bool = False,
+        mode: int | None = None,
+    ) -> int:
+        call = requests.file_call("write", session_id, path, append=append, mode=mode)
+        return (await self._call(operations.write(call), content))["size"]
+
+    async def read_file(self, session_id: str, path: str) -> str:
+        return (await self.read_bytes(session_id, path)).decode("utf-8", "replace")
+
+    async def read_bytes(
+        self, session_id: str, path: str, *, offset: int = 0, length: int | None = None
+    ) -> bytes:
+        chunks = self.read_chunks(session_id, path, offset=offset, length=length)
+        whole = io.BytesIO()  # joining chunks would need twice the memory, and half the speed
+        async for chunk in chunks:
+            whole.write(chunk)
+        return whole.getvalue()
+
+    async def read_chunks(
+        self, session_id: str, path: str, *, offset: int = 0, length: int | None = None
+    ) -> AsyncGenerator[bytes]:
+        call = requests.file_call("read", session_id, path, offset=offset, length=length)
+        async with contextlib.aclosing(self._stream(operations.read(call))) as chunks:
+            async for chunk in chunks:
+                yield chunk.data
+
+    async def upload(self, session_id: str, source: str | Path | BinaryIO, path: str) -> int:
+        if not isinstance(source, (str, Path)):
+            return await self.write_file(session_id, path, source)
+        with await asyncio.to_thread(open, source, "rb") as file:
+            return await self.write_file(session_id, path, file)
+
+    async def download(self, session_id: str, path: str, target: str | Path | BinaryIO) -> int:
+        if isinstance(target, (str, Path)):
+            with requests.replacing(target) as file:
+                return await self.download(session_id, path, file)
+        size = 0
+        async for chunk in self.read_chunks(session_id, path):
+            size += await asyncio.to_thread(target.write, chunk)
+        return size
+
+    async def list_files(
+        self,
+        session_id: str,
+        since: float = 0,
+        *,
+        path: str = "/workspace",
+        depth: int | None = None,
+        directories: bool = False,
+    ) -> list[FileEntry]:
+        call = requests.list_call(session_id, path, since, depth)
+        found = await self._call(operations.listing(call))
+        return [entry for entry in found if directories or entry.type != "dir"]
+
+    async def stat(self, session_id: str, path: str, *, follow: bool = False) -> FileEntry:
+        call = requests.file_call("stat", session_id, path, follow=follow)
+        return await self._call(operations.stat(call))
+
+    async def remove(self, session_id: str, path: str, *, recursive: bool = False) -> None:
+        call = requests.file_call("remove", session_id, path, recursive=recursive)
+        await self._call(operations.call(call))
+
+    async def rename(self, session_id: str, path: str, to: str) -> None:
+        await self._call(operations.call(requests.file_call("rename", session_id, path, to=to)))
+
+    async def mkdir(self, session_id: str, path: str, *, exist_ok: bool = True) -> None:
+        call = requests.file_call("mkdir", session_id, path, exist_ok=exist_ok)
+        await self._call(operations.call(call))
+
+    async def pip_install(self, session_id: str, packages: Sequence[str]) -> ExecResult:
+        raise requests.not_yet("pip_install", "sessions have no network in this release")
+
+    # The gateway.
+
+    async def status(self) -> dict[str, Any]:
+        return await self._call(operations.call({"op": "status"}))
+
+    async def doctor(self, *, fresh: bool = False) -> dict[str, Any]:
+        return await self._call(operations.call({"op": "doctor", "fresh": fresh}))
+
+    # Driving.
+
+    async def _call(self, operation: Operation[T], source: AsyncContent | None = None) -> T:
+        running = async_driving.Running(await self._pool.take(), operation, source)
+        while await running.next_event() is not None:
+            pass
+        await self._pool.keep(running.connection)
+        return running.result
+
+    async def _exec(self, call: Mapping[str, Any], stdin: AsyncContent | None) -> ExecResult:
+        async with self._killing(call):
+            return await self._call(operations.exec_result(call), stdin)
+
+    async def _stream(
+        self, operation: Operation[Any], source: AsyncContent | None = None
+    ) -> AsyncGenerator[Any]:
+        running = async_driving.Running(await self._pool.take(), operation, source)
+        try:
+            while (event := await running.next_event()) is not None:
+                yield event
+            await self._pool.keep(running.connection)
+        finally:
+            await running.close()
+
+    @contextlib.asynccontextmanager
+    async def _killing(self, call: Mapping[str, Any]) -> AsyncGenerator[None]:
+        """Kill the command if its caller gives up: a cancelled task, or a loop that was left."""
+        try:
+            yield
+        except (asyncio.CancelledError, GeneratorExit):
+            kill = self._call(operations.call(requests.terminate_call(call)))
+            await async_driving.finish(kill, KILL_SECONDS)
+            raise
+
+    async def _own_session(self) -> str:
+        async with self._own_lock:
+            if not self._own:
+                self._own = await self.create_session()
+            return self._own
+
+    def _forget_own(self, session_id: str) -> None:
+        if self._own == session_id:
+            self._own = ""

@@ -1,0 +1,349 @@
+"""The synchronous SDK: one class, safe to share among threads."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import io
+import threading
+from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar, Unpack
+
+from k8e import errors
+from k8e.client import driving, endpoints, operations, requests, results
+from k8e.client.operations import Operation
+from k8e.client.requests import Content, ExecOptions, SessionOptions
+from k8e.client.results import ExecEvent, ExecResult, FileEntry, SessionInfo, Stdout
+
+T = TypeVar("T")
+
+
+class SandboxClient:
+    """Runs code in sandboxes.
+
+    Without ``endpoint`` and K8E_SANDBOX_ENDPOINT it uses the gateway of this host, and starts it if
+    it does not run. :meth:`run` needs no session: the client makes one of its own, which ends with
+    :meth:`close`, or uses the standing one of ``tenant_id``, which does not.
+
+        with SandboxClient() as client:
+            print(client.run("print(1 + 1)", "python").stdout)
+    """
+
+    def __init__(
+        self, endpoint: str | None = None, tenant_id: str = "", *, api_key: str | None = None
+    ) -> None:
+        self.tenant_id = tenant_id
+        self._pool = driving.Pool(driving.connector(endpoints.resolve(endpoint, api_key)))
+        self._own_lock = threading.Lock()  # protects _own
+        self._own = ""
+
+    def __enter__(self) -> SandboxClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Destroy the client's own session, if it made one, and close its connections."""
+        with self._own_lock:
+            own, self._own = self._own, ""
+        try:
+            if own:
+                with contextlib.suppress(errors.K8eError):
+                    self.destroy_session(own)
+        finally:
+            self._pool.close()
+
+    # Commands.
+
+    def run(
+        self,
+        code: str | bytes,
+        language: str = "bash",
+        timeout: float = 30,
+        *,
+        session_id: str | None = None,
+        stdin: Content | None = None,
+        **options: Unpack[ExecOptions],
+    ) -> ExecResult:
+        """Run source code in ``bash``, ``python``, ``node`` or ``ts``; never through a shell line.
+
+        Args:
+            code: the program.
+            language: what it is written in.
+            timeout: seconds after which it is killed; 0 means never.
+            session_id: where to run it; by default the client's own or its tenant's session.
+            stdin: what the program reads.
+            options: see :class:`ExecOptions`.
+        """
+
+        def attempt(session: Mapping[str, Any]) -> ExecResult:
+            call = requests.code_call(
+                session,
+                code,
+                language=language,
+                timeout=timeout,
+                stdin=stdin is not None,
+                options=options,
+            )
+            return self._exec(call, stdin)
+
+        if session_id:
+            return attempt(requests.by_id(session_id))
+        if self.tenant_id:
+            return attempt(requests.auto(self.tenant_id))
+        own = self._own_session()
+        try:
+            return attempt(requests.by_id(own))
+        except (errors.SessionNotFound, errors.SandboxDied) as error:
+            self._forget_own(own)
+            if isinstance(error, errors.SandboxDied):
+                raise  # the code may have run
+        return attempt(requests.by_id(self._own_session()))
+
+    def exec(
+        self,
+        session_id: str,
+        command: str | Sequence[str],
+        timeout: float = 30,
+        *,
+        stdin: Content | None = None,
+        **options: Unpack[ExecOptions],
+    ) -> ExecResult:
+        """Run a command and collect its output; text is for the shell, a list for no shell."""
+        call = requests.command_call(
+            requests.by_id(session_id),
+            command,
+            timeout=timeout,
+            stdin=stdin is not None,
+            options=options,
+        )
+        return self._exec(call, stdin)
+
+    def exec_events(
+        self,
+        session_id: str,
+        command: str | Sequence[str],
+        timeout: float = 300,
+        *,
+        stdin: Content | None = None,
+        **options: Unpack[ExecOptions],
+    ) -> Generator[ExecEvent]:
+        """Run a command while iterating over its output and, last, its exit.
+
+        Reading slowly slows the command down; leaving the loop kills it.
+        """
+        options.setdefault("output_limit", 0)
+        call = requests.command_call(
+            requests.by_id(session_id),
+            command,
+            timeout=timeout,
+            stdin=stdin is not None,
+            options=options,
+        )
+        with self._killing(call):
+            yield from self._stream(operations.exec_events(call), stdin)
+
+    def exec_stream(
+        self, session_id: str, command: str | Sequence[str], timeout: float = 300
+    ) -> Generator[str]:
+        """Run a command while iterating over its standard output as text."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        events = self.exec_events(session_id, command, timeout)
+        with contextlib.closing(events):
+            for event in events:
+                if isinstance(event, Stdout) and (text := decoder.decode(event.data)):
+                    yield text
+        if rest := decoder.decode(b"", final=True):
+            yield rest
+
+    def execs(self, session_id: str) -> list[results.ExecInfo]:
+        """The commands that run in a session, and those that ended not long ago."""
+        return self._call(operations.execs({"op": "execs", "session": requests.by_id(session_id)}))
+
+    def kill(self, session_id: str, exec_id: str) -> None:
+        """End a command and everything that it started."""
+        target = {"session": requests.by_id(session_id), "id": exec_id}
+        self._call(operations.call(requests.terminate_call(target)))
+
+    # Sessions.
+
+    def create_session(
+        self,
+        runtime_class: str = "",
+        allowed_hosts: Sequence[str] | None = None,
+        tenant_id: str = "",
+        **options: Unpack[SessionOptions],
+    ) -> str:
+        """Make a session; its id. See :class:`SessionOptions` for what it can be given."""
+        tenant = tenant_id or self.tenant_id
+        call = requests.create_call(runtime_class, allowed_hosts, tenant, options)
+        return self._call(operations.session(call)).session_id
+
+    def get_session(self, session_id: str) -> SessionInfo:
+        return self._call(operations.session({"op": "get_session", "session_id": session_id}))
+
+    def list_sessions(self, tenant_id: str = "", *, ended: bool = False) -> list[SessionInfo]:
+        call = {"op": "list_sessions", "tenant": tenant_id, "ended": ended}
+        return self._call(operations.sessions(call))
+
+    def extend_session(self, session_id: str, lifetime: float) -> SessionInfo:
+        """Let a session live ``lifetime`` seconds from now."""
+        call = {"op": "extend_session", "session_id": session_id, "lifetime": lifetime}
+        return self._call(operations.session(call))
+
+    def destroy_session(self, session_id: str) -> None:
+        self._call(operations.call({"op": "destroy_session", "session_id": session_id}))
+
+    # Files.
+
+    def write_file(
+        self,
+        session_id: str,
+        path: str,
+        content: Content,
+        *,
+        append: bool = False,
+        mode: int | None = None,
+    ) -> int:
+        """Write text, bytes, an open binary file or an iterable of them; the number of bytes.
+
+        A new file appears whole or not at all. Folders above it are made.
+        """
+        call = requests.file_call("write", session_id, path, append=append, mode=mode)
+        return self._call(operations.write(call), content)["size"]
+
+    def read_file(self, session_id: str, path: str) -> str:
+        """A file as text; what is not UTF-8 is replaced."""
+        return self.read_bytes(session_id, path).decode("utf-8", "replace")
+
+    def read_bytes(
+        self, session_id: str, path: str, *, offset: int = 0, length: int | None = None
+    ) -> bytes:
+        whole = io.BytesIO()  # joining chunks would need twice the memory, and half the speed
+        whole.writelines(self.read_chunks(session_id, path, offset=offset, length=length))
+        return whole.getvalue()
+
+    def read_chunks(
+        self, session_id: str, path: str, *, offset: int = 0, length: int | None = None
+    ) -> Generator[bytes]:
+        """A file, piece by piece, in constant memory."""
+        call = requests.file_call("read", session_id, path, offset=offset, length=length)
+        for chunk in self._stream(operations.read(call)):
+            yield chunk.data
+
+    def upload(self, session_id: str, source: str | Path | BinaryIO, path: str) -> int:
+        """Copy a local file into the sandbox; the number of bytes."""
+        if not isinstance(source, (str, Path)):
+            return self.write_file(session_id, path, source)
+        with open(source, "rb") as file:
+            return self.write_file(session_id, path, file)
+
+    def download(self, session_id: str, path: str, target: str | Path | BinaryIO) -> int:
+        """Copy a file of the sandbox to a local one, which appears whole or not at all."""
+        if not isinstance(target, (str, Path)):
+            return sum(target.write(chunk) for chunk in self.read_chunks(session_id, path))
+        with requests.replacing(target) as file:
+            return sum(file.write(chunk) for chunk in self.read_chunks(session_id, path))
+
+    def list_files(
+        self,
+        session_id: str,
+        since: float = 0,
+        *,
+        path: str = "/workspace",
+        depth: int | None = None,
+        directories: bool = False,
+    ) -> list[FileEntry]:
+        """Files below a folder that changed after ``since`` (seconds since 1970)."""
+        found = self._call(operations.listing(requests.list_call(session_id, path, since, depth)))
+        return [entry for entry in found if directories or entry.type != "dir"]
+
+    def stat(self, session_id: str, path: str, *, follow: bool = False) -> FileEntry:
+        call = requests.file_call("stat", session_id, path, follow=follow)
+        return self._call(operations.stat(call))
+
+    def remove(self, session_id: str, path: str, *, recursive: bool = False) -> None:
+        call = requests.file_call("remove", session_id, path, recursive=recursive)
+        self._call(operations.call(call))
+
+    def rename(self, session_id: str, path: str, to: str) -> None:
+        self._call(operations.call(requests.file_call("rename", session_id, path, to=to)))
+
+    def mkdir(self, session_id: str, path: str, *, exist_ok: bool = True) -> None:
+        """Make a folder and those above it."""
+        call = requests.file_call("mkdir", session_id, path, exist_ok=exist_ok)
+        self._call(operations.call(call))
+
+    def pip_install(self, session_id: str, packages: Sequence[str]) -> ExecResult:
+        raise requests.not_yet("pip_install", "sessions have no network in this release")
+
+    # The gateway.
+
+    def status(self) -> dict[str, Any]:
+        """How the gateway is: version, pid, sessions, addresses."""
+        return self._call(operations.call({"op": "status"}))
+
+    def doctor(self, *, fresh: bool = False) -> dict[str, Any]:
+        """Which runtimes and features work on the gateway's host, and how to fix the others."""
+        return self._call(operations.call({"op": "doctor", "fresh": fresh}))
+
+    # Driving.
+
+    def _call(self, operation: Operation[T], source: Content | None = None) -> T:
+        running = driving.Running(self._pool.take(), operation, source)
+        while running.next_event() is not None:
+            pass
+        self._pool.keep(running.connection)
+        return running.result
+
+    def _exec(self, call: Mapping[str, Any], stdin: Content | None) -> ExecResult:
+        with self._killing(call):
+            return self._call(operations.exec_result(call), stdin)
+
+    def _stream(self, operation: Operation[Any], source: Content | None = None) -> Generator[Any]:
+        running = driving.Running(self._pool.take(), operation, source)
+        try:
+            while (event := running.next_event()) is not None:
+                yield event
+            self._pool.keep(running.connection)
+        finally:
+            running.close()
+
+    @contextlib.contextmanager
+    def _killing(self, call: Mapping[str, Any]) -> Generator[None]:
+        """Kill the command if its caller gives up: Ctrl-C, or leaving a loop over its output."""
+        try:
+            yield
+        except (KeyboardInterrupt, GeneratorExit):
+            with contextlib.suppress(errors.K8eError):
+                self._call(operations.call(requests.terminate_call(call)))
+            raise
+
+    def _own_session(self) -> str:
+        with self._own_lock:
+            if not self._own:
+                self._own = self.create_session()
+            return self._own
+
+    def _forget_own(self, session_id: str) -> None:
+        with self._own_lock:
+            if self._own == session_id:
+                self._own = ""
+
+
+@contextlib.contextmanager
+def sandbox_session(
+    runtime_class: str = "",
+    allowed_hosts: Sequence[str] | None = None,
+    endpoint: str | None = None,
+    **options: Unpack[SessionOptions],
+) -> Generator[tuple[SandboxClient, str]]:
+    """A client and a session that ends with the block."""
+    with SandboxClient(endpoint) as client:
+        session_id = client.create_session(runtime_class, allowed_hosts, **options)
+        try:
+            yield client, session_id
+        finally:
+            client.destroy_session(session_id)

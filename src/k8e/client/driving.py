@@ -1,0 +1,151 @@
+"""Runs operations over blocking connections, which are kept for the next operation."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any, Protocol
+
+from k8e import errors
+from k8e.client import endpoints, local, requests
+from k8e.client.operations import PULL, RECEIVE, Operation, Send
+from k8e.client.requests import Content
+
+MAX_IDLE = 16  # connections kept for the next operation
+
+
+class Connection(Protocol):
+    """Frames to and from a gateway, for one operation at a time."""
+
+    def begin(self) -> None: ...
+    def send(self, kind: int, body: bytes | memoryview) -> None: ...
+    def receive(self) -> tuple[int, bytes]: ...
+    def is_fresh(self) -> bool: ...
+    def close(self) -> None: ...
+
+
+class Connector(Protocol):
+    """What opens connections to one endpoint."""
+
+    def connect(self) -> Connection: ...
+    def close(self) -> None: ...
+
+
+def connector(endpoint: endpoints.Endpoint) -> Connector:
+    if endpoint.target:
+        from k8e.client import remote
+
+        return remote.Channel(endpoint)
+    return LocalConnector(endpoint.socket)
+
+
+class LocalConnector:
+    """Connects to a given socket, or to this host's gateway, which is started if need be."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def connect(self) -> Connection:
+        try:
+            return local.Connection(local.dial(self._path or local.default_socket()))
+        except local.Refused:
+            if self._path:
+                raise nobody_listens(self._path) from None
+        from k8e.client import starting
+
+        return local.Connection(starting.dial())
+
+    def close(self) -> None:
+        """Nothing is shared among local connections."""
+
+
+def nobody_listens(path: str) -> errors.GatewayUnreachable:
+    return errors.GatewayUnreachable(
+        f"no gateway listens on {path}",
+        hint="start it there, or unset K8E_SANDBOX_ENDPOINT to use this host's own",
+    )
+
+
+class Pool:
+    """Idle connections. Lists take and give atomically, so threads need no lock here."""
+
+    def __init__(self, connector: Connector) -> None:
+        self._connector = connector
+        self._idle: list[Connection] = []
+        self._pid = os.getpid()
+
+    def take(self) -> Connection:
+        if self._pid != os.getpid():  # a forked child must not share its parent's connections
+            self._idle, self._pid = [], os.getpid()
+        while self._idle:
+            with contextlib.suppress(IndexError):
+                connection = self._idle.pop()
+                if connection.is_fresh():
+                    return connection
+                connection.close()
+        return self._connector.connect()
+
+    def keep(self, connection: Connection) -> None:
+        """Take back a connection whose operation has ended well."""
+        if len(self._idle) < MAX_IDLE:
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+    def close(self) -> None:
+        while self._idle:
+            with contextlib.suppress(IndexError):
+                self._idle.pop().close()
+        self._connector.close()
+
+
+class Running:
+    """One operation under way on one connection."""
+
+    def __init__(
+        self, connection: Connection, operation: Operation[Any], source: Content | None
+    ) -> None:
+        self.connection = connection
+        self.result: Any = None
+        self.done = False
+        self._operation = operation
+        self._source = iter(()) if source is None else requests.chunks(source)
+        connection.begin()
+
+    def next_event(self) -> Any:
+        """Go on until something happens; None when the result is there."""
+        answer: Any = None
+        step: Any
+        try:
+            while True:
+                if isinstance(answer, errors.GatewayUnreachable):
+                    step = self._operation.throw(answer)
+                else:
+                    step = self._operation.send(answer)
+                answer = None
+                if isinstance(step, Send):
+                    self.connection.send(step.kind, step.body)
+                elif step is RECEIVE:
+                    answer = self._receive()
+                elif step is PULL:
+                    answer = next(self._source, b"")
+                else:
+                    return step
+        except StopIteration as stop:
+            self.result, self.done = stop.value, True
+            return None
+        except BaseException:
+            self.close()
+            raise
+
+    def _receive(self) -> tuple[int, bytes] | errors.GatewayUnreachable:
+        try:
+            return self.connection.receive()
+        except errors.GatewayUnreachable as error:
+            return error
+
+    def close(self) -> None:
+        """Give up; the gateway takes the end of the connection for the end of the operation."""
+        if not self.done:
+            self._operation.close()
+            self.connection.close()

@@ -1,0 +1,206 @@
+"""Gateways elsewhere: the same frames, carried by the bidirectional gRPC call ``Run``.
+
+A stream is kept open for the next operation, because opening one costs more than using it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import queue
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from k8e import errors, settings
+from k8e.client.endpoints import Endpoint
+
+MAX_MESSAGE = 64 << 20
+CLOSE_SECONDS = 1.0
+_OPTIONS = [
+    ("grpc.max_send_message_length", MAX_MESSAGE),
+    ("grpc.max_receive_message_length", MAX_MESSAGE),
+    # A half-dead connection is noticed while a command runs in silence.
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+]
+
+
+def _libraries() -> tuple[Any, Any, Any]:
+    """The gRPC library and our messages, or an error that says what to install."""
+    try:
+        import grpc
+
+        from k8e._generated import sandbox_pb2, sandbox_pb2_grpc
+    except ImportError as error:
+        raise errors.GatewayUnreachable(
+            f"a remote endpoint needs gRPC, which is not installed ({error})",
+            hint="pip install 'k8e[grpc]'",
+        ) from None
+    return grpc, sandbox_pb2, sandbox_pb2_grpc
+
+
+def _trust() -> bytes | None:
+    """The certificate that gateways are checked against; None for the system's own."""
+    given = os.environ.get("K8E_SANDBOX_CERT")
+    path = Path(given) if given else settings.load().data_dir / "tls" / "ca.crt"
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        if not given:
+            return None
+        raise errors.GatewayUnreachable(
+            f"the certificate {given} cannot be read: {error.strerror}",
+            hint="K8E_SANDBOX_CERT must name the gateway's ca.crt",
+        ) from None
+
+
+def _metadata(endpoint: Endpoint) -> tuple[tuple[str, str], ...]:
+    return (("authorization", f"Bearer {endpoint.api_key}"),) if endpoint.api_key else ()
+
+
+def _explain(error: Any, endpoint: Endpoint) -> errors.K8eError:
+    """A failed call as one of our errors."""
+    status = error.code().name
+    text = f"the gateway at {endpoint.target} cannot be reached: {error.details() or status}"
+    if status in ("PERMISSION_DENIED", "UNAUTHENTICATED"):
+        return errors.Denied(f"the gateway at {endpoint.target} refused us: {error.details()}")
+    if status == "UNIMPLEMENTED":
+        return errors.NotImplementedYet(f"{endpoint.target} does not offer what was asked for")
+    return errors.GatewayUnreachable(
+        text, hint="check the address, that the gateway runs, and K8E_SANDBOX_CERT"
+    )
+
+
+class _Stream:
+    """What blocking and asynchronous streams share."""
+
+    def __init__(self, endpoint: Endpoint, frame: Any) -> None:
+        self._endpoint = endpoint
+        self._frame = frame  # the message class
+        self._channel = 0
+        self._call: Any = None
+
+    def begin(self) -> None:
+        self._channel += 1
+
+    def is_fresh(self) -> bool:
+        return not self._call.done()
+
+    def _message(self, kind: int, body: bytes | memoryview) -> Any:
+        return self._frame(kind=kind, channel=self._channel, body=bytes(body))
+
+
+class Channel:
+    """A gRPC channel for blocking clients."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._grpc, self._messages, services = _libraries()
+        self._endpoint = endpoint
+        credentials = self._grpc.ssl_channel_credentials(_trust())
+        self._channel = self._grpc.secure_channel(endpoint.target, credentials, _OPTIONS)
+        self._service = services.SandboxServiceStub(self._channel)
+
+    def connect(self) -> Stream:
+        return Stream(self._endpoint, self._messages.RunFrame, self._service, self._grpc.RpcError)
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+class Stream(_Stream):
+    """One open ``Run`` call."""
+
+    def __init__(self, endpoint: Endpoint, frame: Any, service: Any, failure: Any) -> None:
+        super().__init__(endpoint, frame)
+        self._failure = failure
+        self._outgoing: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._call = service.Run(self._requests(), metadata=_metadata(endpoint))
+
+    def _requests(self) -> Iterator[Any]:
+        while (message := self._outgoing.get()) is not None:
+            yield message
+
+    def send(self, kind: int, body: bytes | memoryview) -> None:
+        self._outgoing.put(self._message(kind, body))
+
+    def receive(self) -> tuple[int, bytes]:
+        try:
+            for message in self._call:
+                if message.channel == self._channel:
+                    return message.kind, message.body
+        except self._failure as error:
+            raise _explain(error, self._endpoint) from None
+        raise errors.GatewayUnreachable("the gateway closed the connection")
+
+    def close(self) -> None:
+        self._call.cancel()
+        self._outgoing.put(None)
+
+
+class AsyncChannel:
+    """A gRPC channel for asynchronous clients; it belongs to the event loop that made it."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._grpc, self._messages, self._services = _libraries()
+        self._endpoint = endpoint
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._channel: Any = None
+        self._service: Any = None
+
+    async def connect(self) -> AsyncStream:
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            credentials = self._grpc.ssl_channel_credentials(_trust())
+            target = self._endpoint.target
+            self._channel = self._grpc.aio.secure_channel(target, credentials, _OPTIONS)
+            self._service = self._services.SandboxServiceStub(self._channel)
+            self._loop = loop
+        return AsyncStream(self._endpoint, self._messages.RunFrame, self._service, self._grpc.aio)
+
+    async def close(self) -> None:
+        if self._loop is asyncio.get_running_loop():
+            await self._channel.close()
+        self._loop = None
+
+
+class AsyncStream(_Stream):
+    """One open ``Run`` call."""
+
+    def __init__(self, endpoint: Endpoint, frame: Any, service: Any, aio: Any) -> None:
+        super().__init__(endpoint, frame)
+        self._aio = aio
+        self._loop = asyncio.get_running_loop()
+        self._call = service.Run(metadata=_metadata(endpoint))
+
+    def is_fresh(self) -> bool:
+        return self._loop is asyncio.get_running_loop() and super().is_fresh()
+
+    async def send(self, kind: int, body: bytes | memoryview) -> None:
+        # A call that has ended says why when it is read from.
+        with contextlib.suppress(self._aio.AioRpcError, self._aio.UsageError):
+            await self._call.write(self._message(kind, body))
+
+    async def receive(self) -> tuple[int, bytes]:
+        try:
+            while (message := await self._call.read()) is not self._aio.EOF:
+                if message.channel == self._channel:
+                    return message.kind, message.body
+        except self._aio.AioRpcError as error:
+            raise _explain(error, self._endpoint) from None
+        raise errors.GatewayUnreachable("the gateway closed the connection")
+
+    async def close(self) -> None:
+        """End our side and hear the other end out: a cancelled call would outlive its loop."""
+        if self._loop is not asyncio.get_running_loop() or self._call.done():
+            return
+        failures = (TimeoutError, self._aio.AioRpcError, self._aio.UsageError)
+        try:
+            with contextlib.suppress(*failures):
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await self._call.done_writing()
+                    while await self._call.read() is not self._aio.EOF:
+                        pass
+        finally:
+            self._call.cancel()

@@ -1,0 +1,80 @@
+"""The shape of the SDK: what is exported, and that both clients offer the same."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import k8e
+from k8e import AsyncSandboxClient, SandboxClient
+
+
+def test_the_package_exports_exactly_this() -> None:
+    assert k8e.__all__ == sorted(k8e.__all__)
+    assert set(k8e.__all__) == {
+        "AsyncSandboxClient",
+        "ExecEvent",
+        "ExecInfo",
+        "ExecResult",
+        "Exit",
+        "FileEntry",
+        "SandboxClient",
+        "SessionInfo",
+        "Stderr",
+        "Stdout",
+        "__version__",
+        "errors",
+        "sandbox_session",
+    }
+    for name in k8e.__all__:
+        assert getattr(k8e, name) is not None
+        assert name in dir(k8e)
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = k8e.nothing  # pyright: ignore[reportAttributeAccessIssue,reportUnknownVariableType,reportUnknownMemberType]
+
+
+def test_importing_the_package_imports_nothing_else() -> None:
+    script = "import sys; before = set(sys.modules); import k8e; print(set(sys.modules) - before)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=10, check=True
+    )
+    assert set(eval(done.stdout)) <= {"k8e", "__future__"}
+
+
+def methods(kind: type) -> dict[str, Any]:
+    found = inspect.getmembers(kind, inspect.isfunction)
+    return {name: item for name, item in found if not name.startswith("_")}
+
+
+def test_both_clients_have_the_same_methods_with_the_same_arguments() -> None:
+    blocking, asynchronous = methods(SandboxClient), methods(AsyncSandboxClient)
+    assert set(blocking) == set(asynchronous)
+    for name, method in blocking.items():
+        ours = inspect.signature(method).parameters
+        theirs = inspect.signature(asynchronous[name]).parameters
+        assert [(item.name, item.kind, item.default) for item in ours.values()] == [
+            (item.name, item.kind, item.default) for item in theirs.values()
+        ], name
+
+
+def test_k8e_s_positional_arguments_are_where_its_users_expect_them() -> None:
+    expected = {
+        "run": ["code", "language", "timeout"],
+        "exec": ["session_id", "command", "timeout"],
+        "exec_stream": ["session_id", "command", "timeout"],
+        "create_session": ["runtime_class", "allowed_hosts", "tenant_id"],
+        "destroy_session": ["session_id"],
+        "write_file": ["session_id", "path", "content"],
+        "read_file": ["session_id", "path"],
+        "list_files": ["session_id", "since"],
+        "pip_install": ["session_id", "packages"],
+    }
+    for name, arguments in expected.items():
+        found = inspect.signature(getattr(SandboxClient, name)).parameters.values()
+        positional = [item.name for item in found if item.kind is item.POSITIONAL_OR_KEYWORD]
+        assert positional[1:] == arguments
+    assert list(inspect.signature(SandboxClient).parameters)[:2] == ["endpoint", "tenant_id"]

@@ -1,0 +1,77 @@
+"""Fixtures for tests that need a real gateway. Run as root: sandboxes need it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+
+import pytest
+
+from k8e import SandboxClient
+from tests.places import NewPlace, Place, free_port
+
+RUNTIMES = ("container", "gvisor")
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def _need_root() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("the local runtimes need root")
+
+
+@pytest.fixture(scope="session")
+def place() -> Generator[Place]:
+    """A gateway that many tests share, with a gRPC endpoint; it may leave nothing behind."""
+    _need_root()
+    place = Place(K8E_LISTEN=f"127.0.0.1:{free_port()}")
+    yield place
+    place.close()
+
+
+@pytest.fixture
+def new_place() -> Generator[NewPlace]:
+    """Makes places whose gateways a test may start, stop and kill."""
+    _need_root()
+    places: list[Place] = []
+
+    def make(**environ: str) -> Place:
+        places.append(Place(**environ))
+        return places[-1]
+
+    yield make
+    for place in places:
+        place.close()
+
+
+@pytest.fixture(scope="session", params=RUNTIMES)
+def runtime(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def session_id(place: Place, runtime: str) -> Generator[str]:
+    """A session of each runtime, shared by the tests that do not destroy it."""
+    found = place.json("sandbox", "create", "--runtime", runtime)["session_id"]
+    yield found
+    place.json("sandbox", "destroy", found)
+
+
+@pytest.fixture(params=["unix", "grpc"])
+def endpoint(place: Place, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each way of reaching the shared gateway."""
+    place.json("sandbox", "status")
+    if request.param == "unix":
+        return place.endpoint
+    place.wait_for_grpc()
+    monkeypatch.setenv("K8E_SANDBOX_CERT", str(place.data / "tls" / "ca.crt"))
+    return place.environ["K8E_LISTEN"]
+
+
+@pytest.fixture
+def client(endpoint: str) -> Generator[SandboxClient]:
+    with SandboxClient(endpoint) as client:
+        yield client
