@@ -215,6 +215,8 @@ class _Run:
 
     def _begun(self, result: dict[str, Any]) -> None:
         self._session_id = str(result["session_id"])
+        if result.get("warning"):  # a weaker runtime than usual is never silent
+            write(2, f"k8e: warning: {result['warning']}\n".encode("utf-8", "replace"))
         if not self._options["session_id"]:
             _note_session(self._options["tenant"] or "default", self._session_id)
         if self._options["stdin"]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import warnings
 from functools import partial
 from typing import Any, NoReturn
 
@@ -22,6 +23,7 @@ def main(arguments: list[str]) -> int:
     """Run any command; the exit code."""
     if arguments[:1] in (["server"], ["agent"]) and not {"-h", "--help"}.intersection(arguments):
         arguments = arguments[:1]  # their own flags come with them, in a later release
+    warnings.showwarning = printing.show_warning
     try:
         options = build().parse_args(arguments)
         return options.handler(options)
@@ -163,8 +165,16 @@ def _add_create(group: Any, common: Parser) -> None:
     create.add_argument("--cpus", metavar="N", help="CPUs, like 0.5")
     create.add_argument("--pids", metavar="N", help="processes and threads")
     create.add_argument("--disk", metavar="SIZE", help="bytes in /workspace, like 1G")
-    create.add_argument("--lifetime", type=float, default=0, metavar="SECONDS")
-    create.add_argument("--idle-timeout", type=float, default=0, metavar="SECONDS")
+    create.add_argument(
+        "--lifetime", type=float, default=0, metavar="SECONDS", help="destroy it after this long"
+    )
+    create.add_argument(
+        "--idle-timeout",
+        type=float,
+        default=0,
+        metavar="SECONDS",
+        help="destroy it after this long without activity",
+    )
     create.add_argument("--env", action="append", metavar="K=V", help="a variable; repeatable")
     create.add_argument("--label", action="append", metavar="K=V", help="a label; repeatable")
     _add_not_yet(create, "--manifest", "--git-repo", "--git-ref", "--git-path", "--allowed-hosts")

@@ -50,3 +50,8 @@ def describe(error: BaseException) -> tuple[str, str]:
         name: Any = error.filename
         return f"{text}: {os.fsdecode(name)}" if name else text, _FILE_HINT
     return f"{type(error).__name__}: {error}", _BUG_HINT
+
+
+def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    """For ``warnings.showwarning``: a sentence for people, without a place in our code."""
+    fast.write(2, f"k8e: warning: {message}\n".encode("utf-8", "replace"))

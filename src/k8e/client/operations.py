@@ -13,6 +13,7 @@ What it returns is the result. A lost connection is thrown into it.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Generator, Mapping
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -53,7 +54,10 @@ def _result() -> Operation[dict[str, Any]]:
     while True:
         kind, body = yield from _frame()
         if kind == wire.RESULT:
-            return wire.unpack_dict(body)
+            result = wire.unpack_dict(body)
+            if result.get("warning") and "runtimes" not in result:  # a weaker runtime than usual is never silent
+                warnings.warn(str(result["warning"]), RuntimeWarning, stacklevel=1)
+            return result
 
 
 def _frame() -> Operation[Frame]:

@@ -49,23 +49,25 @@ def run(settings: Settings, *, background: bool, ready_fd: int = -1) -> int:
 
 async def _main(settings: Settings, *, background: bool, ready_fd: int) -> None:
     host = Host(settings)
-    await asyncio.to_thread(host.prepare)
     store = Store(settings.data_dir / "sessions.db")
-    sessions = Sessions(settings, store, host, Runtimes(host))
-    gateway = Gateway(settings, sessions)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, gateway.stopping.set)
-    async with sessions.running():
-        async with _serving(gateway, background=background):
-            log.info("ready on %s", settings.socket)
-            _tell(ready_fd, "ready")
-            await _until_stopped(gateway, idle_exit=settings.idle_exit if background else 0)
-        if gateway.destroy_on_stop:
-            await sessions.destroy_all("the gateway was stopped with its sessions")
-    store.close()
-    host.close()
-    cgroups.remove_parent()
+    try:
+        await asyncio.to_thread(host.prepare)
+        sessions = Sessions(settings, store, host, Runtimes(host))
+        gateway = Gateway(settings, sessions)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, gateway.stopping.set)
+        async with sessions.running():
+            async with _serving(gateway, background=background):
+                log.info("ready on %s", settings.socket)
+                _tell(ready_fd, "ready")
+                await _until_stopped(gateway, idle_exit=settings.idle_exit if background else 0)
+            if gateway.destroy_on_stop:
+                await sessions.destroy_all("the gateway was stopped with its sessions")
+    finally:
+        store.close()
+        host.close()
+        cgroups.remove_parent()
 
 
 @contextlib.asynccontextmanager

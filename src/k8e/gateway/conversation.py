@@ -177,9 +177,9 @@ class Conversation:
                 await work
             except errors.K8eError as error:
                 self._fail(channel, error)
-            except OSError as error:
+            except Exception as error:  # the client waits for an answer, whatever went wrong
                 log.exception("operation failed")
-                self._fail(channel, errors.K8eError(str(error)))
+                self._fail(channel, errors.K8eError(f"{type(error).__name__}: {error}"))
 
         pending.task = self._gateway.spawn(run())
 

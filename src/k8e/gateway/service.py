@@ -22,8 +22,8 @@ class Gateway:
     def __init__(self, settings: Settings, sessions: Sessions) -> None:
         self.settings = settings
         self.sessions = sessions
-        self.listening_on = "not yet"
-        """The TCP endpoint, or why there is none."""
+        self.listening_on = ""
+        """The TCP endpoint, or why there is none; empty until that is known."""
         self.conversations: set[object] = set()
         self.stopping = asyncio.Event()
         self.destroy_on_stop = False
@@ -78,7 +78,7 @@ class Gateway:
         self, principal: Principal, call: dict[str, Any]
     ) -> dict[str, Any]:
         lifetime = call.get("lifetime")
-        if not isinstance(lifetime, (int, float)) or lifetime <= 0:
+        if not isinstance(lifetime, (int, float)) or not lifetime > 0:
             raise errors.InvalidRequest("lifetime must be a positive number of seconds")
         session_id = _text(call, "session_id")
         return {"session": self.sessions.extend(principal, session_id, lifetime).to_json()}

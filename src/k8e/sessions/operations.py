@@ -28,6 +28,7 @@ _STREAMS = {
     "write": (),  # its second RESULT
 }
 _COUNTED = (wire.STDIN, wire.DATA)
+_FROM_GUEST = (wire.RESULT, wire.ERROR, wire.OUT, wire.ERR, wire.EXIT, wire.DATA, wire.END)
 MAX_WINDOW = 4 << 20
 MAX_TIMEOUT = 7 * 24 * 3600.0
 
@@ -104,13 +105,26 @@ class Operation:
     # From the guest.
 
     def receive(self, kind: int, body: bytes) -> None:
+        """Pass a frame on; WireError where the guest sends what only fills a client's memory."""
         if self.done:
             return
-        if kind == wire.CREDIT and len(body) == wire.CREDIT_BODY.size:
-            self._upload += wire.CREDIT_BODY.unpack(body)[0]
+        if kind == wire.CREDIT:
+            self._take_credit(body)
+        elif kind not in _FROM_GUEST:
+            raise wire.WireError(f"a guest does not send frames of kind {kind}")
         if self._ends(kind):
             self._finish()
+        elif kind == wire.RESULT and self._results > 1:
+            raise wire.WireError("the guest answered twice")
         self._on_frame(kind, body)
+
+    def _take_credit(self, body: bytes) -> None:
+        if len(body) != wire.CREDIT_BODY.size:
+            raise wire.WireError("malformed credit")
+        count = wire.CREDIT_BODY.unpack(body)[0]
+        self._upload += count
+        if not count or self._upload > wire.WINDOW:
+            raise wire.WireError("the guest gave credit for what it was not sent")
 
     def _ends(self, kind: int) -> bool:
         if kind == wire.ERROR:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from dataclasses import replace
 from typing import Any
 
@@ -51,23 +51,35 @@ class Sessions:
         self._host = host
         self._live: dict[str, Live] = {}
         self._creating: dict[str, asyncio.Task[Session]] = {}
-        self._tasks: asyncio.TaskGroup | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
         """Adopt what is there, then serve until the block ends; sandboxes stay when it does."""
-        async with asyncio.TaskGroup() as tasks:
-            self._tasks = tasks
+        try:
             await self._adopt()
-            try:
-                yield
-            finally:
-                for live in self._live.values():
-                    if live.timer is not None:
-                        live.timer.cancel()
-                    if live.watcher is not None:
-                        live.watcher.cancel()
-                await self._stop_creating()
+            yield
+        finally:
+            for live in self._live.values():
+                if live.timer is not None:
+                    live.timer.cancel()
+                if live.watcher is not None:
+                    live.watcher.cancel()
+            await self._stop_creating()
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run ``work`` beside everything else; its failure is told and ends nothing but itself."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a task failed", exc_info=task.exception())
 
     async def _stop_creating(self) -> None:
         """Give up what is being made, and wait until nothing is left of it."""
@@ -110,15 +122,12 @@ class Sessions:
             known = self._store.find_request(principal.name, spec.request_id)
             if known is not None:
                 return await self._repeated(key, known, spec)
-        return await self._make(key or new_id("make"), principal, spec, auto=False)
+        made = await self._make(key or new_id("make"), principal, spec, auto=False)
+        _check_same(made, spec)  # another call may have begun it
+        return made
 
     async def _repeated(self, key: str, known: Session, spec: SessionSpec) -> Session:
-        # The whole request is compared: an old session may have had weaker limits.
-        if known.spec != spec:
-            raise errors.Conflict(
-                f"request id {spec.request_id!r} was used for a different session",
-                hint="use a new request id for a new request",
-            )
+        _check_same(known, spec)
         task = self._creating.get(key)
         return await asyncio.shield(task) if task is not None else known
 
@@ -142,7 +151,9 @@ class Sessions:
         if known is not None:
             return known
         key = f"auto {principal.name} {spec.tenant}"
-        return await self._make(key, principal, spec, auto=True)
+        made = await self._make(key, principal, spec, auto=True)
+        # Another call may have begun it, for another runtime.
+        return self.auto_now(principal, spec.tenant, spec.runtime) or made
 
     async def _make(
         self, key: str, principal: Principal, spec: SessionSpec, *, auto: bool
@@ -256,8 +267,8 @@ class Sessions:
         live.last_active = time.time()
 
     def _lost(self, live: Live, operation: Operation) -> None:
-        if self._tasks is not None and not operation.done:
-            self._tasks.create_task(self._explain_loss(live, operation))
+        if not operation.done:
+            self._spawn(self._explain_loss(live, operation))
 
     async def _explain_loss(self, live: Live, operation: Operation) -> None:
         """Tell whoever waits for an operation why its link broke."""
@@ -319,8 +330,7 @@ class Sessions:
     def _begin(self, session: Session, guest: Guest, last_active: float) -> None:
         live = Live(session, guest, last_active)
         self._live[session.session_id] = live
-        if self._tasks is not None:
-            live.watcher = self._tasks.create_task(self._watch(live))
+        live.watcher = self._spawn(self._watch(live))
         self._schedule(live)
 
     async def _watch(self, live: Live) -> None:
@@ -347,8 +357,7 @@ class Sessions:
             self._schedule(live)
             return
         reason = "its lifetime was over" if now >= live.session.expires_at else "it was idle"
-        if self._tasks is not None:
-            self._tasks.create_task(self._end(live, reason))
+        self._spawn(self._end(live, reason))
 
     # Restarting.
 
@@ -383,6 +392,15 @@ class Sessions:
         for sandbox_id in (found | set(self._host.workspaces.names())) - owned:
             log.info("removing what is left of sandbox %s", sandbox_id)
             await self.runtimes.purge(sandbox_id)
+
+
+def _check_same(session: Session, spec: SessionSpec) -> None:
+    """A repeated request must be the same in all: an old session may have had weaker limits."""
+    if session.spec != spec:
+        raise errors.Conflict(
+            f"request id {spec.request_id!r} was used for a different session",
+            hint="use a new request id for a new request",
+        )
 
 
 def _not_found(session_id: str) -> errors.SessionNotFound:

@@ -153,6 +153,8 @@ class Store:
         return row[0] if row else 0.0
 
     def _select(self, condition: str, *values: Any) -> list[Session]:
+        if any("\ud800" <= char <= "\udfff" for value in values for char in str(value)):
+            return []  # nothing of that name was ever written: SQLite takes only text
         query = f"SELECT {_COLUMNS} FROM sessions WHERE {condition}"  # noqa: S608 - our constants
         return [_session(row) for row in self._db.execute(query, values)]
 
