@@ -10,6 +10,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check --quiet
 PYTEST_ARGS ?=
+VM_ARGS ?=
 BENCH_ARGS ?=
 
 # The system's Python first: a python3 on PATH may be a slow shim.
@@ -19,10 +20,10 @@ FIND_PYTHON := for p in /usr/bin/python3 python3 python3.14 python3.13 python3.1
 LOCK := $(VENV)/bin/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--no-emit-find-links --no-annotate --no-header --quiet
 
-.PHONY: help setup deps check format test bench gen lock clean
+.PHONY: help setup deps check format test test-vm bench gen lock clean
 
 help: ## Print this list
-	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
 setup: deps $(VENV)/.ready ## Install everything that development needs, into .venv and K8E_HOME
 
@@ -50,6 +51,9 @@ format: setup ## Format, and fix what ruff can fix
 
 test: setup ## Run the tests (as root all of them; PYTEST_ARGS="-k word")
 	$(PY) -m pytest -rs $(PYTEST_ARGS)
+
+test-vm: setup ## Try the limits on a cgroup v2 kernel, in QEMU (8 minutes; VM_ARGS="container limits.pids")
+	$(PY) tests/vm/run.py $(VM_ARGS)
 
 bench: setup ## Measure; prints a table and writes JSON (BENCH_ARGS=...)
 	$(PY) -m benchmarks $(BENCH_ARGS)

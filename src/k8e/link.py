@@ -20,6 +20,8 @@ from k8e.guest import wire
 
 NONCE_SIZE = 16
 HANDSHAKE_SECONDS = 10.0
+MAX_GREETING = 64  # bytes of a frame from somebody who has not proved itself
+MAX_STRANGERS = 4  # connections of one sandbox that have not proved themselves
 KEY_SIZE = 32
 # What a guest may send that counts against the credit it was given, and the bytes before the data.
 _COUNTED = {wire.OUT: wire.SEQ.size, wire.ERR: wire.SEQ.size, wire.DATA: 0}
@@ -50,6 +52,8 @@ class Channel:
     def send(self, kind: int, body: bytes = b"") -> None:
         if kind == wire.CREDIT:
             self._allowance += wire.CREDIT_BODY.unpack(body)[0]
+            if self._allowance > wire.MAX_WINDOW:
+                raise errors.InvalidRequest("the client gave more credit than it may")
         self._link.send(kind, self.number, body)
 
     def close(self) -> None:
@@ -59,6 +63,9 @@ class Channel:
     def receive(self, kind: int, body: bytes) -> None:
         overhead = _COUNTED.get(kind)
         if overhead is not None:
+            # An empty frame would cost the guest nothing, and a client's memory all the same.
+            if len(body) <= overhead:
+                raise wire.WireError("the guest sent an empty frame")
             self._allowance -= len(body) - overhead
             if self._allowance < 0:
                 raise wire.WireError("the guest sent more than it was given credit for")
@@ -69,12 +76,19 @@ class Link(asyncio.Protocol):
     """One connection of a guest, from its handshake to its loss."""
 
     def __init__(
-        self, key: bytes, on_ready: Callable[[Link], None], on_lost: Callable[[Link], None]
+        self,
+        key: bytes,
+        on_ready: Callable[[Link], None],
+        on_lost: Callable[[Link], None],
+        *,
+        strangers: set[Link] | None = None,
     ) -> None:
+        """``strangers`` are the connections of a sandbox that have not proved themselves."""
         self._key = key
         self._on_ready = on_ready
         self._on_lost = on_lost
-        self._splitter = wire.Splitter(wire.MAX_REPLY + wire.HEADER_SIZE)
+        self._strangers = set[Link]() if strangers is None else strangers
+        self._splitter = wire.Splitter(MAX_GREETING)
         self._channels: dict[int, Channel] = {}
         self._next = 1
         self._nonce = secrets.token_bytes(NONCE_SIZE)
@@ -87,6 +101,10 @@ class Link(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        self._strangers.add(self)
+        if len(self._strangers) > MAX_STRANGERS:  # the gateway's descriptors are everybody's
+            self._transport.abort()
+            return
         loop = asyncio.get_running_loop()
         self._patience = loop.call_later(HANDSHAKE_SECONDS, self._transport.abort)
 
@@ -105,6 +123,7 @@ class Link(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._patience is not None:
             self._patience.cancel()
+        self._strangers.discard(self)
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             channel.on_lost()
@@ -123,6 +142,8 @@ class Link(asyncio.Protocol):
             and wire.equal(body, wire.proof(self._key, self._nonce, b"guest"))
         ):
             self._ready = True
+            self._splitter = wire.Splitter(wire.MAX_REPLY + wire.HEADER_SIZE)
+            self._strangers.discard(self)
             if self._patience is not None:
                 self._patience.cancel()
             self._on_ready(self)
@@ -162,6 +183,7 @@ class Listener:
         self._folder = folder
         self._server: asyncio.Server | None = None
         self._link: Link | None = None
+        self._strangers: set[Link] = set()
         self._changed = asyncio.Event()
         self._closed_because: Exception | None = None
 
@@ -185,7 +207,7 @@ class Listener:
             stale.unlink()
 
         def make() -> Link:
-            return Link(key, self._on_ready, self._on_lost)
+            return Link(key, self._on_ready, self._on_lost, strangers=self._strangers)
 
         # Bound under another name first: the guest may only ever see the socket with its final
         # owner and mode.

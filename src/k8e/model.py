@@ -124,9 +124,9 @@ class SessionSpec:
         check_tenant(self.tenant)
         if self.session_id:
             check_id(self.session_id, "session id")
-        if len(self.request_id) > 200:
-            raise errors.InvalidRequest("request id is longer than 200 characters")
-        if self.lifetime < 0 or self.idle_timeout < 0:
+        if len(self.request_id) > 200 or not self.request_id.isprintable():
+            raise errors.InvalidRequest("a request id has at most 200 printable characters")
+        if not (self.lifetime >= 0 and self.idle_timeout >= 0):  # so that NaN is refused too
             raise errors.InvalidRequest("lifetime and idle time-out cannot be negative")
         check_env(self.env)
         if len(self.labels) > MAX_LABELS or sum(map(len, self.labels.values())) > 16 << 10:
@@ -152,7 +152,7 @@ class SessionSpec:
                 values[key] = str(values.get(key) or known[key].default)
             for key in ("lifetime", "idle_timeout"):
                 values[key] = float(values.get(key) or 0)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, AttributeError, OverflowError) as error:
             raise errors.InvalidRequest(f"malformed session: {error}") from None
         return cls(**values)
 

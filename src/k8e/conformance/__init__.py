@@ -46,4 +46,4 @@ _PARTS = (
     limits,
     life,
 )
-"""Importing a part adds its behaviours, in this order."""
+"""Importing a part adds its behaviours."""

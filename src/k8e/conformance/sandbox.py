@@ -52,6 +52,7 @@ class Stream:
         self._frames: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue()
         self._room = wire.WINDOW
         self._grown = asyncio.Event()
+        self._ended = False
         self._channel: Channel | None = None
 
     def open(self, link: Link, call: dict[str, Any]) -> Stream:
@@ -62,11 +63,16 @@ class Stream:
         if kind == wire.CREDIT:
             self._room += wire.CREDIT_BODY.unpack(body)[0]
             self._grown.set()
-        else:
-            self._frames.put_nowait((kind, body))
+            return
+        if kind in (wire.EXIT, wire.ERROR):
+            self._ended = True
+            self._grown.set()
+        self._frames.put_nowait((kind, body))
 
     def _on_lost(self) -> None:
         self.lost.set()
+        self._ended = True
+        self._grown.set()
         self._frames.put_nowait((0, b""))
 
     async def next(self) -> tuple[int, bytes]:
@@ -96,13 +102,15 @@ class Stream:
             self._channel.send(kind, body)
 
     async def feed(self, kind: int, data: bytes) -> None:
-        """Send bytes as the guest grants room for them."""
+        """Send bytes as the guest grants room for them, for as long as it listens."""
         view = memoryview(data)
         while view:
-            while self._room <= 0:
+            while self._room <= 0 and not self._ended:
                 self._grown.clear()
                 async with asyncio.timeout(PATIENCE):
                     await self._grown.wait()
+            if self._ended:
+                return
             part = view[: min(self._room, wire.CHUNK)]
             self._room -= len(part)
             self.send(kind, bytes(part))
@@ -139,9 +147,9 @@ class Program(Stream):
             self.outcome.stderr += body[wire.SEQ.size :]
         return True
 
-    async def until(self, text: bytes) -> None:
-        """Take output until ``text`` has been printed."""
-        while text not in self.outcome.stdout:
+    async def until(self, text: bytes, times: int = 1) -> None:
+        """Take output until ``text`` has been printed, so many times."""
+        while self.outcome.stdout.count(text) < times:
             if not await self.take():
                 raise errors.GuestFailed(f"{text!r} never came: {self.outcome.story()}")
 

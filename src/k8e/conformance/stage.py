@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,7 @@ class Stage:
 
 
 @contextlib.asynccontextmanager
-async def staged(runtime: Runtime, *, folders: Sequence[Path] = ()) -> AsyncIterator[Stage]:
+async def staged(runtime: Runtime, *, folders: Sequence[Path] = ()) -> AsyncGenerator[Stage]:
     """A stage for as long as the block runs."""
     stage = Stage(runtime, folders=folders)
     try:

@@ -8,8 +8,10 @@ import fcntl
 import json
 import logging
 import os
+import resource
 import signal
 from collections.abc import AsyncGenerator, Generator
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from k8e import errors
@@ -26,12 +28,15 @@ log = logging.getLogger(__name__)
 
 MAX_SOCKET_PATH = 60
 """Bytes of the run folder's path: sockets below it must fit into 108."""
-DRAIN_SECONDS = 2.0
+LOG_BYTES = 16 << 20  # after which the log file is renamed and begun anew
 
 
 def run(settings: Settings, *, background: bool, ready_fd: int = -1) -> int:
     """Be the gateway until told to stop; the exit code of the process."""
     os.umask(0o077)
+    # Each session needs a few descriptors; the soft limit is for programs that use select(2).
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
         _make_folders(settings)
         _log_to(settings.log_file, stderr=not background)
@@ -172,7 +177,9 @@ def _only_one(run_dir: Path) -> Generator[None]:
 
 
 def _log_to(path: Path, *, stderr: bool) -> None:
-    handlers: list[logging.Handler] = [logging.FileHandler(path, encoding="utf-8")]
+    handlers: list[logging.Handler] = [
+        RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8")
+    ]
     if stderr:
         handlers.append(logging.StreamHandler())
     logging.basicConfig(

@@ -23,7 +23,7 @@ from k8e.sessions.operations import Operation
 log = logging.getLogger(__name__)
 
 MAX_CHANNELS = 1024  # operations that one connection may have open
-MAX_EARLY = 2 << 20  # bytes held for an operation whose session is still being made
+MAX_EARLY = wire.WINDOW  # bytes held for an operation whose session is still being made
 
 Send = Callable[[int, int, bytes], None]
 
@@ -102,6 +102,8 @@ class Conversation:
             self._later(channel, self._answer(channel, handler(self._principal, call)))
         except errors.K8eError as error:
             self._fail(channel, error)
+        except (TypeError, ValueError, AttributeError) as error:
+            self._fail(channel, errors.InvalidRequest(f"malformed call: {error}"))
 
     async def _answer(self, channel: int, answer: Awaitable[dict[str, Any]]) -> None:
         value = await answer
@@ -184,7 +186,9 @@ class Conversation:
         pending.task = self._gateway.spawn(run())
 
     def _fail(self, channel: int, error: errors.K8eError) -> None:
-        self._channels.pop(channel, None)
+        begun = self._channels.pop(channel, None)
+        if isinstance(begun, Operation):
+            begun.cancel()
         self._reply(wire.ERROR, channel, wire.pack(error.to_wire()))
 
     def _reply(self, kind: int, channel: int, body: bytes) -> None:

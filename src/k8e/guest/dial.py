@@ -26,7 +26,8 @@ from k8e.guest.wire import (
 
 SOCKET = "/run/k8e/link/sock"
 KEY = "/run/k8e/link/key"
-READ_SIZE = 1 << 20
+SMALL_READ = 64 << 10  # above malloc's own arena a buffer costs three system calls
+LARGE_READ = 1 << 20  # once a small read came back full, a file is under way
 FIRST_RETRY, LAST_RETRY = 0.02, 0.25  # seconds; a new gateway finds its guests within a quarter
 
 
@@ -48,6 +49,9 @@ class Channel:
 
     def close(self) -> None:
         self._link.channels.pop(self.number, None)
+        # A handler knows its channel; without this the two, and an exec's whole output with them,
+        # would stay until the garbage collector comes, which in a quiet guest is late.
+        self.handler = None
 
 
 def explain(error: BaseException) -> dict[str, Any]:
@@ -72,6 +76,7 @@ class Link:
         self._socket: socket.socket | None = None
         self._outgoing: list[Any] = []
         self._retry = FIRST_RETRY
+        self._reading = SMALL_READ
         self._nonce = b""
         self._ready = False
         self._choked = False
@@ -121,11 +126,12 @@ class Link:
         if self._socket is None:
             return
         try:
-            data = self._socket.recv(READ_SIZE)
+            data = self._socket.recv(self._reading)
         except BlockingIOError:
             return
         if not data:
             raise ConnectionResetError
+        self._reading = LARGE_READ if len(data) >= SMALL_READ else SMALL_READ
         for kind, number, body in self._splitter.feed(data):
             if self._ready:
                 self._on_frame(kind, number, body)

@@ -14,7 +14,16 @@ from typing import Any
 from k8e.guest.languages import language_command
 from k8e.guest.loop import READ, WRITE, Loop, Timer
 from k8e.guest.output import Output, Reader
-from k8e.guest.spawn import BASE_ENV, GID, UID, WORKSPACE, as_user, kill_session, spawn
+from k8e.guest.spawn import (
+    BASE_ENV,
+    GID,
+    UID,
+    WORKSPACE,
+    as_user,
+    kill_session,
+    spawn,
+    spawn_by_actions,
+)
 from k8e.guest.wire import (
     CANCEL,
     CREDIT,
@@ -103,8 +112,7 @@ class Exec:
                 pipe = os.pipe2(os.O_CLOEXEC)
                 mine.append(pipe[0])
                 theirs.append(pipe[1])
-            stdio = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(theirs)]
-            self.pid = spawn(self.argv, env, cwd, stdio)
+            self.pid = spawn(self.argv, env, cwd, theirs)
         except BaseException:
             for fd in mine:
                 os.close(fd)
@@ -129,7 +137,7 @@ class Exec:
                 (os.POSIX_SPAWN_DUP2, 0, 1),
                 (os.POSIX_SPAWN_DUP2, 0, 2),
             ]
-            self.pid = spawn(self.argv, env, cwd, stdio)
+            self.pid = spawn_by_actions(self.argv, env, cwd, stdio)
         except BaseException:
             os.close(master)
             raise
@@ -207,15 +215,20 @@ class Exec:
 
     def feed(self, data: bytes, channel: Any) -> None:
         if self._stdin < 0:
-            channel.send(CREDIT, CREDIT_BODY.pack(len(data)))
-            return
-        self._pending.append((data, channel))
-        self._write_stdin(0)
-
-    def end_input(self, channel: Any) -> None:
-        if self._stdin >= 0:
-            self._pending.append((b"\x04" if self.tty else b"", channel))
+            self._give_credit(channel, len(data))
+        elif data:  # nothing pending but the end is empty
+            self._pending.append((data, channel))
             self._write_stdin(0)
+
+    def end_input(self) -> None:
+        if self._stdin >= 0:
+            self._pending.append((b"\x04" if self.tty else b"", None))
+            self._write_stdin(0)
+
+    def _give_credit(self, channel: Any, count: int) -> None:
+        """Let the client send as much again as was taken of what it sent."""
+        if count and channel is not None:
+            channel.send(CREDIT, CREDIT_BODY.pack(count))
 
     def _write_stdin(self, _: int) -> None:
         while self._pending:
@@ -227,8 +240,7 @@ class Exec:
                 return
             except OSError:  # the program closed its stdin: swallow the rest
                 count = len(data)
-            if count:
-                channel.send(CREDIT, CREDIT_BODY.pack(count))
+            self._give_credit(channel, count)
             if count < len(data):
                 self._pending[0] = (data[count:], channel)
                 continue
@@ -244,7 +256,7 @@ class Exec:
             os.close(self._stdin)
             self._stdin = -1
         for data, channel in self._pending:
-            channel.send(CREDIT, CREDIT_BODY.pack(len(data)))
+            self._give_credit(channel, len(data))
         self._pending.clear()
 
     def resize(self, rows: int, cols: int) -> None:
@@ -345,7 +357,7 @@ class Attachment:
         elif kind == STDIN:
             self._exec.feed(body, self._channel)
         elif kind == STDIN_END:
-            self._exec.end_input(self._channel)
+            self._exec.end_input()
         elif kind == CANCEL:
             self._channel.close()
             self._exec.detach(self._reader, kill=self._owner, lost=False)
@@ -414,8 +426,11 @@ class Execs:
         """When memory runs out, the kernel shall take the program and not the guest."""
         if self.oom_score_adj:
             try:
-                with open(f"/proc/{pid}/oom_score_adj", "w") as file:
-                    file.write(str(self.oom_score_adj))
+                fd = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+                try:
+                    os.write(fd, b"%d" % self.oom_score_adj)
+                finally:
+                    os.close(fd)
             except OSError:
                 pass  # already gone, or a kernel without it
 

@@ -27,6 +27,7 @@ from k8e.guest.wire import (
 )
 
 LIST_BATCH = 256
+PATH_MAX = 4095  # bytes; a kernel takes no more
 UNSIZED_READ = 64 << 20  # bytes read from a file that does not know its size (/proc)
 _FLAGS = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _KINDS = {
@@ -46,7 +47,28 @@ def locate(path: Any) -> str:
         raise OSError(errno.EINVAL, "the path is empty")
     if "\0" in path:
         raise OSError(errno.EINVAL, "the path has a NUL byte", path)
+    if len(path) > PATH_MAX:
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), path[:80] + "...")
     return os.path.join(WORKSPACE, path)
+
+
+def make_folders(path: str) -> None:
+    """``os.makedirs``, which would recurse once per folder and so fail on a deep path."""
+    missing: list[str] = []
+    folder = path.rstrip("/")
+    while folder and not os.path.isdir(folder):
+        missing.append(folder)
+        folder = os.path.dirname(folder)
+    for folder in reversed(missing):
+        _make_folder(folder)
+
+
+def _make_folder(folder: str) -> None:
+    try:
+        os.mkdir(folder)
+    except FileExistsError:
+        if not os.path.isdir(folder):  # else somebody was quicker
+            raise
 
 
 def describe_file(path: str, info: os.stat_result) -> dict[str, Any]:
@@ -149,7 +171,7 @@ class Upload:
         channel.send(RESULT, pack({"window": WINDOW}))
 
     def _create(self, spec: dict[str, Any]) -> int:
-        os.makedirs(os.path.dirname(self._path), exist_ok=True)
+        make_folders(os.path.dirname(self._path))
         if spec.get("append"):
             os.close(_open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
             return _open_file(self._path, os.O_WRONLY | os.O_APPEND)[0]
@@ -191,7 +213,8 @@ class Upload:
         while view:
             view = view[os.write(self._fd, view) :]
         self._written += len(body)
-        self._channel.send(CREDIT, CREDIT_BODY.pack(len(body)))
+        if body:
+            self._channel.send(CREDIT, CREDIT_BODY.pack(len(body)))
 
     def _commit(self) -> None:
         if self._scratch:
@@ -317,7 +340,7 @@ def remove_path(spec: dict[str, Any]) -> dict[str, Any]:
 def rename_path(spec: dict[str, Any]) -> dict[str, Any]:
     source, target = locate(spec.get("path")), locate(spec.get("to"))
     with as_user():
-        os.makedirs(os.path.dirname(target), exist_ok=True)
+        make_folders(os.path.dirname(target))
         os.rename(source, target)
     return {"path": target}
 
@@ -325,5 +348,7 @@ def rename_path(spec: dict[str, Any]) -> dict[str, Any]:
 def make_directory(spec: dict[str, Any]) -> dict[str, Any]:
     path = locate(spec.get("path"))
     with as_user():
-        os.makedirs(path, exist_ok=bool(spec.get("exist_ok", True)))
+        if not spec.get("exist_ok", True) and os.path.lexists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        make_folders(path)
     return {"path": path}

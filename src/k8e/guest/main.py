@@ -19,6 +19,7 @@ from k8e.guest.files import (
     rename_path,
 )
 from k8e.guest.loop import READ, Loop
+from k8e.guest.shield import refuse_signals
 from k8e.guest.spawn import GID, HOME, UID, WORKSPACE
 from k8e.guest.wire import RESULT, pack
 
@@ -70,6 +71,7 @@ class Guest:
         signal.signal(signal.SIGCHLD, _ignore)
         # Python would turn this one into an exception. A handler, unlike SIG_IGN, is not inherited.
         signal.signal(signal.SIGINT, _ignore)
+        signal.signal(signal.SIGIO, _ignore)  # programs in gVisor can send it; see shield.py
         signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
 
         def on_wake(_: int) -> None:
@@ -105,6 +107,7 @@ class Guest:
                 resource.setrlimit(name, (int(spec[key]), int(spec[key])))
         if os.path.isdir(SLOT):
             _bind_mount(SLOT, WORKSPACE)
+            refuse_signals()
         channel.send(RESULT, pack({}))
 
 

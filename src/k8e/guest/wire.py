@@ -34,6 +34,8 @@ CHUNK = 256 << 10
 """Bytes in one DATA, OUT, ERR or STDIN frame; below 256 KiB the cost per frame dominates."""
 WINDOW = 1 << 20
 """Bytes that may be under way on a channel before the receiver grants more."""
+MAX_WINDOW = 4 << 20
+"""The most that a receiver may let be under way."""
 MAX_CODE = 8 << 20
 """Largest program that can be sent as data; larger ones belong in a file."""
 
@@ -186,25 +188,44 @@ class Splitter:
         self._buffer = bytearray()
         self._limit = limit
 
-    def feed(self, data: bytes) -> list[tuple[int, int, bytes]]:
+    def feed(self, data: bytes | memoryview) -> list[tuple[int, int, bytes]]:
         """Return the frames that ``data`` completes; raises WireError on an oversized one."""
-        buffer = self._buffer
-        buffer += data
         frames: list[tuple[int, int, bytes]] = []
-        at, end = 0, len(buffer)
+        at, end = 0, len(data)
+        if self._buffer:
+            at = self._complete(data, frames)
         while end - at >= HEADER_SIZE:
-            length, kind, channel = HEADER.unpack_from(buffer, at)
-            if length > self._limit:
-                raise WireError(f"frame of {length} bytes; the limit is {self._limit}")
+            length, kind, channel = self._header(data, at)
             stop = at + HEADER_SIZE + length
             if stop > end:
                 break
-            with memoryview(buffer) as view:
-                frames.append((kind, channel, bytes(view[at + HEADER_SIZE : stop])))
+            frames.append((kind, channel, bytes(data[at + HEADER_SIZE : stop])))
             at = stop
-        if at:
-            del buffer[:at]
+        if at < end:
+            self._buffer += memoryview(data)[at:]
         return frames
+
+    def _complete(self, data: bytes | memoryview, frames: list[tuple[int, int, bytes]]) -> int:
+        """Give the frame that has begun what it lacks; how much of ``data`` that took."""
+        buffer = self._buffer
+        at = max(0, HEADER_SIZE - len(buffer))
+        buffer += data[:at]
+        if len(buffer) < HEADER_SIZE:
+            return len(data)
+        length, kind, channel = self._header(buffer, 0)
+        lacking = HEADER_SIZE + length - len(buffer)
+        buffer += memoryview(data)[at : at + lacking]
+        if len(buffer) == HEADER_SIZE + length:
+            with memoryview(buffer) as view:
+                frames.append((kind, channel, bytes(view[HEADER_SIZE:])))
+            buffer.clear()
+        return min(len(data), at + lacking)
+
+    def _header(self, data: bytes | bytearray | memoryview, at: int) -> tuple[int, int, int]:
+        header = HEADER.unpack_from(data, at)
+        if header[0] > self._limit:
+            raise WireError(f"frame of {header[0]} bytes; the limit is {self._limit}")
+        return header
 
 
 def proof(key: bytes, nonce: bytes, role: bytes) -> bytes:

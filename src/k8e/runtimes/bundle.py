@@ -148,6 +148,8 @@ def make_config(
     namespaces = ["pid", "ipc", "uts", "mount", "network", "cgroup"]
     linux: dict[str, Any] = {
         "cgroupsPath": cgroups.path_of(sandbox_id),
+        # The slot's mounts come from the host; crun's own default would cut them off.
+        "rootfsPropagation": "rslave",
         "resources": _resources(flavour, limits),
         "maskedPaths": MASKED,
         "readonlyPaths": READ_ONLY,

@@ -11,6 +11,10 @@ from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
 PARENT = "k8e"
+NEIGHBOURS = "k8e-neighbours"
+"""On v2 in a container: where the processes go that were in the container's own cgroup."""
+CONTROLLERS = ("cpu", "memory", "pids")
+CLEAR_ROUNDS = 3  # a process may fork while it is moved
 REMOVE_SECONDS = 5.0
 
 
@@ -24,6 +28,27 @@ def hierarchies() -> list[Path]:
     if is_unified():
         return [ROOT]
     return [path for path in ROOT.glob("*") if (path / "cgroup.procs").exists()]
+
+
+def prepare() -> None:
+    """On v2, let groups below the root have limits; what fails here, a probe explains."""
+    if not is_unified():
+        return
+    switch = ROOT / "cgroup.subtree_control"
+    usable = (ROOT / "cgroup.controllers").read_text("ascii").split()
+    wanted = [name for name in CONTROLLERS if name in usable]
+    if set(wanted) <= set(switch.read_text("ascii").split()):
+        return
+    with contextlib.suppress(OSError):
+        # At once: with cpu alone the root would become a place for threads, where memory cannot be.
+        text = " ".join(f"+{name}" for name in wanted)
+        try:
+            switch.write_text(text, "ascii")
+        except OSError as error:
+            if error.errno not in (errno.EBUSY, errno.EOPNOTSUPP):
+                raise
+            _clear_root(switch)
+            switch.write_text(text, "ascii")
 
 
 def path_of(sandbox_id: str) -> str:
@@ -76,6 +101,21 @@ def remove_parent() -> None:
     for hierarchy in hierarchies():
         with contextlib.suppress(OSError):
             (hierarchy / PARENT).rmdir()
+
+
+def _clear_root(switch: Path) -> None:
+    """Move the processes out of the root, as Docker does before it runs in Docker.
+
+    The true root may have processes and limits for its groups at once, a container's own may not.
+    """
+    with contextlib.suppress(OSError):
+        switch.write_text(" ".join(f"-{name}" for name in CONTROLLERS), "ascii")
+    target = ROOT / NEIGHBOURS
+    target.mkdir(exist_ok=True)
+    for _ in range(CLEAR_ROUNDS):
+        for pid in (ROOT / "cgroup.procs").read_text("ascii").split():
+            with contextlib.suppress(ProcessLookupError):
+                (target / "cgroup.procs").write_text(pid, "ascii")
 
 
 def _remove_one(group: Path, deadline: float) -> None:

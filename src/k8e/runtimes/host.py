@@ -8,13 +8,14 @@ import os
 import resource
 import shutil
 import signal
+import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from k8e import errors
 from k8e.model import Limits
-from k8e.runtimes import bundle, mounts, packing, rootfs
+from k8e.runtimes import bundle, cgroups, mounts, packing, rootfs
 from k8e.runtimes.workspaces import Workspaces
 from k8e.settings import Settings
 
@@ -62,6 +63,7 @@ class Host:
         self._skeleton: Path | None = None
         self._guest: Path | None = None
         self._ids: dict[str, int] = {}
+        self._lock = threading.Lock()  # of ids and shared files: launches prepare in threads
 
     def prepare(self) -> None:
         """Make the folders; raises an error that says what is wrong with them."""
@@ -72,6 +74,8 @@ class Host:
             )
         self.sandboxes.mkdir(parents=True, exist_ok=True)
         mounts.make_private_mount(self.sandboxes)
+        cgroups.prepare()
+        self.workspaces.sweep()
         for folder in self.sandboxes.glob("sb-*"):
             record = Record.load(folder)
             if record is not None and record.id_base is not None:
@@ -101,12 +105,13 @@ class Host:
 
     def take_ids(self, sandbox_id: str) -> int:
         """A range of host uids that no other sandbox has."""
-        taken = set(self._ids.values())
-        for slot in range(ID_SLOTS):
-            base = FIRST_ID + slot * bundle.ID_RANGE
-            if base not in taken:
-                self._ids[sandbox_id] = base
-                return base
+        with self._lock:
+            taken = set(self._ids.values())
+            for slot in range(ID_SLOTS):
+                base = FIRST_ID + slot * bundle.ID_RANGE
+                if base not in taken:
+                    self._ids[sandbox_id] = base
+                    return base
         raise errors.LimitExceeded(f"more than {ID_SLOTS} sandboxes on this host")
 
     def free_ids(self, sandbox_id: str) -> None:
@@ -114,10 +119,11 @@ class Host:
 
     def layout(self, sandbox_id: str) -> bundle.Layout:
         """Where a sandbox's parts lie; makes the shared ones at first use."""
-        if self._skeleton is None or not self._skeleton.exists():
-            self._skeleton = rootfs.make_skeleton(self.settings.data_dir / "rootfs")
-        if self._guest is None or not self._guest.exists():
-            self._guest = packing.pack_guest(self.settings.data_dir / "guest", GUEST_PYTHON)
+        with self._lock:
+            if self._skeleton is None or not self._skeleton.exists():
+                self._skeleton = rootfs.make_skeleton(self.settings.data_dir / "rootfs")
+            if self._guest is None or not self._guest.exists():
+                self._guest = packing.pack_guest(self.settings.data_dir / "guest", GUEST_PYTHON)
         tools = self.settings.home / "tools"
         folder = self.folder(sandbox_id)
         return bundle.Layout(

@@ -10,8 +10,7 @@ import os
 import struct
 from pathlib import Path
 
-MS_RDONLY, MS_NOSUID, MS_NODEV = 0x1, 0x2, 0x4
-MS_NOATIME, MS_BIND, MS_REC = 0x400, 0x1000, 0x4000
+MS_NOSUID, MS_NODEV, MS_NOATIME, MS_BIND = 0x2, 0x4, 0x400, 0x1000
 MS_PRIVATE, MS_SHARED = 1 << 18, 1 << 20
 MNT_DETACH = 2
 LOOP_CTL_GET_FREE = 0x4C82
@@ -45,8 +44,12 @@ def make_private_mount(folder: Path) -> None:
 
 
 def make_shared_mount(folder: Path) -> None:
-    """Make ``folder`` a mount point that passes later mounts on to its slaves."""
-    mount(str(folder), folder, "", MS_BIND)
+    """Make ``folder`` a mount point that passes later mounts on to its slaves.
+
+    It is a file system of its own, with next to no room: a sandbox can see it.
+    """
+    flags = MS_NOSUID | MS_NODEV
+    mount("k8e-slot", folder, "tmpfs", flags, "size=16k,nr_inodes=8,mode=755")
     mount("", folder, "", MS_SHARED)
 
 

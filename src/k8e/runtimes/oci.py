@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import shutil
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from k8e import errors, link
 from k8e.guest.spawn import UID
@@ -23,6 +25,24 @@ RUN_SECONDS = 30.0
 DELETE_SECONDS = 30.0
 CONNECT_SECONDS = 20.0
 REDIAL_SECONDS = 5.0
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+async def _to_the_end(function: Callable[[Record], T], record: Record) -> T:
+    """Run ``function`` in a thread; a caller that is cancelled still waits for its end.
+
+    Otherwise whoever cleans up would race with a thread that still makes things.
+    """
+    work = asyncio.ensure_future(asyncio.to_thread(function, record))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait([work])
+        work.exception()  # whoever cancelled does not want to know
+        raise
 
 
 class OciGuest:
@@ -69,7 +89,7 @@ class OciGuest:
         return ready
 
     async def bind(self, binding: Binding) -> None:
-        await asyncio.to_thread(self._runtime.mount_workspace, self.record)
+        await _to_the_end(self._runtime.mount_workspace, self.record)
         call = {"op": "bind", "env": binding.env, **self._runtime.guest_limits(self.record)}
         await link.request(await self.connect(), call)
 
@@ -130,10 +150,10 @@ class OciRuntime:
         record = Record(
             sandbox_id=spec.sandbox_id, runtime=self.name, limits=spec.limits, id_base=None
         )
+        folder = self.host.folder(spec.sandbox_id)
+        listener = link.Listener(folder / "link")
         try:
-            record = await asyncio.to_thread(self._prepare, record)
-            folder = self.host.folder(spec.sandbox_id)
-            listener = link.Listener(folder / "link")
+            record = await _to_the_end(self._prepare, record)
             await listener.listen()
             argv = self.command("run", "--detach", "--bundle", str(folder))
             argv += ["--pid-file", str(folder / "pid"), spec.sandbox_id]
@@ -145,6 +165,7 @@ class OciRuntime:
             guest.watch()
             await guest.connect()
         except BaseException:
+            listener.close(errors.SandboxDied("its launch failed"))
             await asyncio.shield(self.purge(spec.sandbox_id))
             raise
         return guest
@@ -189,7 +210,11 @@ class OciRuntime:
             if start_time(record.pid) != record.pid_started:
                 continue
             listener = link.Listener(folder / "link")
-            await listener.listen()
+            try:
+                await listener.listen()
+            except OSError:
+                log.exception("sandbox %s cannot be adopted", record.sandbox_id)
+                continue
             guest = OciGuest(self, record, listener)
             guest.watch()
             guests.append(guest)
@@ -205,7 +230,7 @@ class OciRuntime:
     async def purge(self, sandbox_id: str) -> None:
         await self.delete(sandbox_id)
         await asyncio.to_thread(self._remove, sandbox_id)
-        self.host.free_ids(sandbox_id)
+        self.host.free_ids(sandbox_id)  # only now: what is left would belong to the next one
 
     async def delete(self, sandbox_id: str) -> None:
         """Let the runtime's own program end what it knows of a sandbox."""
@@ -215,11 +240,26 @@ class OciRuntime:
                 await tools.run_tool(argv, log=Path(os.devnull), seconds=DELETE_SECONDS)
 
     def _remove(self, sandbox_id: str) -> None:
-        folder = self.host.folder(sandbox_id)
+        """Remove everything that can be removed, then say what could not."""
+        steps = (self._remove_cgroups, self._remove_folder, self._remove_state)
+        failed: list[OSError] = []
+        for step in (*steps, self.host.workspaces.remove):
+            try:
+                step(sandbox_id)
+            except OSError as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
+
+    def _remove_cgroups(self, sandbox_id: str) -> None:
         cgroups.remove(sandbox_id)
+
+    def _remove_folder(self, sandbox_id: str) -> None:
+        folder = self.host.folder(sandbox_id)
         for point in mounts.mounts_below(folder):
             mounts.unmount(point)
         shutil.rmtree(folder, ignore_errors=True)
-        self.host.workspaces.remove(sandbox_id)
-        for left in self.state.glob(f"{sandbox_id}*"):
+
+    def _remove_state(self, sandbox_id: str) -> None:
+        for left in self.state.glob(f"*{sandbox_id}*"):
             shutil.rmtree(left) if left.is_dir() else left.unlink()

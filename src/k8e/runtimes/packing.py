@@ -102,7 +102,10 @@ def packed_source() -> str:
 def pack_guest(folder: Path, interpreter: str) -> Path:
     """Write the packed guest below ``folder`` (once per version) and return the file to run."""
     source = packed_source()
-    target = folder / f"guest-{hashlib.sha256(source.encode()).hexdigest()[:16]}.py"
+    # An upgraded interpreter refuses what the one before it compiled.
+    made_for = Path(interpreter).resolve().stat().st_mtime_ns
+    digest = hashlib.sha256(f"{made_for} {source}".encode()).hexdigest()
+    target = folder / f"guest-{digest[:16]}.py"
     compiled = target.with_suffix(".pyc")
     if compiled.exists():
         return compiled

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,14 @@ from k8e._version import __version__
 from k8e.runtimes.base import Feature, Runtime, Support
 from k8e.runtimes.container import Container
 from k8e.runtimes.gvisor import GVisor
-from k8e.runtimes.host import Host, kill_mentioning
+from k8e.runtimes.host import GUEST_PYTHON, Host, kill_mentioning
 from k8e.runtimes.oci import OciRuntime
 
 log = logging.getLogger(__name__)
 
 ALIASES = {"gvisor": "gvisor", "runsc": "gvisor", "container": "container", "runc": "container"}
+RETRY_SECONDS = 60.0  # after which a runtime that failed is tried again
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 LATER = ("kata", "firecracker", "microvm", "kubernetes")
 WEAKER = (
     "gVisor does not work on this host ({reason}); sessions use the container runtime: programs "
@@ -36,6 +39,7 @@ class Runtimes:
         self._cache = host.settings.data_dir / "probe.json"
         self.all: dict[str, OciRuntime] = {"gvisor": GVisor(host), "container": Container(host)}
         self._support: dict[str, Support] = self._load()
+        self._probed: dict[str, float] = {}
         self._probing = asyncio.Lock()  # two probes at once would disturb each other's timing
 
     async def support(self, *, fresh: bool = False) -> list[Support]:
@@ -97,14 +101,22 @@ class Runtimes:
 
     async def _supported(self, name: str, *, fresh: bool = False) -> Support:
         async with self._probing:
-            if fresh or name not in self._support:
+            if fresh or self._is_stale(name):
                 self._support[name] = await self.all[name].probe()
+                self._probed[name] = time.monotonic()
                 await asyncio.to_thread(self._save)
             return self._support[name]
 
+    def _is_stale(self, name: str) -> bool:
+        known = self._support.get(name)
+        if known is None:
+            return True
+        return not known.usable and time.monotonic() > self._probed.get(name, 0) + RETRY_SECONDS
+
     def _key(self) -> str:
         """Changes when an old probe says nothing about today."""
-        parts = [__version__, *os.uname()]
+        parts = [__version__, *os.uname(), BOOT_ID.read_text("ascii").strip()]
+        parts.append(str(Path(GUEST_PYTHON).resolve().stat().st_mtime_ns))
         for tool in ("runsc", "runc", "crun"):
             path = self._host.tool(tool)
             parts.append(f"{path}:{Path(path).stat().st_mtime_ns if path else 0}")
@@ -115,7 +127,8 @@ class Runtimes:
             data: dict[str, Any] = json.loads(self._cache.read_text("utf-8"))
             if data["key"] != self._key():
                 return {}
-            found = [_support(item) for item in data["support"]]
+            known = [item for item in data["support"] if item["runtime"] in self.all]
+            found = [_support(item) for item in known]
         except (OSError, ValueError, KeyError, TypeError):
             return {}
         for support in found:
@@ -123,7 +136,9 @@ class Runtimes:
         return {support.runtime: support for support in found}
 
     def _save(self) -> None:
-        data = {"key": self._key(), "support": [asdict(item) for item in self._support.values()]}
+        # A failure may pass, such as a full disk; it is tried again by the next gateway.
+        lasting = [asdict(item) for item in self._support.values() if item.usable]
+        data = {"key": self._key(), "support": lasting}
         scratch = self._cache.with_suffix(".tmp")
         Path(scratch).write_text(json.dumps(data, indent=1), "utf-8")
         scratch.rename(self._cache)

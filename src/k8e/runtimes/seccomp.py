@@ -45,7 +45,7 @@ sched_rr_get_interval sched_setaffinity sched_setattr sched_setparam sched_setsc
 seccomp select semctl semget semop semtimedop sendfile sendmmsg sendmsg sendto set_mempolicy
 set_robust_list set_thread_area set_tid_address setfsgid setfsuid setgid setgroups setitimer setpgid
 setpriority setregid setresgid setresuid setreuid setrlimit setsid setsockopt setuid setxattr
-setxattrat shmat shmctl shmdt shmget shutdown sigaltstack signalfd signalfd4 socketpair splice stat
+setxattrat shmat shmctl shmdt shmget shutdown sigaltstack signalfd signalfd4 splice stat
 statfs statmount statx symlink symlinkat sync sync_file_range syncfs sysinfo tee tgkill time
 timer_create timer_delete timer_getoverrun timer_gettime timer_settime timerfd_create
 timerfd_gettime timerfd_settime times tkill truncate umask uname unlink unlinkat uretprobe utime
@@ -71,6 +71,7 @@ def profile() -> dict[str, Any]:
     # AF_VSOCK would reach the host around every firewall; other families reach its kernel.
     rules += [_allow("socket", _argument(0, family)) for family in _FAMILIES.values()]
     rules.append(_allow("socket", _argument(0, _AF_NETLINK), _argument(2, _NETLINK_ROUTE)))
+    rules.append(_allow("socketpair", _argument(0, _FAMILIES["AF_UNIX"])))
     rules += [_allow("personality", _argument(0, value)) for value in _PERSONALITIES]
     # Debuggers work: the user namespace keeps them inside.
     rules += [{"names": ["ptrace", "process_vm_readv"], "action": "SCMP_ACT_ALLOW"}]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import subprocess
+import threading
 from pathlib import Path
 
 from k8e import errors
@@ -14,6 +16,7 @@ _FLAGS = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOATIME
 MKFS_SECONDS = 60
 JOURNAL_MIB = 4  # the smallest that ext4 takes
 SMALLEST_WITH_JOURNAL = 64 << 20
+SIZE_STEP = 64 << 20
 BYTES_PER_INODE = 8192  # source trees and node_modules have many small files
 
 
@@ -22,6 +25,7 @@ class Workspaces:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._making = threading.Lock()  # of templates: two at once would share a scratch file
 
     def image(self, sandbox_id: str) -> Path:
         return self._folder / f"{sandbox_id}.img"
@@ -35,23 +39,37 @@ class Workspaces:
         os.chown(target, owner, owner)
 
     def remove(self, sandbox_id: str) -> None:
-        self.image(sandbox_id).unlink(missing_ok=True)
+        for path in (self.image(sandbox_id), self.image(sandbox_id).with_suffix(".tmp")):
+            path.unlink(missing_ok=True)
 
     def names(self) -> list[str]:
-        return [path.stem for path in self._folder.glob("sb-*.img")]
+        """The sandboxes that have an image, a half-copied one included."""
+        return sorted({path.stem for path in self._folder.glob("sb-*")})
+
+    def sweep(self) -> None:
+        """Remove what is left of an empty image that a killed gateway was making."""
+        for folder in self._folder.glob("empty-*.mnt"):
+            mounts.unmount(folder)
+            folder.rmdir()
+        for image in self._folder.glob("empty-*.tmp"):
+            image.unlink()
 
     def _template(self, size: int) -> Path:
+        """An empty file system to copy; there are few, because sizes are rounded up."""
+        if size > SIZE_STEP:
+            size = -(-size // SIZE_STEP) * SIZE_STEP
         template = self._folder / f"empty-{size}.ext4"
-        if template.exists():
+        with self._making:
+            if template.exists():
+                return template
+            self._folder.mkdir(parents=True, exist_ok=True)
+            scratch = self._folder / f"empty-{size}.{os.getpid()}.tmp"
+            try:
+                _make_filesystem(scratch, size)
+                scratch.rename(template)
+            finally:
+                scratch.unlink(missing_ok=True)
             return template
-        self._folder.mkdir(parents=True, exist_ok=True)
-        scratch = self._folder / f"empty-{size}.{os.getpid()}.tmp"
-        try:
-            _make_filesystem(scratch, size)
-            scratch.rename(template)
-        finally:
-            scratch.unlink(missing_ok=True)
-        return template
 
 
 def _make_filesystem(image: Path, size: int) -> None:
@@ -101,8 +119,11 @@ def _copy_sparse(source: Path, target: Path) -> None:
                 break
             offset = os.lseek(reader.fileno(), start, os.SEEK_HOLE)
             while start < offset:
-                start += os.copy_file_range(
+                copied = os.copy_file_range(
                     reader.fileno(), writer.fileno(), offset - start, start, start
                 )
+                if not copied:
+                    raise OSError(errno.EIO, "the empty image shrank while it was copied")
+                start += copied
     scratch.chmod(0o600)
     scratch.rename(target)

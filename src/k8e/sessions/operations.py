@@ -28,8 +28,20 @@ _STREAMS = {
     "write": (),  # its second RESULT
 }
 _COUNTED = (wire.STDIN, wire.DATA)
+# What a client may send to each kind of operation; one wrong frame would cost all its link.
+_EXEC_FEED = frozenset((wire.STDIN, wire.STDIN_END, wire.CREDIT))
+_FROM_CLIENT = {
+    "exec": _EXEC_FEED,
+    "attach": _EXEC_FEED,
+    "write": frozenset((wire.DATA, wire.END)),
+    "read": frozenset((wire.CREDIT,)),
+    "list": frozenset((wire.CREDIT,)),
+}
+MAX_VALUE = 256 << 10
+"""Bytes of a packed value from a guest: a larger one would hold up the event loop."""
+_VALUES = (wire.RESULT, wire.ERROR, wire.EXIT)
 _FROM_GUEST = (wire.RESULT, wire.ERROR, wire.OUT, wire.ERR, wire.EXIT, wire.DATA, wire.END)
-MAX_WINDOW = 4 << 20
+MIN_LIST_WINDOW = 64 << 10
 MAX_TIMEOUT = 7 * 24 * 3600.0
 
 
@@ -39,8 +51,9 @@ def check(call: dict[str, Any]) -> dict[str, Any]:
     if op not in OPERATIONS:
         raise errors.InvalidRequest(f"unknown operation {op!r}")
     window = call.get("window") or wire.WINDOW
-    if not isinstance(window, int) or not 0 < window <= MAX_WINDOW:
-        raise errors.InvalidRequest(f"window must be 1 to {MAX_WINDOW} bytes")
+    smallest = MIN_LIST_WINDOW if op == "list" else 1
+    if not isinstance(window, int) or not smallest <= window <= wire.MAX_WINDOW:
+        raise errors.InvalidRequest(f"window must be {smallest} to {wire.MAX_WINDOW} bytes")
     if op == "exec":
         _check_exec(call)
     return call
@@ -102,6 +115,11 @@ class Operation:
     def attach(self, channel: Channel) -> None:
         self._channel = channel
 
+    @property
+    def answered(self) -> bool:
+        """Whether the guest has said anything yet."""
+        return self._results > 0
+
     # From the guest.
 
     def receive(self, kind: int, body: bytes) -> None:
@@ -112,6 +130,10 @@ class Operation:
             self._take_credit(body)
         elif kind not in _FROM_GUEST:
             raise wire.WireError(f"a guest does not send frames of kind {kind}")
+        elif kind in (wire.END, wire.EXIT) and kind not in _STREAMS.get(self._op, ()):
+            raise wire.WireError(f"a guest does not send frame {kind} for {self._op}")
+        elif kind in _VALUES and len(body) > MAX_VALUE:
+            raise wire.WireError("the guest sent too large a value")
         if self._ends(kind):
             self._finish()
         elif kind == wire.RESULT and self._results > 1:
@@ -144,6 +166,8 @@ class Operation:
         """Pass the client's STDIN, STDIN_END, DATA, END or CREDIT on."""
         if self.done or self._channel is None:
             return
+        if kind not in _FROM_CLIENT.get(self._op, ()):
+            raise errors.InvalidRequest(f"frame {kind} does not belong to {self._op}")
         if kind in _COUNTED:
             self._upload -= len(body)
             if self._upload < 0:

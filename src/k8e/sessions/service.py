@@ -6,18 +6,18 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Generator
 from dataclasses import replace
 from typing import Any
 
-from k8e import errors
-from k8e.guest import wire
+from k8e import errors, link
 from k8e.link import FrameSink
 from k8e.model import Phase, Principal, SandboxSpec, Session, SessionSpec, new_id
 from k8e.runtimes.base import Binding, Guest
 from k8e.runtimes.host import Host
 from k8e.runtimes.registry import Runtimes
 from k8e.sessions import operations
+from k8e.sessions.live import Live
 from k8e.sessions.operations import Operation
 from k8e.sessions.store import Store
 from k8e.settings import Settings
@@ -25,20 +25,8 @@ from k8e.settings import Settings
 log = logging.getLogger(__name__)
 
 KEEP_ENDED = 24 * 3600.0  # seconds that an ended session can still be asked about
+PING_SECONDS = 15.0  # that a busy sandbox may need for the least of answers
 DEATH_NOTICE = 2.0  # seconds between the loss of a link and the news that the sandbox died
-
-
-class Live:
-    """A session whose sandbox runs in this gateway."""
-
-    def __init__(self, session: Session, guest: Guest, last_active: float) -> None:
-        self.session = session
-        self.guest = guest
-        self.last_active = last_active
-        self.running: set[Operation] = set()
-        self.timer: asyncio.TimerHandle | None = None
-        self.watcher: asyncio.Task[None] | None = None
-        self.ending: asyncio.Task[None] | None = None
 
 
 class Sessions:
@@ -61,10 +49,7 @@ class Sessions:
             yield
         finally:
             for live in self._live.values():
-                if live.timer is not None:
-                    live.timer.cancel()
-                if live.watcher is not None:
-                    live.watcher.cancel()
+                live.stop()
             await self._stop_creating()
             if self._tasks:
                 await asyncio.wait(self._tasks)
@@ -206,7 +191,7 @@ class Sessions:
             self._store.end(session.session_id, f"creation failed: {error}", time.time())
             raise
         session = self._store.activate(session)
-        self._begin(session, guest, now)
+        self._begin(session, guest)
         return session
 
     def _with_defaults(self, spec: SessionSpec) -> SessionSpec:
@@ -242,12 +227,13 @@ class Sessions:
         live = self._live.get(session_id)
         if live is None or live.session.owner != principal.name:
             raise self._why_not(principal, session_id)
-        link = live.guest.link
-        if link is None:
+        connected = live.guest.link
+        if connected is None:
             return None
-        operation = Operation(call["op"], on_frame, lambda: self._finished(live, operation))
-        live.running.add(operation)
-        operation.attach(link.open(call, operation.receive, lambda: self._lost(live, operation)))
+        operation = Operation(call["op"], on_frame, lambda: live.finished(operation))
+        live.began(operation, float(call.get("timeout") or 0) if call["op"] == "exec" else 0)
+        channel = connected.open(call, operation.receive, lambda: self._lost(live, operation))
+        operation.attach(channel)
         return operation
 
     def _why_not(self, principal: Principal, session_id: str) -> errors.K8eError:
@@ -261,10 +247,6 @@ class Sessions:
             missing.args = (missing.message,)
             return missing
         return errors.GuestFailed(f"session {session_id} is not ready yet")
-
-    def _finished(self, live: Live, operation: Operation) -> None:
-        live.running.discard(operation)
-        live.last_active = time.time()
 
     def _lost(self, live: Live, operation: Operation) -> None:
         if not operation.done:
@@ -288,7 +270,7 @@ class Sessions:
         expires_at = time.time() + self._lifetime(lifetime)
         self._store.extend(session_id, expires_at)
         live.session = replace(live.session, expires_at=expires_at)
-        self._schedule(live)
+        live.schedule()
         return live.session
 
     async def destroy(self, principal: Principal, session_id: str) -> None:
@@ -312,14 +294,14 @@ class Sessions:
     async def _do_end(self, live: Live, reason: str) -> None:
         session_id = live.session.session_id
         log.info("session %s ends: %s", session_id, reason)
-        if live.timer is not None:
-            live.timer.cancel()
-        if live.watcher is not None and live.watcher is not asyncio.current_task():
-            live.watcher.cancel()
+        live.stop()
         try:
             for operation in list(live.running):
                 operation.fail(errors.SandboxDied(reason))
             await live.guest.kill()
+        except Exception:
+            # Its owner is rid of it; the next start of a gateway tries again to remove the rest.
+            log.exception("not everything of session %s could be removed", session_id)
         finally:
             self._live.pop(session_id, None)
             self._store.end(session_id, reason, time.time())
@@ -327,11 +309,11 @@ class Sessions:
 
     # Living.
 
-    def _begin(self, session: Session, guest: Guest, last_active: float) -> None:
-        live = Live(session, guest, last_active)
+    def _begin(self, session: Session, guest: Guest) -> None:
+        live = Live(session, guest, on_due=self._on_due, on_overdue=self._on_overdue)
         self._live[session.session_id] = live
         live.watcher = self._spawn(self._watch(live))
-        self._schedule(live)
+        live.schedule()
 
     async def _watch(self, live: Live) -> None:
         """Clean up when a sandbox ends by itself."""
@@ -339,25 +321,24 @@ class Sessions:
         if live.ending is None:
             await self._end(live, reason)
 
-    def _schedule(self, live: Live) -> None:
-        """Wake up when the session may have expired."""
-        if live.timer is not None:
-            live.timer.cancel()
-        due = min(live.session.expires_at, live.last_active + live.session.spec.idle_timeout)
-        if live.running:
-            due = min(live.session.expires_at, time.time() + live.session.spec.idle_timeout)
-        loop = asyncio.get_running_loop()
-        live.timer = loop.call_later(max(0.0, due - time.time()), self._on_due, live)
-
     def _on_due(self, live: Live) -> None:
-        now = time.time()
-        idle = not live.running and now >= live.last_active + live.session.spec.idle_timeout
-        if now < live.session.expires_at and not idle:
-            self._store.touch(live.session.session_id, live.last_active)
-            self._schedule(live)
-            return
-        reason = "its lifetime was over" if now >= live.session.expires_at else "it was idle"
-        self._spawn(self._end(live, reason))
+        reason = live.why_over()
+        if reason:
+            self._spawn(self._end(live, reason))
+        else:
+            live.schedule()
+
+    def _on_overdue(self, live: Live, operation: Operation) -> None:
+        self._spawn(self._check_guest(live))
+
+    async def _check_guest(self, live: Live) -> None:
+        """End a session whose guest does not answer: a program can stop what starts others."""
+        try:
+            connected = await live.guest.connect()
+            await link.request(connected, {"op": "ping"}, seconds=PING_SECONDS)
+        except errors.K8eError:
+            if live.ending is None:
+                await self._end(live, "its guest stopped answering")
 
     # Restarting.
 
@@ -376,22 +357,28 @@ class Sessions:
                 self._store.end(session.session_id, reason, time.time())
                 continue
             log.info("session %s is adopted", session.session_id)
-            self._begin(session, guest, self._last_active(session))
+            self._begin(session, guest)
         for guest in guests.values():
-            await guest.kill()
+            with _told("ending sandbox %s failed", guest.sandbox_id):
+                await guest.kill()
         await self._purge_orphans()
-
-    def _last_active(self, session: Session) -> float:
-        # The gateway may have been killed before it wrote the newest time down; an early end
-        # would lose work, a late one costs little.
-        return max(self._store.last_active(session.session_id), time.time())
 
     async def _purge_orphans(self) -> None:
         owned = {live.session.sandbox_id for live in self._live.values()}
         found = {path.name for path in self._host.sandboxes.glob("sb-*")}
         for sandbox_id in (found | set(self._host.workspaces.names())) - owned:
             log.info("removing what is left of sandbox %s", sandbox_id)
-            await self.runtimes.purge(sandbox_id)
+            with _told("sandbox %s could not be removed", sandbox_id):
+                await self.runtimes.purge(sandbox_id)
+
+
+@contextlib.contextmanager
+def _told(message: str, sandbox_id: str) -> Generator[None]:
+    """One sandbox that resists must not keep a gateway from serving the others."""
+    try:
+        yield
+    except Exception:
+        log.exception(message, sandbox_id)
 
 
 def _check_same(session: Session, spec: SessionSpec) -> None:
@@ -408,8 +395,3 @@ def _not_found(session_id: str) -> errors.SessionNotFound:
     return errors.SessionNotFound(
         f"session {session_id[:80]} not found", hint="k8e sandbox sessions lists yours"
     )
-
-
-def describe_error(body: bytes) -> Exception:
-    """The error in an ERROR frame."""
-    return errors.from_wire(wire.unpack_dict(body))

@@ -29,7 +29,6 @@ MIGRATIONS = (
         spec         TEXT NOT NULL,
         created_at   REAL NOT NULL,
         expires_at   REAL NOT NULL,
-        last_active  REAL NOT NULL,
         ended_at     REAL NOT NULL DEFAULT 0,
         ended_reason TEXT NOT NULL DEFAULT ''
     ) STRICT;
@@ -74,13 +73,13 @@ class Store:
 
     def insert(self, session: Session) -> None:
         """Write a new session down; Conflict if its id, request or auto place is taken."""
-        query = "DELETE FROM sessions WHERE session_id=? AND phase='ended'"
-        self._db.execute(query, (session.session_id,))
+        query = "DELETE FROM sessions WHERE session_id=? AND owner=? AND phase='ended'"
+        self._db.execute(query, (session.session_id, session.owner))
         try:
             self._db.execute(
                 "INSERT INTO sessions (session_id, owner, tenant, auto, phase, runtime, sandbox_id,"
-                " request_id, spec, created_at, expires_at, last_active)"
-                " VALUES (?,?,?,?,?,?,?,?,?,?,?,?)",
+                " request_id, spec, created_at, expires_at)"
+                " VALUES (?,?,?,?,?,?,?,?,?,?,?)",
                 (
                     session.session_id,
                     session.owner,
@@ -93,7 +92,6 @@ class Store:
                     json.dumps(session.spec.to_json()),
                     session.created_at,
                     session.expires_at,
-                    session.created_at,
                 ),
             )
         except sqlite3.IntegrityError:
@@ -122,9 +120,6 @@ class Store:
             "UPDATE sessions SET expires_at=? WHERE session_id=?", (expires_at, session_id)
         )
 
-    def touch(self, session_id: str, at: float) -> None:
-        self._db.execute("UPDATE sessions SET last_active=? WHERE session_id=?", (at, session_id))
-
     def forget_ended(self, before: float) -> None:
         self._db.execute("DELETE FROM sessions WHERE phase='ended' AND ended_at < ?", (before,))
 
@@ -146,11 +141,6 @@ class Store:
 
     def unended(self) -> list[Session]:
         return self._select("phase != 'ended'")
-
-    def last_active(self, session_id: str) -> float:
-        query = "SELECT last_active FROM sessions WHERE session_id=?"
-        row = self._db.execute(query, (session_id,)).fetchone()
-        return row[0] if row else 0.0
 
     def _select(self, condition: str, *values: Any) -> list[Session]:
         if any("\ud800" <= char <= "\udfff" for value in values for char in str(value)):

@@ -1,0 +1,237 @@
+"""Programs: how they start, what they get, what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+
+from k8e import errors
+from k8e.conformance.behaviours import Broken, behaviour, equal, expect
+from k8e.conformance.sandbox import PYTHON
+from k8e.conformance.stage import SHARED_ENV, Stage
+from k8e.guest import wire
+from k8e.model import MIB
+
+PARALLEL = 200
+LARGE_INPUT = 8 * MIB
+EVERY_BYTE = bytes(range(256))
+
+
+@behaviour("exec.separate-streams")
+async def separate_streams(stage: Stage) -> None:
+    """Stdout and stderr arrive separately and byte for byte, NUL and invalid UTF-8 included."""
+    script = (
+        "import os; every = bytes(range(256)); os.write(1, every + b'\\xff\\xfe\\0out');"
+        "os.write(2, every[::-1] + b'\\xc3(\\0err')"
+    )
+    done = await (await stage.shared()).python(script)
+    equal(done.stdout, EVERY_BYTE + b"\xff\xfe\0out", "stdout")
+    equal(done.stderr, EVERY_BYTE[::-1] + b"\xc3(\0err", "stderr")
+    equal(done.code, 0, "exit code")
+
+
+@behaviour("exec.exit-code")
+async def exit_code(stage: Stage) -> None:
+    """The exit code of a program is its own, from 0 to 255."""
+    sandbox = await stage.shared()
+    for code in (0, 1, 2, 42, 126, 127, 128, 130, 137, 200, 254, 255):
+        done = await sandbox.run(["/bin/sh", "-c", f"exit {code}"])
+        equal((done.code, done.status), (code, "completed"), f"exit {code}")
+
+
+@behaviour("exec.signal-exit")
+async def signal_exit(stage: Stage) -> None:
+    """A program that a signal ended has exit code 128 plus the signal's number."""
+    sandbox = await stage.shared()
+    for number in (1, 2, 6, 9, 11, 13, 15):
+        done = await sandbox.run(["/bin/sh", "-c", f"kill -{number} $$"])
+        equal((done.code, done.exit["signal"]), (128 + number, number), f"signal {number}")
+
+
+@behaviour("exec.stdin")
+async def stdin(stage: Stage) -> None:
+    """What is fed to stdin arrives unchanged, and closing it ends the program's input."""
+    program = await (await stage.shared()).start(["cat"], stdin=True)
+    await program.type(EVERY_BYTE)
+    await program.until(EVERY_BYTE)
+    await program.type(b"more")
+    program.end_input()
+    done = await program.finish()
+    equal((done.stdout, done.code), (EVERY_BYTE + b"more", 0), "output of cat")
+
+
+@behaviour("exec.empty-stdin")
+async def empty_stdin(stage: Stage) -> None:
+    """A piece of input that is empty is not the end of the input."""
+    program = await (await stage.shared()).start(["cat"], stdin=True)
+    program.send(wire.STDIN)
+    await program.type(b"after nothing")
+    program.end_input()
+    equal((await program.finish()).stdout, b"after nothing", "output of cat")
+
+
+@behaviour("exec.no-stdin")
+async def no_stdin(stage: Stage) -> None:
+    """Without stdin a program reads an end of file at once."""
+    done = await (await stage.shared()).run(["cat"])
+    equal((done.stdout, done.code), (b"", 0), "cat without input")
+
+
+@behaviour("exec.large-stdin")
+async def large_stdin(stage: Stage) -> None:
+    """Megabytes of stdin reach a program that reads late and slowly, under flow control."""
+    sandbox = await stage.shared()
+    script = (
+        "import hashlib, os, sys; print('ready', flush=True); digest = hashlib.sha256()\n"
+        "while data := os.read(0, 10000): digest.update(data)\n"
+        "print(digest.hexdigest())"
+    )
+    program = await sandbox.start([PYTHON, "-c", script], stdin=True)
+    data = bytes(1000) + EVERY_BYTE * (LARGE_INPUT // 256)
+    async with asyncio.TaskGroup() as tasks:
+        feeding = tasks.create_task(program.type(data))
+        await program.until(b"ready")
+        await feeding
+        program.end_input()
+    done = await program.finish()
+    equal(done.text.split()[-1], hashlib.sha256(data).hexdigest(), "digest of stdin")
+
+
+@behaviour("exec.stdin-unread")
+async def stdin_unread(stage: Stage) -> None:
+    """A program that ends without reading its stdin ends all the same, and so does the feeding."""
+    program = await (await stage.shared()).start(["/bin/sh", "-c", "exit 7"], stdin=True)
+    await program.type(bytes(4 * MIB))
+    program.end_input()
+    equal((await program.finish()).code, 7, "exit code")
+
+
+@behaviour("exec.parallel")
+async def parallel(stage: Stage) -> None:
+    """Two hundred programs run at once over one link, each with its own input and output."""
+    sandbox = await stage.shared()
+    programs = [await sandbox.start(["cat"], stdin=True) for _ in range(PARALLEL)]
+    for number, program in enumerate(programs):
+        await program.type(b"program %d\n" % number)
+    for number, program in enumerate(programs):  # every one has answered, none has ended
+        await program.until(b"program %d\n" % number)
+    for program in programs:
+        program.end_input()
+    for number, program in enumerate(programs):
+        done = await program.finish()
+        equal((done.stdout, done.code), (b"program %d\n" % number, 0), f"program {number}")
+
+
+@behaviour("exec.environment")
+async def environment(stage: Stage) -> None:
+    """A program gets the session's environment and its own, nothing of the guest's or host's."""
+    sandbox = await stage.shared()
+    done = await sandbox.run(["/usr/bin/env", "-0"], env={"COLOUR": "red\nblue", "EMPTY": ""})
+    seen = dict(item.split("=", 1) for item in done.text.split("\0") if item)
+    equal(seen.pop("COLOUR", None), "red\nblue", "variable of the call")
+    equal(seen.pop("EMPTY", None), "", "empty variable of the call")
+    for name, value in SHARED_ENV.items():
+        equal(seen.pop(name, None), value, "variable of the session")
+    usual = {"PATH", "HOME", "USER", "LOGNAME", "LANG", "SHELL"}
+    expect(set(seen) <= usual, f"unexpected variables {sorted(set(seen) - usual)}")
+
+
+@behaviour("exec.working-directory")
+async def working_directory(stage: Stage) -> None:
+    """A program starts in /workspace, or where the call says, relative to it or not."""
+    sandbox = await stage.shared()
+    await sandbox.call("mkdir", path="/workspace/inner")
+    for cwd, wanted in ((None, "/workspace"), ("inner", "/workspace/inner"), ("/tmp", "/tmp")):  # noqa: S108 - a path in the sandbox
+        call = {"cwd": cwd} if cwd else {}
+        equal((await sandbox.run(["pwd"], **call)).text.strip(), wanted, f"cwd {cwd!r}")
+
+
+@behaviour("exec.missing-directory")
+async def missing_directory(stage: Stage) -> None:
+    """A working directory that does not exist is an error that says so."""
+    sandbox = await stage.shared()
+    await _refused(stage, FileNotFoundError, ["pwd"], cwd="/nowhere")
+    await sandbox.write("/workspace/file", b"")
+    await _refused(stage, NotADirectoryError, ["pwd"], cwd="/workspace/file")
+
+
+@behaviour("exec.command-not-found")
+async def command_not_found(stage: Stage) -> None:
+    """A command that does not exist, or may not be run, is an error that says so."""
+    sandbox = await stage.shared()
+    await _refused(stage, FileNotFoundError, ["no-such-command"])
+    await _refused(stage, FileNotFoundError, ["/usr/bin/no-such-command"])
+    await sandbox.write("/workspace/plain", b"#!/bin/sh\n", mode=0o644)
+    await _refused(stage, PermissionError, ["/workspace/plain"])
+
+
+async def _refused(stage: Stage, kind: type[OSError], argv: list[str], cwd: str = "") -> None:
+    sandbox = await stage.shared()
+    try:
+        await sandbox.start(argv, cwd=cwd)
+    except kind:
+        return
+    except (errors.K8eError, OSError) as error:
+        equal(type(error).__name__, kind.__name__, f"starting {argv} in {cwd!r}: {error}")
+    raise Broken(f"{argv} in {cwd!r} started")
+
+
+@behaviour("exec.own-programs")
+async def own_programs(stage: Stage) -> None:
+    """Programs that the session wrote itself run: scripts by path, by cwd and by PATH."""
+    sandbox = await stage.shared()
+    await sandbox.write("/workspace/bin/greet", b"#!/bin/sh\necho hi $1\n", mode=0o755)
+    for argv, call in (
+        (["/workspace/bin/greet", "a"], {}),
+        (["./greet", "a"], {"cwd": "/workspace/bin"}),
+        (["greet", "a"], {"env": {"PATH": "/workspace/bin:/usr/bin:/bin"}}),
+    ):
+        equal((await sandbox.run(argv, **call)).stdout, b"hi a\n", f"{argv} with {call}")
+
+
+@behaviour("exec.clean-start")
+async def clean_start(stage: Stage) -> None:
+    """A program starts with default signals, an empty mask and no descriptors beyond 0 to 2."""
+    sandbox = await stage.shared()
+    listing = "import os; print(sorted(map(int, os.listdir('/proc/self/fd')))[:-1])"
+    equal((await sandbox.python(listing)).text.strip(), "[0, 1, 2]", "descriptors")
+    other = await sandbox.start(["cat"], stdin=True)
+    seen = (await sandbox.python(listing)).text.strip()
+    equal(seen, "[0, 1, 2]", "descriptors while another program has pipes")
+    other.end_input()
+    mask = "import signal; print(signal.pthread_sigmask(signal.SIG_BLOCK, []))"
+    equal((await sandbox.python(mask)).text.strip(), "set()", "signal mask")
+    # A shell lists what it was told to ignore; yes must die of a closed pipe, quietly.
+    done = await sandbox.shell("trap; yes | head -1; echo ${PIPESTATUS[0]}")
+    equal((done.stdout, done.stderr), (b"y\n141\n", b""), "signals of a shell")
+
+
+@behaviour("exec.session-leader")
+async def session_leader(stage: Stage) -> None:
+    """Every program leads a session and a process group of its own."""
+    script = "import os; print(os.getpid() == os.getpgid(0) == os.getsid(0), os.getppid())"
+    equal((await (await stage.shared()).python(script)).text.split(), ["True", "1"], "leadership")
+
+
+@behaviour("exec.orphans-reaped")
+async def orphans_reaped(stage: Stage) -> None:
+    """Orphans are reaped by the guest; no zombies stay."""
+    sandbox = await stage.shared()
+    # Each inner shell leaves a child behind that ends after its parent.
+    orphan = "( (read x < /workspace/pipe; exit 3) & ) ; "
+    done = await sandbox.shell(
+        "rm -f pipe; mkfifo pipe; " + orphan * 20 + "exec 9<>pipe; sleep 0.1"
+    )
+    equal(done.code, 0, done.story())
+    states = (
+        "import glob, time\n"
+        "def zombies():\n"
+        "    for name in glob.glob('/proc/[0-9]*/stat'):\n"
+        "        try: text = open(name).read()\n"
+        "        except OSError: continue\n"
+        "        if text.rpartition(')')[2].split()[0] == 'Z': yield name\n"
+        "end = time.monotonic() + 10\n"
+        "while list(zombies()) and time.monotonic() < end: time.sleep(0.02)\n"
+        "print(list(zombies()))"
+    )
+    equal((await sandbox.python(states)).text.strip(), "[]", "zombies")

@@ -1,0 +1,110 @@
+"""Code in each language: sent as data, so no quoting can hurt it."""
+
+from __future__ import annotations
+
+from k8e.conformance.behaviours import behaviour, equal, expect
+from k8e.conformance.stage import Stage
+from k8e.model import MIB
+
+AWKWARD = 'it\'s "quoted" `ticked` $HOME ${x} \\back\\ %s {} !! \t # ü ✓'
+LONG = 2 * MIB
+
+
+def _python(text: str) -> str:
+    return f"import sys\nif True:\n    print({text!r})\nsys.stderr.write('e')\nsys.exit(3)"
+
+
+def _bash(text: str) -> str:
+    quoted = "'" + text.replace("'", "'\\''") + "'"
+    return f"f() {{\n  printf '%s\\n' {quoted}\n}}\nf\nprintf e >&2\nexit 3"
+
+
+def _node(text: str) -> str:
+    quoted = text.replace("\\", "\\\\").replace("'", "\\'")
+    return (
+        f"const f = () => {{\n  console.log('{quoted}')\n}}\nf()\n"
+        "process.stderr.write('e')\nprocess.exit(3)"
+    )
+
+
+def _ts(text: str) -> str:
+    quoted = text.replace("\\", "\\\\").replace("'", "\\'")
+    return (
+        "import { exit } from 'node:process'\n"
+        "interface Said { text: string }\nenum Code { Three = 3 }\n"
+        f"const said: Said = {{ text: '{quoted}' }}\nconsole.log(said.text)\n"
+        "process.stderr.write('e')\nexit(Code.Three as number)"
+    )
+
+
+_PROGRAMS = {
+    "python": (_python, "#"),
+    "bash": (_bash, "#"),
+    "node": (_node, "//"),
+    "ts": (_ts, "//"),
+}
+
+
+async def _check(stage: Stage, language: str) -> None:
+    make, comment = _PROGRAMS[language]
+    sandbox = await stage.shared()
+    padding = "\n".join([f"{comment} {'x' * 1000}"] * (LONG // 1003))
+    source = make(AWKWARD)
+    for code in (source, f"{padding}\n{source}"):
+        done = await sandbox.run(code=code.encode(), language=language)
+        seen = (done.stdout, done.stderr, done.code)
+        equal(seen, (AWKWARD.encode() + b"\n", b"e", 3), f"{language}, {len(code)} bytes")
+    left = [entry["path"] for entry in await sandbox.list("/workspace") if ".k8e-" in entry["path"]]
+    equal(left, [], "files left in the workspace")
+
+
+@behaviour("languages.python")
+async def python(stage: Stage) -> None:
+    """Python code runs as it is: many lines, any quoting, two megabytes, its own exit code."""
+    await _check(stage, "python")
+
+
+@behaviour("languages.bash")
+async def bash(stage: Stage) -> None:
+    """Bash code runs as it is: many lines, any quoting, two megabytes, its own exit code."""
+    await _check(stage, "bash")
+
+
+@behaviour("languages.node")
+async def node(stage: Stage) -> None:
+    """JavaScript runs as it is: many lines, any quoting, two megabytes, its own exit code."""
+    await _check(stage, "node")
+
+
+@behaviour("languages.ts")
+async def ts(stage: Stage) -> None:
+    """TypeScript runs as it is, with imports, types and enums, also two megabytes of it."""
+    await _check(stage, "ts")
+
+
+@behaviour("languages.stdin")
+async def stdin(stage: Stage) -> None:
+    """Code can read stdin: the code itself does not come that way."""
+    sandbox = await stage.shared()
+    for language, code in (
+        ("python", "print(input()[::-1])"),
+        ("bash", "read x; echo $x | rev"),
+        (
+            "node",
+            "process.stdin.on('data', d => console.log(`${d}`.trim().replace('abc', 'cba')))",
+        ),
+    ):
+        program = await sandbox.start(code=code.encode(), language=language, stdin=True)
+        await program.type(b"abc\n")
+        program.end_input()
+        equal((await program.finish()).stdout, b"cba\n", language)
+
+
+@behaviour("languages.binary")
+async def binary(stage: Stage) -> None:
+    """Code may be bytes that are no text, where its language takes them."""
+    sandbox = await stage.shared()
+    done = await sandbox.run(code=b"printf '%s' '\xff\xfe'", language="bash")
+    equal(done.stdout, b"\xff\xfe", "bash")
+    done = await sandbox.run(code=b"print('\xff')", language="python")
+    expect(done.code == 1 and done.stderr, f"python: {done.story()}")

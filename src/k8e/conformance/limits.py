@@ -1,0 +1,256 @@
+"""Limits, proved from inside: a program that wants more does not get it, and harms nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+
+from k8e import errors
+from k8e.conformance.behaviours import Broken, behaviour, equal, expect
+from k8e.conformance.confinement import ask
+from k8e.conformance.sandbox import PATIENCE, PYTHON, Outcome, Sandbox
+from k8e.conformance.stage import Stage
+from k8e.model import MIB
+
+_SPIN = """
+import os, resource, time
+pipes, began = [], time.monotonic()
+for _ in range(2):
+    out, into = os.pipe()
+    if not os.fork():
+        turns = 0
+        while time.monotonic() < began + 1:
+            for _ in range(2000): turns += 1
+        os.write(into, str(turns).encode()); os._exit(0)
+    pipes.append(out)
+turns = sum(int(os.read(out, 99)) for out in pipes)
+for _ in pipes: os.wait()
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+print((turns, (used.ru_utime + used.ru_stime) / (time.monotonic() - began)))
+"""
+_BOMB = """
+import os, sys, threading, time
+made, refused = 0, ''
+try:
+    while made < 5000:
+        if sys.argv[1] == 'fork':
+            if not os.fork(): time.sleep(1000)
+        else:
+            threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+        made += 1
+except (OSError, RuntimeError) as error: refused = str(error)
+print((made, bool(refused)), flush=True)
+os._exit(0)
+"""
+_HOG = """
+import time
+data = bytearray({mib} << 20)
+for at in range(0, len(data), 4096): data[at] = 1
+print('got it', flush=True)
+time.sleep(1000)
+"""
+_FILL = """
+import os, sys
+size, number = 0, ''
+try:
+    fd = os.open(sys.argv[1] + '/filler', os.O_WRONLY | os.O_CREAT, 0o600)
+    while size < 1 << 31: size += os.write(fd, bytes(1 << 20))
+except OSError as error: number = error.errno
+print((size, number))
+os.unlink(sys.argv[1] + '/filler')
+"""
+
+
+@behaviour("limits.cpu")
+async def cpu(stage: Stage) -> None:
+    """Spinning processes together get about the CPU time of their limit, not more."""
+    tight, free = await stage.launch(cpus=0.25), await stage.launch(cpus=2.0)
+    seen: list[str] = []
+    for _ in range(3):  # a busy host can spoil a measurement, hardly all of them
+        slow, share = await ask(tight, _SPIN)
+        if 0.05 < share < 0.35:
+            return
+        # gVisor counts the time for which it was held up; then the work done is what tells.
+        fast, _ = await ask(free, _SPIN)
+        if 0.01 < slow / fast < 0.5:
+            return
+        seen.append(f"{share:.2f} CPUs, {slow / fast:.2f} of the work")
+    raise Broken(f"a limit of 0.25 CPUs, against one of 2.0: {seen}")
+
+
+@behaviour("limits.memory")
+async def memory(stage: Stage) -> None:
+    """A program gets no more memory than the limit; an end of the sandbox is explained."""
+    sandbox = await stage.launch(memory=64 * MIB)
+    try:
+        done = await sandbox.run([PYTHON, "-c", _HOG.format(mib=200)])
+    except errors.GuestFailed:
+        await _explained(sandbox)
+        return
+    expect(done.code in (1, 137), f"a program that wanted too much: {done.story()}")
+    equal(done.stdout, b"", "its output")
+
+
+@behaviour("limits.memory-alone")
+async def memory_alone(stage: Stage) -> None:
+    """A program that wants more memory than the limit fails alone; the guest and others go on."""
+    sandbox = await stage.launch(memory=64 * MIB)
+    other = await sandbox.start(["cat"], stdin=True)
+    for _ in range(2):
+        done = await sandbox.run([PYTHON, "-c", _HOG.format(mib=200)])
+        expect(done.code in (1, 137), f"a program that wanted too much: {done.story()}")
+    await other.type(b"still here")
+    other.end_input()
+    equal((await other.finish()).stdout, b"still here", "another program")
+    equal((await sandbox.run(["echo", "alive"])).stdout, b"alive\n", "the next program")
+
+
+@behaviour("limits.memory-together")
+async def memory_together(stage: Stage) -> None:
+    """Programs that exceed the limit together do not get it; an end of the sandbox is explained."""
+    sandbox = await stage.launch(memory=128 * MIB)
+    programs = [await sandbox.start([PYTHON, "-c", _HOG.format(mib=48)]) for _ in range(8)]
+    deaths = 0
+    for program in programs:
+        try:
+            await program.until(b"got it")
+        except errors.GuestFailed:
+            deaths += 1
+    expect(deaths, "eight times 48 MiB fit into 128 MiB")
+    if any(program.lost.is_set() for program in programs):
+        await _explained(sandbox)
+    else:
+        equal((await sandbox.run(["echo", "alive"])).stdout, b"alive\n", "the next program")
+
+
+async def _explained(sandbox: Sandbox) -> None:
+    """The sandbox has ended for want of memory, and whoever asks is told so."""
+    async with asyncio.timeout(PATIENCE):
+        reason = await sandbox.guest.wait()
+    expect("out of memory" in reason, f"the sandbox ended without an explanation: {reason}")
+    try:
+        await sandbox.guest.connect()
+    except errors.SandboxDied as error:
+        expect("out of memory" in error.message, f"the error says {error.message}")
+
+
+@behaviour("limits.memory-files")
+async def memory_files(stage: Stage) -> None:
+    """Files in /tmp, /home, /var/tmp and /dev/shm are bounded by the memory limit."""
+    sandbox = await stage.launch(memory=96 * MIB)
+    for place in ("/tmp", "/home/user", "/var/tmp", "/dev/shm"):  # noqa: S108 - paths in the sandbox
+        size, number = await ask(sandbox, _FILL, place)
+        equal(number, errno.ENOSPC, f"error in {place} after {size} bytes")
+        expect(8 * MIB <= size <= 96 * MIB, f"{size} bytes went into {place}")
+    equal((await sandbox.run(["echo", "alive"])).stdout, b"alive\n", "the next program")
+
+
+async def _bomb(sandbox: Sandbox, kind: str) -> None:
+    made, refused = await ask(sandbox, _BOMB, kind)
+    expect(refused, f"{made} of kind {kind} could be made")
+    expect(10 <= made <= 64, f"{made} of kind {kind} were made before the limit of 64")
+
+
+@behaviour("limits.pids")
+async def pids(stage: Stage) -> None:
+    """A fork bomb meets the limit, the guest still answers, and its end gives everything back."""
+    sandbox = await stage.launch(pids=64)
+    await _bomb(sandbox, "fork")  # its children live on
+    equal(await sandbox.call("ping"), {}, "the guest's answer during a fork bomb")
+    await sandbox.write("during", b"works")
+    equal(await sandbox.read("during"), b"works", "files during a fork bomb")
+    for item in (await sandbox.call("execs"))["execs"]:
+        expect(item["status"] == "completed", f"{item}")
+    try:
+        await _start_until_refused(sandbox)
+    finally:
+        done = await _free(sandbox)
+    equal(done.stdout, b"alive\n", "a program after the bomb")
+
+
+async def _start_until_refused(sandbox: Sandbox) -> None:
+    """With no process left, starting one is a clear error."""
+    try:
+        for _ in range(64):
+            await sandbox.start(["sleep", "1000"])
+    except BlockingIOError:
+        return
+    raise Broken("64 more programs could be started after a fork bomb")
+
+
+async def _free(sandbox: Sandbox) -> Outcome:
+    """End everything that programs left behind, then run one more."""
+    for item in (await sandbox.call("execs"))["execs"]:
+        await sandbox.call("signal", id=item["id"], terminate=True)
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            try:
+                await sandbox.shell("kill -9 -1")
+                return await sandbox.run(["echo", "alive"])
+            except BlockingIOError:
+                continue
+
+
+@behaviour("limits.threads")
+async def threads(stage: Stage) -> None:
+    """Threads count as processes do."""
+    sandbox = await stage.launch(pids=64)
+    await _bomb(sandbox, "thread")
+    equal((await sandbox.run(["echo", "alive"])).stdout, b"alive\n", "a program after the bomb")
+
+
+@behaviour("limits.disk")
+async def disk(stage: Stage) -> None:
+    """The workspace holds about as many bytes as its limit, also through a sparse file."""
+    sandbox = await stage.launch(disk=16 * MIB)
+    size, number = await ask(sandbox, _FILL, "/workspace")
+    equal(number, errno.ENOSPC, f"error after {size} bytes")
+    expect(12 * MIB <= size <= 16 * MIB, f"{size} bytes went into 16 MiB")
+    done = await sandbox.shell(
+        "truncate -s 1G sparse && dd if=/dev/zero of=sparse bs=1M seek=500 count=64 conv=notrunc; "
+        "df -B1 --output=used . | tail -1"
+    )
+    expect(int(done.text.split()[-1]) <= 16 * MIB, f"a sparse file took {done.text} bytes")
+    equal(
+        (await sandbox.shell("rm sparse; echo x > small; cat small")).stdout, b"x\n", "a small file"
+    )
+
+
+@behaviour("limits.inodes")
+async def inodes(stage: Stage) -> None:
+    """The workspace holds a bounded number of files, however small."""
+    sandbox = await stage.launch(disk=8 * MIB)
+    script = (
+        "made, number = 0, 0\n"
+        "try:\n"
+        "    for made in range(200000): open(f'/workspace/{made}', 'w').close()\n"
+        "except OSError as error: number = error.errno\n"
+        "print((made, number))"
+    )
+    made, number = await ask(sandbox, script)
+    equal(number, errno.ENOSPC, f"error after {made} files")
+
+
+@behaviour("limits.open-files")
+async def open_files(stage: Stage) -> None:
+    """A program that opens files without end meets a limit of its own, and the guest does not."""
+    sandbox = await stage.shared()
+    script = (
+        "import os; files = []\n"
+        "try:\n"
+        "    while len(files) < 1000000: files.append(os.open('/dev/null', os.O_RDONLY))\n"
+        "except OSError as error: print((len(files), error.errno))"
+    )
+    opened, number = await ask(sandbox, script)
+    expect(number in (errno.EMFILE, errno.ENFILE), f"error {number} after {opened} files")
+    equal((await sandbox.run(["echo", "alive"])).stdout, b"alive\n", "the next program")
+
+
+@behaviour("limits.core-dumps")
+async def core_dumps(stage: Stage) -> None:
+    """A crashing program leaves no core dump."""
+    sandbox = await stage.shared()
+    await sandbox.shell("mkdir -p crash")
+    done = await sandbox.run(["/bin/sh", "-c", "kill -SEGV $$"], cwd="crash")
+    equal(done.code, 139, "exit code")
+    equal(await sandbox.list("crash"), [], "files after a crash")

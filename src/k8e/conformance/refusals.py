@@ -1,0 +1,243 @@
+"""Files that cannot be had: every failure has its own code, comes at once and costs nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Awaitable
+from typing import Any
+
+from k8e import errors
+from k8e.conformance.behaviours import Broken, behaviour, equal, expect
+from k8e.conformance.sandbox import Sandbox, Stream
+from k8e.conformance.stage import Stage
+from k8e.guest import wire
+from k8e.model import MIB
+
+SEALED = (
+    errno.EACCES,
+    errno.EBADF,
+    errno.EINVAL,
+    errno.ENODEV,
+    errno.ENOENT,
+    errno.ENXIO,
+    errno.EPERM,
+)
+"""How kernels say no to what must not be opened; they differ, and any of these will do."""
+
+
+async def refused(what: str, work: Awaitable[Any], *codes: int) -> None:
+    """Expect ``work`` to fail with one of these error numbers."""
+    try:
+        await work
+    except OSError as error:
+        if error.errno in codes and str(error):
+            return
+        raise Broken(f"{what}: {errno.errorcode.get(error.errno or 0)} ({error})") from None
+    raise Broken(f"{what}: it succeeded")
+
+
+@behaviour("refusals.missing")
+async def missing(stage: Stage) -> None:
+    """What does not exist is ENOENT."""
+    sandbox = await stage.shared()
+    await sandbox.shell("ln -sfn /nowhere/at/all dangling")
+    for path in ("nothing", "/nothing/at/all", "dangling"):
+        await refused(f"reading {path}", sandbox.read(path), errno.ENOENT)
+    await refused("listing", sandbox.list("nothing"), errno.ENOENT)
+    for op in ("stat", "remove"):
+        await refused(op, sandbox.call(op, path="nothing"), errno.ENOENT)
+    await refused("renaming", sandbox.call("rename", path="nothing", to="x"), errno.ENOENT)
+
+
+@behaviour("refusals.kind")
+async def kind(stage: Stage) -> None:
+    """A directory is no file and a file is no directory: EISDIR and ENOTDIR."""
+    sandbox = await stage.shared()
+    await sandbox.call("mkdir", path="folder")
+    await sandbox.write("plain", b"1")
+    await refused("reading a directory", sandbox.read("folder"), errno.EISDIR)
+    await refused("writing a directory", sandbox.write("folder", b""), errno.EISDIR)
+    await refused("appending to one", sandbox.write("folder", b"", append=True), errno.EISDIR)
+    await refused("writing a slash", sandbox.write("new/", b""), errno.EISDIR)
+    await refused("listing a file", sandbox.list("plain"), errno.ENOTDIR)
+    await refused("reading below a file", sandbox.read("plain/x"), errno.ENOTDIR)
+    below = sandbox.write("plain/x", b"")
+    await refused("writing below a file", below, errno.ENOTDIR, errno.EEXIST)
+    await refused("mkdir of a file", sandbox.call("mkdir", path="plain"), errno.EEXIST)
+
+
+@behaviour("refusals.permission")
+async def permission(stage: Stage) -> None:
+    """The user's own rights decide: closed files are EACCES, the system is read-only."""
+    sandbox = await stage.shared()
+    await sandbox.shell(
+        "mkdir -p closed; echo 1 > closed/file; chmod 000 closed; echo 1 > mute; chmod 0 mute"
+    )
+    await refused("reading a closed file", sandbox.read("mute"), errno.EACCES)
+    await refused("reading in a closed folder", sandbox.read("closed/file"), errno.EACCES)
+    await refused("listing a closed folder", sandbox.list("closed"), errno.EACCES)
+    await refused("writing there", sandbox.write("closed/file", b""), errno.EACCES)
+    await sandbox.shell("chmod 755 closed; rm -rf closed mute")
+    for path in ("/usr/new", "/etc/passwd", "/new", "/root/new", "/run/k8e/new", "/home/new"):
+        await refused(path, sandbox.write(path, b"x"), errno.EACCES, errno.EROFS)
+    remove = sandbox.call("remove", path="/etc/hostname")
+    await refused("removing /etc/hostname", remove, errno.EACCES, errno.EROFS)
+
+
+@behaviour("refusals.special")
+async def special(stage: Stage) -> None:
+    """FIFOs, sockets and devices are refused at once instead of blocking or never ending."""
+    sandbox = await stage.shared()
+    script = "import os, socket; os.mkfifo('fifo'); socket.socket(socket.AF_UNIX).bind('socket')"
+    await sandbox.shell("rm -f fifo socket")
+    equal((await sandbox.python(script)).code, 0, "making special files")
+    for path in (
+        "fifo",
+        "socket",
+        "/dev/zero",
+        "/dev/null",
+        "/dev/tty",
+        "/dev/stdin",
+        "/dev/random",
+    ):
+        codes = SEALED
+        await refused(f"reading {path}", sandbox.read(path), *codes)
+        await refused(f"writing {path}", sandbox.write(path, b"x"), *codes)
+        appending = sandbox.write(path, b"x", append=True)
+        await refused(f"appending to {path}", appending, *codes)
+
+
+@behaviour("refusals.guest-itself")
+async def guest_itself(stage: Stage) -> None:
+    """The guest's own /proc entries are refused, by every name, for reading and writing."""
+    sandbox = await stage.shared()
+    await sandbox.shell("ln -sfn /proc/self/environ sneaky; ln -sfn /proc/self sneaky-dir")
+    for path in (
+        "/proc/self/environ",
+        "/proc/1/environ",
+        "/proc/thread-self/environ",
+        "/proc/self/task/1/environ",
+        "/proc/self/mem",
+        "/proc/1/mem",
+        "/proc/self/maps",
+        "/proc/self/comm",
+        "/proc/self/oom_score_adj",
+        "/proc/self/root/proc/self/environ",
+        "/proc/self/cwd/proc/self/maps",
+        "sneaky",
+        "sneaky-dir/environ",
+    ):
+        # Not every kernel has every file; what is there must be closed.
+        codes = (errno.EACCES, errno.ENOENT, errno.EPERM)
+        await refused(f"reading {path}", sandbox.read(path), *codes)
+        codes = (*codes, errno.EROFS)
+        await refused(f"writing {path}", sandbox.write(path, b"1"), *codes)
+        await refused(f"appending to {path}", sandbox.write(path, b"1", append=True), *codes)
+    for path in ("/proc/self", "/proc/1", "/proc/self/fd", "/proc/1/task", "sneaky-dir"):
+        await refused(f"listing {path}", sandbox.list(path), errno.EACCES, errno.ENOENT)
+
+
+@behaviour("refusals.guest-descriptors")
+async def guest_descriptors(stage: Stage) -> None:
+    """The guest's open descriptors cannot be used through /proc/self/fd or /dev/fd."""
+    sandbox = await stage.shared()
+    program = await sandbox.start(["cat"], stdin=True)
+    for folder in ("/proc/self/fd", "/dev/fd", "/proc/1/fd"):
+        for number in range(24):
+            codes = SEALED
+            await refused(f"reading {folder}/{number}", sandbox.read(f"{folder}/{number}"), *codes)
+            codes = (*codes, errno.EROFS)
+            writing = sandbox.write(f"{folder}/{number}", b"injected")
+            await refused(f"writing {folder}/{number}", writing, *codes)
+    program.end_input()
+    equal((await program.finish()).stdout, b"", "what the program was fed")
+
+
+@behaviour("refusals.path")
+async def path(stage: Stage) -> None:
+    """Paths that cannot be paths are clear errors: empty, NUL, too long, not text."""
+    sandbox = await stage.shared()
+    for bad, codes in (
+        ("", (errno.EINVAL,)),
+        ("a\0b", (errno.EINVAL,)),
+        ("x" * 5000, (errno.ENAMETOOLONG,)),
+        ("x/" * 2500 + "x", (errno.ENAMETOOLONG, errno.ENOENT)),
+        ("y" * 256, (errno.ENAMETOOLONG,)),
+    ):
+        await refused(f"reading {bad[:9]!r}", sandbox.read(bad), *codes)
+        await refused(f"stat of {bad[:9]!r}", sandbox.call("stat", path=bad), *codes)
+        await refused(f"writing {bad[:9]!r}", sandbox.write(bad, b""), *codes)
+    for wrong in (None, 5, ["x"], {"a": 1}, b"bytes"):
+        await refused(f"stat of {wrong!r}", sandbox.call("stat", path=wrong), errno.EINVAL)
+    equal((await sandbox.call("ping")), {}, "the guest's answer after all that")
+    await sandbox.shell("rm -rf x")
+
+
+@behaviour("refusals.full-disk")
+async def full_disk(stage: Stage) -> None:
+    """On a full disk a write is ENOSPC, the old content stays, and nothing half-written is left."""
+    sandbox = await stage.launch(disk=8 * MIB)
+    await sandbox.write("precious", b"old content")
+    await refused("a large file", sandbox.write("large", bytes(16 * MIB)), errno.ENOSPC)
+    filled = await sandbox.shell("cat /dev/zero > filler; ls -A")
+    equal(filled.text.split(), ["filler", "precious"], "files after a failed write")
+    await refused("replacing", sandbox.write("precious", bytes(MIB)), errno.ENOSPC)
+    equal(await sandbox.read("precious"), b"old content", "content after a failed write")
+    await refused("appending", sandbox.write("filler", bytes(MIB), append=True), errno.ENOSPC)
+    await sandbox.call("remove", path="filler")
+    await sandbox.write("precious", bytes(MIB))
+    equal(len(await sandbox.read("precious")), MIB, "size once there is room again")
+
+
+@behaviour("refusals.swapped-links")
+async def swapped_links(stage: Stage) -> None:
+    """A link that is swapped while files are used never leads to what is the guest's alone."""
+    sandbox = await stage.shared()
+    script = (
+        "rm -rf swap; mkdir swap; cd swap; echo mine > good; ln -s /run/k8e/link/key secret; "
+        "ln -s /proc/self/environ environ; echo ready; "
+        "while :; do for t in good secret environ; do ln -sfn $t now; done; done"
+    )
+    program = await sandbox.start(["/bin/bash", "-c", script])
+    await program.until(b"ready")
+    seen: set[bytes] = set()
+    for _ in range(300):
+        await _read_or_refuse(sandbox, "swap/now", seen)
+    await sandbox.call("signal", id=program.id, terminate=True)
+    await program.finish()
+    expect(seen <= {b"mine\n"}, f"read {seen}")
+
+
+async def _read_or_refuse(sandbox: Sandbox, path: str, seen: set[bytes]) -> None:
+    with contextlib.suppress(FileNotFoundError, PermissionError):
+        seen.add(await sandbox.read(path))
+
+
+@behaviour("refusals.protocol")
+async def protocol(stage: Stage) -> None:
+    """Calls that make no sense are errors, and the guest goes on."""
+    sandbox = await stage.shared()
+    calls: list[dict[str, Any]] = [
+        {"op": "no-such-operation"},
+        {"op": "exec"},
+        {"op": "exec", "argv": []},
+        {"op": "exec", "argv": ["true"], "timeout": "soon"},
+        {"op": "exec", "argv": [1, 2]},
+        {"op": "exec", "argv": ["true"], "env": {"A": 1}},
+        {"op": "exec", "code": b"1", "language": "cobol"},
+        {"op": "exec", "argv": ["true"], "tty": "large"},
+        {"op": "read", "path": "x", "offset": "far"},
+        {"op": "read", "path": "/etc/passwd", "offset": -5},
+    ]
+    for call in calls:
+        stream = Stream().open(await sandbox.guest.connect(), call)
+        try:
+            kind, _ = await stream.next()
+        except (errors.K8eError, OSError) as error:
+            expect(str(error), f"{call} failed without a reason")
+            continue
+        raise Broken(f"{call} was answered by frame {kind}, not an error")
+    await sandbox.call("ping")
+    unknown = Stream().open(await sandbox.guest.connect(), {"op": "read", "path": "/etc/passwd"})
+    unknown.send(wire.END)

@@ -1,0 +1,38 @@
+"""How code becomes a command, as pure data where no file is needed."""
+
+from __future__ import annotations
+
+import pytest
+
+from k8e.guest import languages
+
+
+@pytest.mark.parametrize(
+    ("language", "argv"),
+    [
+        ("python", ["python3", "-c"]),
+        ("py", ["python3", "-c"]),
+        ("bash", ["bash", "-c"]),
+        ("sh", ["bash", "-c"]),
+        ("node", ["node", "-e"]),
+        ("javascript", ["node", "-e"]),
+    ],
+)
+def test_short_code_is_one_argument_untouched(language: str, argv: list[str]) -> None:
+    code = "it's \"quoted\" $HOME `x`\n\tand $(more) 'lines'"
+    found = languages.language_command(language, code.encode(), "id", "/workspace")
+    assert found == ([*argv, code], None)
+
+
+def test_code_that_is_no_text_keeps_its_bytes() -> None:
+    argv, _ = languages.language_command("bash", b"printf '\xff'", "id", "/workspace")
+    assert argv[-1].encode("utf-8", "surrogateescape") == b"printf '\xff'"
+
+
+def test_an_unknown_language_is_a_lookup_error() -> None:
+    with pytest.raises(LookupError):
+        languages.language_command("cobol", b"x", "id", "/workspace")
+
+
+def test_every_alias_leads_to_a_language_that_can_run() -> None:
+    assert set(languages.ALIASES.values()) == {"bash", "python", "node", "ts"}

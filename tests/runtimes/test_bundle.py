@@ -1,0 +1,198 @@
+"""OCI bundles as data: what every sandbox gets, and what no sandbox gets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from k8e import settings
+from k8e.model import MIB, Limits
+from k8e.runtimes import bundle, rootfs, seccomp
+from k8e.runtimes.container import Container
+from k8e.runtimes.gvisor import GVisor
+from k8e.runtimes.host import FIRST_ID, Host, Record
+
+LIMITS = Limits(cpus=0.5, memory=128 * MIB, pids=40, disk=8 * MIB)
+WRITABLE = {"/tmp", "/var/tmp", "/home", "/dev/shm", "/dev", "/dev/pts", "/proc"}
+
+
+@pytest.fixture(params=["gvisor", "container"])
+def runtime(request: pytest.FixtureRequest, tmp_path: Path) -> GVisor | Container:
+    host = Host(settings.load({"K8E_DATA_DIR": str(tmp_path), "K8E_RUN_DIR": str(tmp_path)}))
+    return GVisor(host) if request.param == "gvisor" else Container(host)
+
+
+@pytest.fixture
+def config(runtime: GVisor | Container) -> dict[str, Any]:
+    record = runtime.assign(Record("sb-x", runtime.name, LIMITS, None))
+    layout = bundle.Layout(
+        rootfs=Path("/k8e/rootfs"),
+        bound=["/usr"],
+        guest=Path("/k8e/guest/guest-1.pyc"),
+        link=Path("/k8e/sb-x/link"),
+        slot=Path("/k8e/sb-x/slot"),
+        tools=Path("/k8e/tools"),
+        open_files=1000,
+    )
+    return bundle.make_config("sb-x", layout, runtime.flavour(record), LIMITS)
+
+
+def test_a_bundle_is_plain_data(config: dict[str, Any]) -> None:
+    assert json.loads(json.dumps(config)) == config
+
+
+def test_no_process_can_gain_privileges_and_the_guest_has_few(config: dict[str, Any]) -> None:
+    process = config["process"]
+    assert process["noNewPrivileges"] is True
+    allowed = {*bundle.GUEST_CAPABILITIES, "CAP_SYS_ADMIN"}
+    for held in process["capabilities"].values():
+        assert set(held) <= allowed
+    assert not {"inheritable", "ambient"} & set(process["capabilities"])
+
+
+def test_only_gvisor_lends_its_own_admin_capability(
+    config: dict[str, Any], runtime: GVisor | Container
+) -> None:
+    admin = "CAP_SYS_ADMIN" in config["process"]["capabilities"]["permitted"]
+    assert admin == (runtime.name == "gvisor")
+
+
+def test_the_guests_environment_has_nothing_of_ours(config: dict[str, Any]) -> None:
+    assert [item.partition("=")[0] for item in config["process"]["env"]] == ["PATH", "LANG"]
+
+
+def test_the_root_is_read_only_and_what_the_host_lends_too(config: dict[str, Any]) -> None:
+    assert config["root"] == {"path": "/k8e/rootfs", "readonly": True}
+    for mount in config["mounts"]:
+        lent = mount["type"] == "bind" and "slot" not in mount["source"]
+        if lent:
+            assert {"ro", "rro", "nosuid", "nodev"} <= set(mount["options"]), mount
+        elif mount["destination"] not in WRITABLE and mount["type"] != "bind":
+            assert "ro" in mount["options"], mount
+
+
+def test_nothing_but_the_known_folders_of_the_host_is_mounted(config: dict[str, Any]) -> None:
+    sources = {m["source"] for m in config["mounts"] if m["type"] == "bind"}
+    assert sources == {"/usr", "/k8e/tools", "/k8e/guest", "/k8e/sb-x/link", "/k8e/sb-x/slot"}
+
+
+def test_every_writable_mount_ignores_setuid_files(config: dict[str, Any]) -> None:
+    for mount in config["mounts"]:
+        assert "nosuid" in mount["options"], mount
+
+
+def test_scratch_space_is_bounded_and_leaves_room_for_programs(config: dict[str, Any]) -> None:
+    sizes = [
+        int(option.removeprefix("size="))
+        for mount in config["mounts"]
+        for option in mount["options"]
+        if mount["type"] == "tmpfs" and option.startswith("size=")
+    ]
+    assert len(sizes) == 5
+    assert sum(sizes) < LIMITS.memory
+
+
+def test_the_slot_passes_later_mounts_in_but_not_out(config: dict[str, Any]) -> None:
+    (slot,) = (m for m in config["mounts"] if m["source"] == "/k8e/sb-x/slot")
+    assert "rslave" in slot["options"]
+    assert "rshared" not in slot["options"]
+
+
+def test_each_sandbox_has_namespaces_of_its_own(
+    config: dict[str, Any], runtime: GVisor | Container
+) -> None:
+    kinds = {item["type"] for item in config["linux"]["namespaces"]}
+    assert {"pid", "ipc", "uts", "mount", "network", "cgroup"} <= kinds
+    assert ("user" in kinds) == (runtime.name == "container")
+    assert all("path" not in item for item in config["linux"]["namespaces"])
+
+
+def test_container_uids_lie_far_from_the_hosts_own(
+    config: dict[str, Any], runtime: GVisor | Container
+) -> None:
+    if runtime.name == "gvisor":
+        assert "uidMappings" not in config["linux"]
+        return
+    mapping = {"containerID": 0, "hostID": FIRST_ID, "size": 65536}
+    assert config["linux"]["uidMappings"] == [mapping]
+    assert config["linux"]["gidMappings"] == [mapping]
+
+
+def test_limits_are_those_of_the_session_plus_what_the_runtime_needs(
+    config: dict[str, Any], runtime: GVisor | Container
+) -> None:
+    resources = config["linux"]["resources"]
+    overhead = bundle.GVISOR_OVERHEAD if runtime.name == "gvisor" else 0
+    assert resources["memory"] == {"limit": 128 * MIB + overhead, "swap": 128 * MIB + overhead}
+    assert resources["cpu"] == {"period": 100_000, "quota": 50_000}
+    assert resources["pids"]["limit"] == (4096 if runtime.name == "gvisor" else 41)
+    assert resources["devices"] == [{"allow": False, "access": "rwm"}]
+
+
+def test_the_kernels_own_files_are_masked_or_read_only(config: dict[str, Any]) -> None:
+    masked, read_only = config["linux"]["maskedPaths"], config["linux"]["readonlyPaths"]
+    assert {"/proc/kcore", "/proc/keys", "/sys/firmware", "/proc/timer_list"} <= set(masked)
+    assert {"/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus"} <= set(read_only)
+
+
+def test_two_sandboxes_never_share_uids(tmp_path: Path) -> None:
+    host = Host(settings.load({"K8E_DATA_DIR": str(tmp_path), "K8E_RUN_DIR": str(tmp_path)}))
+    first, second = host.take_ids("sb-a"), host.take_ids("sb-b")
+    assert abs(first - second) >= bundle.ID_RANGE
+    host.free_ids("sb-a")
+    assert host.take_ids("sb-c") == first
+
+
+FORBIDDEN = (
+    "mount umount2 pivot_root chroot setns unshare clone3 bpf perf_event_open keyctl add_key "
+    "request_key userfaultfd io_uring_setup io_uring_enter io_uring_register init_module "
+    "finit_module delete_module kexec_load kexec_file_load open_by_handle_at quotactl swapon "
+    "swapoff reboot settimeofday clock_settime sethostname setdomainname fsopen fsmount open_tree "
+    "move_mount acct syslog iopl ioperm vhangup lookup_dcookie nfsservctl"
+).split()
+
+
+@pytest.mark.parametrize("name", FORBIDDEN)
+def test_a_container_may_not_call(name: str) -> None:
+    for rule in seccomp.profile()["syscalls"]:
+        if name in rule["names"]:
+            assert rule["action"] == "SCMP_ACT_ERRNO"
+
+
+def test_what_is_not_on_the_list_fails_with_eperm() -> None:
+    profile = seccomp.profile()
+    assert (profile["defaultAction"], profile["defaultErrnoRet"]) == ("SCMP_ACT_ERRNO", 1)
+
+
+def test_sockets_are_allowed_by_family_only() -> None:
+    rules = [rule for rule in seccomp.profile()["syscalls"] if "socket" in rule["names"]]
+    allowed = [[(a["index"], a["value"]) for a in rule["args"]] for rule in rules]
+    assert allowed == [[(0, 1)], [(0, 2)], [(0, 10)], [(0, 16), (2, 0)]]
+
+
+def test_clone_is_allowed_without_any_namespace_flag() -> None:
+    (rule,) = (rule for rule in seccomp.profile()["syscalls"] if "clone" in rule["names"])
+    (argument,) = rule["args"]
+    namespaces = 0x20000 | 0x2000000 | 0x4000000 | 0x8000000 | 0x10000000 | 0x20000000 | 0x40000000
+    assert argument["op"] == "SCMP_CMP_MASKED_EQ"
+    assert argument["value"] & namespaces == namespaces
+    assert argument["valueTwo"] == 0
+
+
+def test_no_call_is_listed_twice() -> None:
+    assert len(seccomp.ALLOWED) == len(set(seccomp.ALLOWED))
+
+
+def test_the_root_file_system_holds_nothing_private(tmp_path: Path) -> None:
+    skeleton = rootfs.make_skeleton(tmp_path)
+    assert rootfs.make_skeleton(tmp_path) == skeleton
+    assert sorted(p.name for p in (skeleton / "home").iterdir()) == []
+    names = {path.name for path in (skeleton / "etc").rglob("*")}
+    assert not names & {"shadow", "gshadow", "sudoers", "ssh_host_rsa_key", "machine-id"}
+    assert (skeleton / "etc/passwd").read_text().count("\n") == 3
+    for path in skeleton.rglob("*"):
+        if not path.is_symlink():
+            assert path.stat().st_mode & 0o7022 == 0, path

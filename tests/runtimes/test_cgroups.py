@@ -1,0 +1,130 @@
+"""Cgroup paths on v1 and v2, on a fake root.
+
+Cgroup v2 cannot be tried for real on a machine that boots with v1; tests/vm boots one for that.
+Here only the file names and the parsing are checked.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from k8e.runtimes import cgroups
+
+ID = "sb-x"
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(cgroups, "ROOT", tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def v1(root: Path) -> Path:
+    for controller in ("cpu", "memory", "pids"):
+        write(root / controller / "cgroup.procs", "1\n")
+        (root / controller / "k8e" / ID).mkdir(parents=True)
+    (root / "unified").mkdir()  # hybrid hosts have it; without cgroup.procs here it is no hierarchy
+    return root
+
+
+@pytest.fixture
+def v2(root: Path) -> Path:
+    write(root / "cgroup.controllers", "cpuset cpu io memory pids\n")
+    write(root / "cgroup.subtree_control", "")
+    write(root / "cgroup.procs", "1\n")
+    (root / "k8e" / ID).mkdir(parents=True)
+    return root
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_the_version_is_recognised(v1: Path) -> None:
+    assert not cgroups.is_unified()
+    assert {path.name for path in cgroups.hierarchies()} == {"cpu", "memory", "pids"}
+
+
+def test_version_two_is_one_hierarchy(v2: Path) -> None:
+    assert cgroups.is_unified()
+    assert cgroups.hierarchies() == [v2]
+
+
+def test_a_sandbox_lies_below_our_own_group() -> None:
+    assert cgroups.path_of(ID) == "/k8e/sb-x"
+
+
+@pytest.mark.parametrize(("text", "hits"), [("oom_kill 0\n", 0), ("under_oom 1\noom_kill 3\n", 3)])
+def test_out_of_memory_is_counted_on_version_one(v1: Path, text: str, hits: int) -> None:
+    write(v1 / "memory/k8e" / ID / "memory.oom_control", text)
+    assert cgroups.memory_limit_hits(ID) == hits
+
+
+def test_out_of_memory_is_counted_on_version_two(v2: Path) -> None:
+    write(v2 / "k8e" / ID / "memory.events", "low 0\nmax 9\noom 2\noom_kill 2\noom_group_kill 0\n")
+    assert cgroups.memory_limit_hits(ID) == 2
+
+
+def test_no_group_means_no_hits_and_no_limit(v2: Path) -> None:
+    assert cgroups.memory_limit_hits("sb-unknown") == 0
+    assert cgroups.limit_of("sb-unknown", "memory") == ""
+
+
+@pytest.mark.parametrize(
+    ("controller", "name", "text", "limit"),
+    [
+        ("cpu", "cpu.cfs_quota_us", "50000\n", "50000"),
+        ("cpu", "cpu.cfs_quota_us", "-1\n", ""),
+        ("memory", "memory.limit_in_bytes", "1000\n", "1000"),
+        ("pids", "pids.max", "max\n", ""),
+    ],
+)
+def test_limits_are_read_on_version_one(
+    v1: Path, controller: str, name: str, text: str, limit: str
+) -> None:
+    write(v1 / controller / "k8e" / ID / name, text)
+    assert cgroups.limit_of(ID, controller) == limit
+
+
+@pytest.mark.parametrize(
+    ("controller", "name", "text", "limit"),
+    [
+        ("cpu", "cpu.max", "50000 100000\n", "50000 100000"),
+        ("cpu", "cpu.max", "max 100000\n", ""),
+        ("memory", "memory.max", "1000\n", "1000"),
+        ("pids", "pids.max", "41\n", "41"),
+    ],
+)
+def test_limits_are_read_on_version_two(
+    v2: Path, controller: str, name: str, text: str, limit: str
+) -> None:
+    write(v2 / "k8e" / ID / name, text)
+    assert cgroups.limit_of(ID, controller) == limit
+
+
+def test_removing_removes_nested_groups_in_every_hierarchy(v1: Path) -> None:
+    (v1 / "cpu/k8e" / ID / "inner/deeper").mkdir(parents=True)
+    cgroups.remove(ID)
+    assert list(v1.glob("*/k8e/*")) == []
+    cgroups.remove(ID)
+    cgroups.remove_parent()
+    assert list(v1.glob("*/k8e")) == []
+
+
+def test_our_group_stays_while_a_sandbox_is_in_it(v2: Path) -> None:
+    cgroups.remove_parent()
+    assert (v2 / "k8e" / ID).is_dir()
+
+
+def test_version_two_lets_groups_have_limits(v2: Path) -> None:
+    cgroups.prepare()
+    assert (v2 / "cgroup.subtree_control").read_text() == "+cpu +memory +pids"
+
+
+def test_version_one_needs_no_preparation(v1: Path) -> None:
+    cgroups.prepare()
+    assert not (v1 / "cgroup.subtree_control").exists()
