@@ -1,0 +1,160 @@
+"""A runtime without sandboxes, for what sessions themselves decide."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+from k8e import errors, settings
+from k8e.link import Link
+from k8e.model import Principal, SandboxSpec
+from k8e.runtimes.base import Binding, Guest, Support
+from k8e.runtimes.host import Host
+from k8e.runtimes.registry import Runtimes
+from k8e.sessions.service import Sessions
+from k8e.sessions.store import Store
+
+PATIENCE = 5.0
+ME = Principal("me")
+OTHER = Principal("somebody-else")
+
+
+class FakeLink:
+    """Takes calls and answers none of them, until it is told to."""
+
+    def __init__(self) -> None:
+        self.calls: list[dict[str, Any]] = []
+        self.frames: list[tuple[int, bytes]] = []
+        self._sinks: list[tuple[Any, Any]] = []
+
+    def open(self, call: dict[str, Any], on_frame: Any, on_lost: Any) -> FakeLink:
+        self.calls.append(call)
+        self._sinks.append((on_frame, on_lost))
+        return self
+
+    def send(self, kind: int, body: bytes = b"") -> None:
+        self.frames.append((kind, body))
+
+    def close(self) -> None:
+        pass
+
+    def answer(self, kind: int, body: bytes = b"") -> None:
+        """Send a frame to the newest call."""
+        self._sinks[-1][0](kind, body)
+
+    def break_off(self) -> None:
+        for _, on_lost in self._sinks:
+            on_lost()
+
+
+class FakeGuest:
+    def __init__(self, sandbox_id: str) -> None:
+        self.sandbox_id = sandbox_id
+        self.talk = FakeLink()
+        self.env: dict[str, str] | None = None
+        self.killed = asyncio.Event()
+        self.death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.fails_to_die = False
+
+    @property
+    def link(self) -> Link:
+        return cast("Link", self.talk)
+
+    async def connect(self) -> Link:
+        return self.link
+
+    async def bind(self, binding: Binding) -> None:
+        self.env = binding.env
+
+    async def wait(self) -> str:
+        return await asyncio.shield(self.death)
+
+    async def kill(self) -> None:
+        self.killed.set()
+        if self.fails_to_die:
+            raise OSError("something is busy")
+        if not self.death.done():
+            self.death.set_result("destroyed")
+
+    async def was_killed(self) -> None:
+        async with asyncio.timeout(PATIENCE):
+            await self.killed.wait()
+
+
+class FakeRuntime:
+    name = "gvisor"
+
+    def __init__(self) -> None:
+        self.launched: list[FakeGuest] = []
+        self.specs: list[SandboxSpec] = []
+        self.purged: list[str] = []
+        self.survivors: list[FakeGuest] = []
+        self.asked = asyncio.Event()
+        self.gate = asyncio.Event()
+        """Launches wait for it."""
+        self.gate.set()
+        self.failure: Exception | None = None
+
+    async def probe(self) -> Support:
+        return Support(self.name, usable=True)
+
+    async def launch(self, spec: SandboxSpec) -> Guest:
+        self.specs.append(spec)
+        self.asked.set()
+        await self.gate.wait()
+        if self.failure is not None:
+            raise self.failure
+        self.launched.append(FakeGuest(spec.sandbox_id))
+        return self.launched[-1]
+
+    async def adopt(self) -> list[Guest]:
+        return list(self.survivors)
+
+    async def purge(self, sandbox_id: str) -> None:
+        self.purged.append(sandbox_id)
+
+
+class FakeRuntimes:
+    """The registry, with one runtime that always works."""
+
+    def __init__(self, runtime: FakeRuntime) -> None:
+        self.all = {runtime.name: runtime}
+        self._runtime = runtime
+
+    def resolve(self, asked: str) -> str:
+        if asked and asked not in ("gvisor", "container"):
+            raise errors.InvalidRequest(f"unknown runtime {asked!r}")
+        return asked
+
+    async def choose(self, asked: str, default: str = "") -> FakeRuntime:
+        self.resolve(asked)
+        return self._runtime
+
+    async def purge(self, sandbox_id: str) -> None:
+        await self._runtime.purge(sandbox_id)
+
+    def warning(self) -> str:
+        return ""
+
+
+class World:
+    """Sessions on a fake runtime, with a real store that outlives them."""
+
+    def __init__(self, folder: Path, **flags: Any) -> None:
+        self.settings = settings.load({}, data_dir=folder, run_dir=folder, **flags)
+        self.runtime = FakeRuntime()
+        (folder / "sandboxes").mkdir(exist_ok=True)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator[Sessions]:
+        store = Store(self.settings.data_dir / "sessions.db")
+        runtimes = cast("Runtimes", FakeRuntimes(self.runtime))
+        sessions = Sessions(self.settings, store, Host(self.settings), runtimes)
+        try:
+            async with sessions.running():
+                yield sessions
+        finally:
+            store.close()
