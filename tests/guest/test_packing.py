@@ -107,17 +107,18 @@ def test_the_packed_guest_starts_and_proves_itself(tmp_path: Path, interpreter: 
             "m.Guest().run()"
         )
         argv = [interpreter, "-I", "-S", "-c", starter, str(compiled), str(tmp_path)]
-        with subprocess.Popen(argv) as guest:
+        with (tmp_path / "log").open("wb") as log, subprocess.Popen(argv, stderr=log) as guest:
             try:
                 with server.accept()[0] as connection:
                     connection.settimeout(START_SECONDS)
-                    talk_to(connection)
+                    talk_to(connection, guest.pid)
             finally:
                 guest.kill()
+    assert (tmp_path / "log").read_bytes() == b""
 
 
-def talk_to(connection: socket.socket) -> None:
-    """Be the host for one handshake and one call."""
+def talk_to(connection: socket.socket, pid: int) -> None:
+    """Be the host for one handshake and two calls."""
     splitter = wire.Splitter(wire.MAX_REPLY)
 
     def receive() -> tuple[int, int, bytes]:
@@ -135,3 +136,8 @@ def talk_to(connection: socket.socket) -> None:
     connection.sendall(wire.frame(wire.CALL, 5, wire.pack({"op": "execs"})))
     kind, channel, body = receive()
     assert (kind, channel, wire.unpack(body)) == (wire.RESULT, 5, {"execs": []})
+    assert Path(f"/proc/{pid}/fd/2").readlink().name == "log"
+    connection.sendall(wire.frame(wire.CALL, 6, wire.pack({"op": "bind"})))
+    assert receive() == (wire.RESULT, 6, wire.pack({}))
+    for number in (1, 2):
+        assert str(Path(f"/proc/{pid}/fd/{number}").readlink()) == "/dev/null", "not the log"

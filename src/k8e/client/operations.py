@@ -55,7 +55,8 @@ def _result() -> Operation[dict[str, Any]]:
         kind, body = yield from _frame()
         if kind == wire.RESULT:
             result = wire.unpack_dict(body)
-            if result.get("warning") and "runtimes" not in result:  # a weaker runtime than usual is never silent
+            # A weaker runtime than usual is never silent; `doctor` has its own way to tell.
+            if result.get("warning") and "runtimes" not in result:
                 warnings.warn(str(result["warning"]), RuntimeWarning, stacklevel=1)
             return result
 

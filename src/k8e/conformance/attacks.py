@@ -100,6 +100,19 @@ for place in ('/run/k8e/link', '/run/k8e/guest', '/run/k8e/slot', '/run/k8e'):
     except OSError: pass
 print(found)
 """
+# Makes its parent, the guest, its tracer, and then stops: at once, at an exec, and as an orphan.
+_TRACED = """
+import ctypes, os, signal, sys
+libc = ctypes.CDLL(None)
+if sys.argv[1] == 'orphan':
+    first = os.getpid()
+    if os.fork(): os._exit(7)
+    while os.getppid() == first: pass
+if libc.ptrace(0, 0, 0, 0): sys.exit(137)  # refused, which is as good
+if sys.argv[1] == 'exec': os.execv('/bin/true', ['true'])
+os.kill(os.getpid(), signal.SIGSTOP)
+print('went on')
+"""
 # As root of a user namespace of one's own, where the kernel (or gVisor's) grants one.
 _NAMESPACE = """
 import ctypes, os, sys
@@ -196,6 +209,17 @@ async def guest_while_spawning(stage: Stage) -> None:
     expect(sandbox.guest.link is link, "the guest lost its link")
 
 
+@behaviour("attacks.guest-as-tracer")
+async def guest_as_tracer(stage: Stage) -> None:
+    """A program that makes the guest its tracer and stops is ended, and the guest goes on."""
+    sandbox = await stage.shared()
+    link = await sandbox.guest.connect()
+    for way, code in (("stop", 137), ("exec", 137), ("orphan", 7)):
+        done = await sandbox.python(_TRACED, way)
+        equal((done.stdout, done.code), (b"", code), f"a traced program ({way})")
+    expect(await sandbox.guest.connect() is link, "the guest lost its link")
+
+
 @behaviour("attacks.link")
 async def link(stage: Stage) -> None:
     """A program can neither read the link's key, connect to its socket, nor replace either."""
@@ -269,6 +293,19 @@ async def guest_files(stage: Stage) -> None:
     equal(await ask(sandbox, script), [], "changes that succeeded")
     await sandbox.write("after", b"1")
     equal((await sandbox.run(["cat", "/workspace/after"])).stdout, b"1", "a file in the workspace")
+
+
+@behaviour("attacks.descriptor-directory")
+async def descriptor_directory(stage: Stage) -> None:
+    """A program cannot be started in a directory that only the guest has open."""
+    sandbox = await stage.shared()
+    for number in range(32):
+        for cwd in (f"/proc/self/fd/{number}", f"/proc/1/fd/{number}", f"/dev/fd/{number}"):
+            try:
+                done = await sandbox.run(["pwd"], cwd=cwd)
+            except OSError:
+                continue
+            raise Broken(f"a program ran in {cwd}: {done.story()}")
 
 
 @behaviour("attacks.flood-of-calls")

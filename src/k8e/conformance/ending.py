@@ -111,6 +111,27 @@ async def daemon(stage: Stage) -> None:
     await none_left(sandbox, word)
 
 
+@behaviour("exec.last-words")
+async def last_words(stage: Stage) -> None:
+    """Output that passes through a helper which outlives the program is not lost."""
+    sandbox = await stage.shared()
+    for number in range(10):
+        done = await sandbox.shell(f"exec > >(read -r line; echo helped $line); echo {number}")
+        equal((done.stdout, done.code), (b"helped %d\n" % number, 0), "output through a helper")
+
+
+@behaviour("exec.daemon-duration")
+async def daemon_duration(stage: Stage) -> None:
+    """A program's duration is its own, whatever it leaves running."""
+    sandbox, word = await stage.shared(), marker()
+    script = f"(exec -a {word} sleep 1000) & exit 3"
+    runs = [await sandbox.shell(script) for _ in range(5)]
+    equal({done.code for done in runs}, {3}, "exit codes")
+    expect(min(done.exit["duration_ms"] for done in runs) < 150, "the end was recorded late")
+    await sandbox.shell(f"pkill -f {word}")
+    await none_left(sandbox, word)
+
+
 @behaviour("exec.daemon-output")
 async def daemon_output(stage: Stage) -> None:
     """A daemon that goes on printing to its dead parent's stdout is neither blocked nor killed."""

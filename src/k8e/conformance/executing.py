@@ -13,6 +13,7 @@ from k8e.guest import wire
 from k8e.model import MIB
 
 PARALLEL = 200
+MANY = 100
 LARGE_INPUT = 8 * MIB
 EVERY_BYTE = bytes(range(256))
 
@@ -122,6 +123,24 @@ async def parallel(stage: Stage) -> None:
         equal((done.stdout, done.code), (b"program %d\n" % number, 0), f"program {number}")
 
 
+@behaviour("exec.many-listed")
+async def many_listed(stage: Stage) -> None:
+    """Any number of programs with any arguments can be listed; the newest are."""
+    sandbox = await stage.shared()
+    argv = ["/bin/sh", "-c", "read x", *["🦊" * 250] * 16]
+    programs = [await sandbox.start(argv, stdin=True) for _ in range(MANY)]
+    link = await sandbox.guest.connect()
+    listed = (await sandbox.call("execs"))["execs"]
+    newest = [program.id for program in programs[-50:]]
+    equal([item["id"] for item in listed][-50:], newest, "the newest programs")
+    equal(listed[-1]["argv"][:3], argv[:3], "arguments")
+    for program in programs:
+        program.end_input()
+    for program in programs:
+        equal((await program.finish()).code, 1, "exit code")
+    expect(await sandbox.guest.connect() is link, "the guest lost its link")
+
+
 @behaviour("exec.environment")
 async def environment(stage: Stage) -> None:
     """A program gets the session's environment and its own, nothing of the guest's or host's."""
@@ -163,6 +182,8 @@ async def command_not_found(stage: Stage) -> None:
     await _refused(stage, FileNotFoundError, ["/usr/bin/no-such-command"])
     await sandbox.write("/workspace/plain", b"#!/bin/sh\n", mode=0o644)
     await _refused(stage, PermissionError, ["/workspace/plain"])
+    await sandbox.write("/workspace/not-on-path", b"#!/bin/sh\n", mode=0o755)
+    await _refused(stage, FileNotFoundError, ["not-on-path"], cwd="/workspace")
 
 
 async def _refused(stage: Stage, kind: type[OSError], argv: list[str], cwd: str = "") -> None:

@@ -164,14 +164,95 @@ async def list_many(stage: Stage) -> None:
         f"for n in range({ENTRIES}): open(f'many/{{n:05}}', 'w').close()"
     )
     equal((await sandbox.python(script)).code, 0, "making files")
-    entries = await sandbox.list("many", window=32 << 10)
+    entries = await sandbox.list("many", window=64 << 10)
     names = sorted(item["path"].rpartition("/")[2] for item in entries)
     equal(names, [f"{number:05}" for number in range(ENTRIES)], "names")
     link = await sandbox.guest.connect()
-    given_up = Stream(generous=False).open(link, {"op": "list", "path": "many", "window": 32 << 10})
+    given_up = Stream(generous=False).open(link, {"op": "list", "path": "many", "window": 64 << 10})
     await given_up.next()
     given_up.cancel()
     await sandbox.call("remove", path="many", recursive=True)
+
+
+@behaviour("files.list-long-paths")
+async def list_long_paths(stage: Stage) -> None:
+    """Entries whose paths together exceed what may be under way are listed all the same."""
+    sandbox = await stage.shared()
+    top = "/".join(["long", *("d" * 240 for _ in range(15))])
+    script = (
+        f"import os; top = {top!r}; os.makedirs(top)\n"
+        "for n in range(300): open(f'{top}/{n:0200}', 'w').close()"
+    )
+    done = await sandbox.python(script)
+    equal(done.code, 0, done.story())
+    for window in (wire.WINDOW, 64 << 10):
+        entries = await sandbox.list(f"/workspace/{top}", window=window)
+        names = sorted(int(item["path"].rpartition("/")[2]) for item in entries)
+        equal(names, [*range(300)], f"names through a window of {window} bytes")
+    await sandbox.call("remove", path="long", recursive=True)
+
+
+@behaviour("files.dates")
+async def dates(stage: Stage) -> None:
+    """Files of every date are listed, the first of Unix time and the far future included."""
+    sandbox = await stage.shared()
+    script = (
+        "import os; os.makedirs('dated')\n"
+        "for when in (0, 1, 4_000_000_000, 15_000_000_000):\n"
+        "    open(f'dated/{when}', 'w').close(); os.utime(f'dated/{when}', (when, when))"
+    )
+    equal((await sandbox.python(script)).code, 0, "dating files")
+    found = {item["path"]: item["modified_ns"] for item in await sandbox.list("/workspace/dated")}
+    equal(len(found), 4, "files listed")
+    dates = [found[f"/workspace/dated/{when}"] for when in (0, 1, 4_000_000_000)]
+    equal(dates, [0, 10**9, 4 * 10**18], "dates")
+    newer = {item["path"] for item in await sandbox.list("/workspace/dated", since_ns=10**9)}
+    newer.discard("/workspace/dated/15000000000")  # which kernels may take for the past
+    equal(newer, {"/workspace/dated/4000000000"}, "files that are newer than the first second")
+    await sandbox.call("remove", path="dated", recursive=True)
+
+
+@behaviour("files.remove-large")
+async def remove_large(stage: Stage) -> None:
+    """Removing a large tree holds nobody up, can be given up, and no tree is too deep."""
+    sandbox = await stage.shared()
+    script = (
+        "import os; os.makedirs('forest/kept'); open('forest/kept/file', 'w').close()\n"
+        "os.makedirs('forest/tree/many')\n"
+        f"for n in range({ENTRIES}): open(f'forest/tree/many/{{n}}', 'w').close()\n"
+        f"for n in range({ENTRIES // 4}): os.mkdir(f'forest/tree/many/d{{n}}')\n"
+        "os.symlink('../kept', 'forest/tree/link'); os.chdir('forest/tree')\n"
+        "for n in range(400): os.mkdir('deep' * 10); os.chdir('deep' * 10)\n"
+        "open('bottom', 'w').close(); os.symlink('/workspace/forest/kept', 'link')"
+    )
+    done = await sandbox.python(script)
+    equal(done.code, 0, done.story())
+    link = await sandbox.guest.connect()
+    call = {"op": "remove", "path": "forest/tree", "recursive": True}
+    Stream().open(link, call).cancel()
+    equal((await sandbox.call("stat", path="forest/tree"))["type"], "dir", "a removal given up")
+    removal = asyncio.create_task(Stream().open(link, call).result())
+    await sandbox.call("ping")
+    expect(not removal.done(), "a large removal held up everything else")
+    equal((await removal)["path"], "/workspace/forest/tree", "answer")
+    done = await sandbox.shell("ls -A forest forest/kept; rm -r forest")
+    equal(done.text.split(), ["forest:", "kept", "forest/kept:", "file"], "what is left")
+
+
+@behaviour("files.remove-refused")
+async def remove_refused(stage: Stage) -> None:
+    """A tree that the user may not remove is an error that names what stood in the way."""
+    sandbox = await stage.shared()
+    await sandbox.shell(
+        "mkdir -p sealed/in/side; touch sealed/in/side/file; chmod 500 sealed/in/side"
+    )
+    try:
+        await sandbox.call("remove", path="sealed", recursive=True)
+    except PermissionError as error:
+        expect("sealed/in/side/file" in str(error), f"it does not say where: {error}")
+    else:
+        raise Broken("a closed directory was emptied")
+    await sandbox.shell("chmod 700 sealed/in/side; rm -r sealed")
 
 
 @behaviour("files.rename-remove")
@@ -262,6 +343,7 @@ async def unicode(stage: Stage) -> None:
         "a b\n'c\"$d",
         "-rf",
         "emoji 🦊",
+        "文" * 85,
         "bad-\udcff-byte",
         "x" * 255,
     ):

@@ -174,6 +174,31 @@ async def path(stage: Stage) -> None:
     await sandbox.shell("rm -rf x")
 
 
+@behaviour("refusals.numbers")
+async def numbers(stage: Stage) -> None:
+    """Numbers that make no sense are EINVAL, before anything is opened or made."""
+    sandbox = await stage.launch()
+    await sandbox.write("file", b"content")
+    before = await _descriptor_table(sandbox)
+    for _ in range(50):
+        for bad in ("far", -1):
+            for key in ("offset", "length"):
+                await refused(f"{key} {bad}", sandbox.read("file", **{key: bad}), errno.EINVAL)
+            await refused(f"mode {bad}", sandbox.write("file", b"", mode=bad), errno.EINVAL)
+        await refused("window -1", sandbox.read("file", window=-1), errno.EINVAL)
+        beyond = sandbox.read("/proc/version", offset=(1 << 63) - 1)
+        with contextlib.suppress(OSError):  # kernels differ
+            equal(await beyond, b"", "what lies beyond a file")
+    for window in (-1, 1, 1000, (64 << 10) - 1):
+        await refused(f"window {window}", sandbox.list(".", window=window), errno.EINVAL)
+    equal((await sandbox.shell("ls -A; cat file")).stdout, b"file\ncontent", "the workspace")
+    equal(await _descriptor_table(sandbox), before, "size of the guest's table of descriptors")
+
+
+async def _descriptor_table(sandbox: Sandbox) -> str:
+    return (await sandbox.run(["grep", "FDSize", "/proc/1/status"])).text
+
+
 @behaviour("refusals.full-disk")
 async def full_disk(stage: Stage) -> None:
     """On a full disk a write is ENOSPC, the old content stays, and nothing half-written is left."""

@@ -82,18 +82,20 @@ class Link:
         self._choked = False
 
     def dial(self) -> None:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection: socket.socket | None = None
         try:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             connection.connect(SOCKET)
+            connection.setblocking(False)
+            self._loop.watch(connection.fileno(), READ, self._on_event)
         except OSError:
-            connection.close()
+            if connection is not None:
+                connection.close()
             self._retry_later()
             return
-        connection.setblocking(False)
         self._socket = connection
         self._splitter = Splitter(MAX_REQUEST)
         self._nonce = os.urandom(16)
-        self._loop.watch(connection.fileno(), READ, self._on_event)
         self.send(frame(HELLO, 0, self._nonce))
 
     def _retry_later(self) -> None:
@@ -107,11 +109,11 @@ class Link:
             self._socket = None
         self._outgoing.clear()
         self._ready = self._choked = False
+        self._retry_later()
         channels, self.channels = self.channels, {}
         for channel in channels.values():
             if channel.handler is not None:
                 channel.handler.on_lost()
-        self._retry_later()
 
     def _on_event(self, events: int) -> None:
         try:
@@ -121,6 +123,9 @@ class Link:
                 self._receive()
         except (OSError, WireError):
             self._lose()
+        except Exception:
+            self._lose()  # frames were skipped, perhaps, so only a new link is sure to be whole
+            raise
 
     def _receive(self) -> None:
         if self._socket is None:

@@ -25,24 +25,16 @@ from k8e.guest.spawn import (
     spawn_by_actions,
 )
 from k8e.guest.wire import (
-    CANCEL,
     CREDIT,
     CREDIT_BODY,
     ERR,
     EXIT,
     OUT,
-    RESULT,
-    STDIN,
-    STDIN_END,
-    WINDOW,
-    WireError,
     pack,
 )
 
 TERM_GRACE = 0.5  # seconds between SIGTERM and SIGKILL
-KEEP_SECONDS = 600  # how long a finished exec can still be read
-KEEP_COUNT = 64
-KEEP_BYTES = 4 << 20
+LAST_WORDS = 0.2  # seconds that a program's output may go on after its end
 PIPE_READ = 64 << 10
 TIOCSWINSZ = 0x5414
 
@@ -50,7 +42,9 @@ TIOCSWINSZ = 0x5414
 class Exec:
     """One running or finished program."""
 
-    def __init__(self, table: Execs, exec_id: str, spec: dict[str, Any]) -> None:
+    def __init__(
+        self, loop: Loop, leaders: dict[int, Exec], exec_id: str, spec: dict[str, Any]
+    ) -> None:
         self.id = exec_id
         self.output = Output(spec.get("output") == "ring", int(spec.get("limit") or 0))
         self.kill_on_disconnect = bool(spec.get("kill_on_disconnect"))
@@ -62,8 +56,9 @@ class Exec:
         self.signal = 0
         self.started = time.monotonic()
         self.ended = 0.0
-        self._table = table
-        self._loop = table.loop
+        self._loop = loop
+        self._leaders = leaders  # by pid: the execs that have not been reaped
+        self._timeout = float(spec.get("timeout") or 0)
         self._streams: dict[int, int] = {}  # descriptor → OUT or ERR
         self._paused = False
         self._stdin = -1
@@ -73,10 +68,10 @@ class Exec:
 
     # Starting.
 
-    def start(self, spec: dict[str, Any]) -> None:
+    def start(self, spec: dict[str, Any], session_env: dict[str, str]) -> None:
         cwd = os.path.join(WORKSPACE, spec.get("cwd") or "")
         env = dict(BASE_ENV)
-        env.update(self._table.env)
+        env.update(session_env)
         env.update(spec.get("env") or {})
         self.argv = self._command(spec, cwd)
         try:
@@ -85,12 +80,11 @@ class Exec:
                 self._start_on_tty(env, cwd)
             else:
                 self._start_on_pipes(env, cwd, bool(spec.get("stdin")))
-        except OSError:
+        except Exception:
             self._remove_scratch()
             raise
-        self._table.protect_from_oom(self.pid)
-        if spec.get("timeout"):
-            self._deadline = self._loop.later(float(spec["timeout"]), self._time_out)
+        if self._timeout:
+            self._deadline = self._loop.later(self._timeout, self._time_out)
 
     def _command(self, spec: dict[str, Any], cwd: str) -> list[str]:
         if "code" not in spec:
@@ -165,8 +159,10 @@ class Exec:
             self._loop.unwatch(fd)
             os.close(fd)
             del self._streams[fd]
+            if not self._streams and self.code is not None:
+                self._finish()
             return False
-        if self.code is not None:
+        if self.output.finished:
             return True  # a daemon of a finished exec: drained, so that it never blocks
         self.output.add(self._streams[fd], data)
         if self.output.full and not self._paused:
@@ -186,12 +182,11 @@ class Exec:
 
     # Readers.
 
-    def attach(self, channel: Any, *, start: int, credit: int, owner: bool) -> None:
+    def add_reader(self, channel: Any, *, start: int, credit: int) -> Reader:
         reader = Reader(self.output, channel, start=start, credit=credit)
         reader.on_end = lambda: self._say_exit(channel, reader)
         self.output.readers.append(reader)
-        channel.handler = Attachment(self, reader, channel, owner)
-        reader.pump()
+        return reader
 
     def detach(self, reader: Reader, *, kill: bool, lost: bool) -> None:
         """A reader left: for good, or (``lost``) because the link broke and may come back."""
@@ -286,7 +281,7 @@ class Exec:
     def _kill(self) -> None:
         # The leader may be gone while members of its session hold on; but if its pid has been
         # given to a newer exec, then its session was empty.
-        if self._table.owner(self.pid) in (None, self):
+        if self._leaders.get(self.pid, self) is self:
             kill_session(self.pid, signal.SIGKILL)
 
     def send_signal(self, number: int) -> None:
@@ -308,8 +303,15 @@ class Exec:
             self._deadline.cancel()
         self._close_stdin()
         self._remove_scratch()
-        self._listen()
-        self.output.finish()
+        if self._streams:  # helpers of a shell, as in `exec > >(cat)`, may have something to say
+            self._loop.later(LAST_WORDS, self._finish)
+        else:
+            self._finish()
+
+    def _finish(self) -> None:
+        if not self.output.finished:
+            self.output.finish()
+            self._listen()
 
     def _drain(self, fd: int) -> None:
         # Bounded: a daemon that still writes to this pipe must not keep us here.
@@ -326,12 +328,12 @@ class Exec:
                 pass  # the program may remove its own file
             self._scratch = None
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self, parts: int = 16, part_size: int = 200) -> dict[str, Any]:
         end = self.ended or time.monotonic()
         return {
             "id": self.id,
             "pid": self.pid,
-            "argv": [part[:200] for part in self.argv[:16]],
+            "argv": [part[:part_size] for part in self.argv[:parts]],
             "status": self.status,
             "code": self.code,
             "signal": self.signal,
@@ -339,109 +341,3 @@ class Exec:
             "truncated": self.output.truncated,
             "seq": self.output.end,
         }
-
-
-class Attachment:
-    """What a reader's channel may say to its exec."""
-
-    def __init__(self, target: Exec, reader: Reader, channel: Any, owner: bool) -> None:
-        self._exec = target
-        self._reader = reader
-        self._channel = channel
-        self._owner = owner
-
-    def on_frame(self, kind: int, body: bytes) -> None:
-        if kind == CREDIT:
-            self._reader.credit(CREDIT_BODY.unpack(body)[0])
-            self._exec.acknowledged()
-        elif kind == STDIN:
-            self._exec.feed(body, self._channel)
-        elif kind == STDIN_END:
-            self._exec.end_input()
-        elif kind == CANCEL:
-            self._channel.close()
-            self._exec.detach(self._reader, kill=self._owner, lost=False)
-        else:
-            raise WireError(f"frame {kind} on an exec")
-
-    def on_lost(self) -> None:
-        self._exec.detach(self._reader, kill=False, lost=True)
-
-
-class Execs:
-    """All execs of the sandbox, and the reaping of everything that ends in it."""
-
-    def __init__(self, loop: Loop) -> None:
-        self.loop = loop
-        self.env: dict[str, str] = {}
-        self.oom_score_adj = 0
-        self._by_id: dict[str, Exec] = {}
-        self._by_pid: dict[int, Exec] = {}
-
-    def start(self, channel: Any, spec: dict[str, Any]) -> None:
-        exec_id = spec.get("id") or os.urandom(8).hex()
-        known = self._by_id.get(exec_id)
-        if known is None:
-            self._forget_old()
-            known = Exec(self, exec_id, spec)
-            known.start(spec)
-            self._by_id[exec_id] = known
-            self._by_pid[known.pid] = known
-        channel.send(RESULT, pack({"id": known.id, "pid": known.pid}))
-        credit = int(spec.get("window") or WINDOW)
-        known.attach(channel, start=0, credit=credit, owner=True)
-
-    def attach(self, channel: Any, spec: dict[str, Any]) -> None:
-        target = self.get(spec)
-        channel.send(RESULT, pack(target.describe()))
-        credit = int(spec.get("window") or WINDOW)
-        target.attach(channel, start=int(spec.get("seq") or 0), credit=credit, owner=False)
-
-    def get(self, spec: dict[str, Any]) -> Exec:
-        try:
-            return self._by_id[spec["id"]]
-        except KeyError:
-            raise LookupError("no exec {!r} in this sandbox".format(spec.get("id"))) from None
-
-    def owner(self, pid: int) -> Exec | None:
-        return self._by_pid.get(pid)
-
-    def listing(self) -> list[dict[str, Any]]:
-        return [item.describe() for item in self._by_id.values()]
-
-    def reap(self) -> None:
-        """Collect every child that ended, ours or orphaned."""
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if not pid:
-                return
-            ended = self._by_pid.pop(pid, None)
-            if ended is not None:
-                ended.exited(status)
-
-    def protect_from_oom(self, pid: int) -> None:
-        """When memory runs out, the kernel shall take the program and not the guest."""
-        if self.oom_score_adj:
-            try:
-                fd = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
-                try:
-                    os.write(fd, b"%d" % self.oom_score_adj)
-                finally:
-                    os.close(fd)
-            except OSError:
-                pass  # already gone, or a kernel without it
-
-    def _forget_old(self) -> None:
-        finished = [item for item in self._by_id.values() if item.code is not None]
-        horizon = time.monotonic() - KEEP_SECONDS
-        count, size = len(finished), sum(item.output.held for item in finished)
-        for item in finished:  # dicts keep order, so the oldest come first
-            if count < KEEP_COUNT and size < KEEP_BYTES and item.ended > horizon:
-                return
-            if not item.output.readers:
-                count -= 1
-                size -= item.output.held
-                del self._by_id[item.id]

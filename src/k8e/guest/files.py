@@ -11,7 +11,6 @@ import os
 import stat
 from typing import Any
 
-from k8e.guest.loop import Loop
 from k8e.guest.spawn import WORKSPACE, as_user
 from k8e.guest.wire import (
     CANCEL,
@@ -26,8 +25,8 @@ from k8e.guest.wire import (
     pack,
 )
 
-LIST_BATCH = 256
 PATH_MAX = 4095  # bytes; a kernel takes no more
+MAX_INT = (1 << 63) - 1  # the wire's
 UNSIZED_READ = 64 << 20  # bytes read from a file that does not know its size (/proc)
 _FLAGS = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _KINDS = {
@@ -50,6 +49,16 @@ def locate(path: Any) -> str:
     if len(path) > PATH_MAX:
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), path[:80] + "...")
     return os.path.join(WORKSPACE, path)
+
+
+def get_number(spec: dict[str, Any], key: str, default: int = 0) -> int:
+    """A client's number; checked before anything is opened that would have to be closed."""
+    value = spec.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, int) or value < 0:
+        raise OSError(errno.EINVAL, f"{key} must be a number from 0 up")
+    return value
 
 
 def make_folders(path: str) -> None:
@@ -77,30 +86,37 @@ def describe_file(path: str, info: os.stat_result) -> dict[str, Any]:
         "type": _KINDS.get(stat.S_IFMT(info.st_mode), "other"),
         "size": info.st_size,
         "mode": stat.S_IMODE(info.st_mode),
-        "modified_ns": info.st_mtime_ns,
+        # Anybody may date a file to a year that 64 bits of nanoseconds do not reach.
+        "modified_ns": max(-MAX_INT, min(info.st_mtime_ns, MAX_INT)),
     }
 
 
-def _open(path: str, flags: int, mode: int = 0o644) -> int:
+def open_path(path: str, flags: int, mode: int = 0o644) -> int:
     """Open as the user, and refuse what is the guest itself."""
     fd = os.open(path, flags | _FLAGS, mode)
-    real = os.readlink(f"/proc/self/fd/{fd}")
-    if real == "/proc/1" or real.startswith("/proc/1/"):
+    try:
+        real = os.readlink(f"/proc/self/fd/{fd}")
+        if real == "/proc/1" or real.startswith("/proc/1/"):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES), path)
+    except BaseException:
         os.close(fd)
-        raise OSError(errno.EACCES, os.strerror(errno.EACCES), path)
+        raise
     return fd
 
 
 def _open_file(path: str, flags: int) -> tuple[int, os.stat_result]:
-    fd = _open(path, flags)
-    info = os.fstat(fd)
-    if stat.S_ISREG(info.st_mode):
-        return fd, info
-    os.close(fd)
-    if stat.S_ISDIR(info.st_mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-    # A FIFO, socket or device could block for ever or never end.
-    raise OSError(errno.EINVAL, "not a regular file", path)
+    fd = open_path(path, flags)
+    try:
+        info = os.fstat(fd)
+        if stat.S_ISDIR(info.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        if not stat.S_ISREG(info.st_mode):
+            # A FIFO, socket or device could block for ever or never end.
+            raise OSError(errno.EINVAL, "not a regular file", path)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd, info
 
 
 class Download:
@@ -108,15 +124,20 @@ class Download:
 
     def __init__(self, channel: Any, spec: dict[str, Any]) -> None:
         path = locate(spec.get("path"))
+        offset = get_number(spec, "offset")
+        length = get_number(spec, "length", MAX_INT)
+        self._credit = get_number(spec, "window") or WINDOW
         with as_user():
             self._fd, info = _open_file(path, os.O_RDONLY)
-        if spec.get("offset"):
-            os.lseek(self._fd, int(spec["offset"]), os.SEEK_SET)
-        left = info.st_size - int(spec.get("offset") or 0) if info.st_size else UNSIZED_READ
-        length = spec.get("length")
+        try:
+            if offset:
+                os.lseek(self._fd, offset, os.SEEK_SET)
+        except OSError:  # beyond what the file system can have
+            os.close(self._fd)
+            raise
         # Bounded by the size at opening, so that reading a growing file ends.
-        self._left = max(0, left if length is None else min(left, int(length)))
-        self._credit = int(spec.get("window") or WINDOW)
+        left = max(0, info.st_size - offset) if info.st_size else UNSIZED_READ
+        self._left = min(left, length)
         self._channel = channel
         channel.handler = self
         channel.send(RESULT, pack(describe_file(path, info)))
@@ -162,34 +183,50 @@ class Upload:
         self._path = locate(spec.get("path"))
         if self._path.endswith("/"):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self._path)
+        mode = get_number(spec, "mode", -1)
         self._scratch: str | None = None
         self._written = 0
         with as_user():
-            self._fd = self._create(spec)
+            self._fd = self._append() if spec.get("append") else self._create(mode)
         self._channel = channel
         channel.handler = self
         channel.send(RESULT, pack({"window": WINDOW}))
 
-    def _create(self, spec: dict[str, Any]) -> int:
+    def _append(self) -> int:
         make_folders(os.path.dirname(self._path))
-        if spec.get("append"):
-            os.close(_open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
-            return _open_file(self._path, os.O_WRONLY | os.O_APPEND)[0]
+        os.close(open_path(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
+        return _open_file(self._path, os.O_WRONLY | os.O_APPEND)[0]
+
+    def _create(self, mode: int) -> int:
+        make_folders(os.path.dirname(self._path))
         # Writing through a link changes what it points to, as any program's write would.
         self._path = os.path.realpath(self._path)
-        mode = spec.get("mode")
         try:
             fd, info = _open_file(self._path, os.O_WRONLY)
             os.close(fd)
-            mode = stat.S_IMODE(info.st_mode) if mode is None else mode
+            mode = stat.S_IMODE(info.st_mode) if mode < 0 else mode
         except FileNotFoundError:
             pass
         folder, name = os.path.split(self._path)
-        self._scratch = os.path.join(folder, f".{name[:200]}.{os.urandom(6).hex()}")
-        fd = _open(self._scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-        if mode is not None:
-            os.fchmod(fd, int(mode) & 0o777)
+        # Fifty characters, since a name may have 255 bytes, and a character four.
+        self._scratch = os.path.join(folder, f".{name[:50]}.{os.urandom(6).hex()}")
+        fd = -1
+        try:
+            fd = open_path(self._scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            if mode >= 0:
+                os.fchmod(fd, mode & 0o777)
+        except BaseException:
+            if fd >= 0:
+                os.close(fd)
+            self._remove_scratch()
+            raise
         return fd
+
+    def _remove_scratch(self) -> None:
+        try:
+            os.unlink(self._scratch or "")
+        except OSError:
+            pass  # its directory is gone, and the file with it
 
     def on_frame(self, kind: int, body: bytes) -> None:
         try:
@@ -228,88 +265,8 @@ class Upload:
         os.close(self._fd)
         self._channel.close()
         if self._scratch:
-            try:
-                with as_user():
-                    os.unlink(self._scratch)
-            except OSError:
-                pass  # its directory is gone, and the file with it
-
-
-class Listing:
-    """Sends the entries below a directory, some at a time, so that large trees block nobody."""
-
-    def __init__(self, loop: Loop, channel: Any, spec: dict[str, Any]) -> None:
-        path = locate(spec.get("path") or WORKSPACE)
-        with as_user():
-            os.close(_open(path, os.O_RDONLY | os.O_DIRECTORY))
-        self._depth = int(spec.get("depth") or 1)
-        self._since = int(spec.get("since_ns") or 0)
-        self._credit = int(spec.get("window") or WINDOW)
-        self._channel = channel
-        self._done = False
-        channel.handler = self
-        channel.send(RESULT, pack({"path": path}))
-        self._loop = loop
-        self._job = self._walk(path)
-        self._parked = False
-        loop.add_job(self._job)
-
-    def on_frame(self, kind: int, body: bytes) -> None:
-        if kind == CREDIT:
-            self._credit += CREDIT_BODY.unpack(body)[0]
-            if self._parked:
-                self._parked = False
-                self._loop.add_job(self._job)
-        elif kind == CANCEL:
-            self._done = True
-            self._channel.close()
-        else:
-            raise WireError(f"frame {kind} on a listing")
-
-    def on_lost(self) -> None:
-        self._done = True
-
-    def _walk(self, top: str) -> Any:
-        """A job: yields None to go on in the next turn, False to wait for credit."""
-        folders = [(top, 1)]
-        batch: list[dict[str, Any]] = []
-        while folders and not self._done:
-            folder, depth = folders.pop()
-            for entry in self._scan(folder):
-                if entry["type"] == "dir" and depth < self._depth:
-                    folders.append((entry["path"], depth + 1))
-                if entry["modified_ns"] > self._since:
-                    batch.append(entry)
-                if len(batch) >= LIST_BATCH:
-                    yield from self._send(batch)
-                    batch = []
-            yield None
-        yield from self._send(batch)
-        if not self._done:
-            self._channel.send(END)
-            self._channel.close()
-
-    def _scan(self, folder: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
-        with as_user():
-            try:
-                with os.scandir(folder) as entries:
-                    for entry in entries:
-                        info = entry.stat(follow_symlinks=False)
-                        found.append(describe_file(entry.path, info))
-            except OSError:
-                pass  # removed or closed to the user while we looked: not there for them
-        found.sort(key=lambda item: item["path"])
-        return found
-
-    def _send(self, batch: list[dict[str, Any]]) -> Any:
-        body = pack(batch)
-        while self._credit < len(body) and not self._done:
-            self._parked = True
-            yield False
-        if batch and not self._done:
-            self._credit -= len(body)
-            self._channel.send(DATA, body)
+            with as_user():
+                self._remove_scratch()
 
 
 def get_stat(spec: dict[str, Any]) -> dict[str, Any]:
@@ -320,21 +277,6 @@ def get_stat(spec: dict[str, Any]) -> dict[str, Any]:
         if entry["type"] == "link":
             entry["target"] = os.readlink(path)
     return entry
-
-
-def remove_path(spec: dict[str, Any]) -> dict[str, Any]:
-    """Remove a file, an empty directory, or with ``recursive`` a tree (links are not followed)."""
-    path = locate(spec.get("path"))
-    with as_user():
-        if not stat.S_ISDIR(os.lstat(path).st_mode):
-            os.unlink(path)
-        elif spec.get("recursive"):
-            from shutil import rmtree
-
-            rmtree(path)
-        else:
-            os.rmdir(path)
-    return {"path": path}
 
 
 def rename_path(spec: dict[str, Any]) -> dict[str, Any]:

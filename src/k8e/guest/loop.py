@@ -7,12 +7,14 @@ before it can answer.
 from __future__ import annotations
 
 import select
+import sys
 import time
 from heapq import heappop, heappush
 from typing import Any, Callable
 
 READ = select.EPOLLIN
 WRITE = select.EPOLLOUT
+MAX_COMPLAINTS = 20  # tracebacks that are printed; what fails may fail for ever
 
 
 class Timer:
@@ -41,6 +43,7 @@ class Loop:
         self._timers: list[Timer] = []
         self._jobs: list[Any] = []
         self._order = 0
+        self._complaints = 0
 
     def watch(self, fd: int, events: int, handler: Callable[[int], object]) -> None:
         """Call ``handler(events)`` whenever ``fd`` is ready; replaces an earlier watch."""
@@ -73,15 +76,26 @@ class Loop:
         for fd, events in self._epoll.poll(self._patience()):
             handler = self._handlers.get(fd)
             if handler is not None:
-                handler(events)
+                self._attempt(handler, events)
         now = time.monotonic()
         while self._timers and self._timers[0].when <= now:
             callback = heappop(self._timers).callback
             if callback is not None:
-                callback()
+                self._attempt(callback)
         if self._jobs:
             jobs, self._jobs = self._jobs, []
-            self._jobs += [job for job in jobs if next(job, True) is None]
+            self._jobs += [job for job in jobs if self._attempt(_resume_job, job)]
+
+    def _attempt(self, work: Callable[..., object], *arguments: object) -> object:
+        """Do it; whatever goes wrong must not end PID 1, and all of the sandbox with it."""
+        try:
+            return work(*arguments)
+        except Exception as error:
+            self._complaints += 1
+            if self._complaints <= MAX_COMPLAINTS:
+                # Unlike the module traceback, this needs no import.
+                sys.excepthook(type(error), error, error.__traceback__)
+            return None
 
     def _patience(self) -> float:
         if self._jobs:
@@ -91,3 +105,8 @@ class Loop:
         if not self._timers:
             return -1
         return max(0.0, self._timers[0].when - time.monotonic())
+
+
+def _resume_job(job: Any) -> bool:
+    """Whether the job wants another turn."""
+    return next(job, True) is None

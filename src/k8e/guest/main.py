@@ -8,19 +8,18 @@ import signal
 from typing import Any, Callable
 
 from k8e.guest.dial import Link
-from k8e.guest.execs import Execs
 from k8e.guest.files import (
     Download,
-    Listing,
     Upload,
     get_stat,
     make_directory,
-    remove_path,
     rename_path,
 )
 from k8e.guest.loop import READ, Loop
 from k8e.guest.shield import refuse_signals
 from k8e.guest.spawn import GID, HOME, UID, WORKSPACE
+from k8e.guest.table import Execs
+from k8e.guest.trees import Listing, remove_path
 from k8e.guest.wire import RESULT, pack
 
 SLOT = "/run/k8e/slot/w"
@@ -45,7 +44,7 @@ class Guest:
             "write": Upload,
             "list": self._list,
             "stat": _answered(get_stat),
-            "remove": _answered(remove_path),
+            "remove": self._remove,
             "rename": _answered(rename_path),
             "mkdir": _answered(make_directory),
             "ping": _answered(lambda _: {}),
@@ -86,6 +85,9 @@ class Guest:
     def _list(self, channel: Any, spec: dict[str, Any]) -> None:
         Listing(self.loop, channel, spec)
 
+    def _remove(self, channel: Any, spec: dict[str, Any]) -> None:
+        remove_path(self.loop, channel, spec)
+
     def _signal(self, channel: Any, spec: dict[str, Any]) -> None:
         target = self.execs.get(spec)
         if spec.get("terminate"):
@@ -108,6 +110,7 @@ class Guest:
         if os.path.isdir(SLOT):
             _bind_mount(SLOT, WORKSPACE)
             refuse_signals()
+        _leave_log()
         channel.send(RESULT, pack({}))
 
 
@@ -122,6 +125,14 @@ def _answered(function: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[
 
 def _ignore(*_: object) -> None:
     """A signal handler: that the signal woke the loop is enough."""
+
+
+def _leave_log() -> None:
+    """Let go of the host's log, a file without limit: it is for what fails before a session."""
+    fd = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
 
 
 def _bind_mount(source: str, target: str) -> None:

@@ -10,6 +10,7 @@ the program cannot get anything back.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -47,7 +48,7 @@ class as_user:  # noqa: N801 - read as a statement: `with as_user():`
 
 
 def find_program(name: str, path: str, cwd: str) -> str:
-    """Where ``execvp`` would find ``name``; the name itself when nowhere."""
+    """Where ``execvp`` would find ``name``."""
     if "/" in name:
         return os.path.join(cwd, name)
     with as_user():
@@ -55,7 +56,7 @@ def find_program(name: str, path: str, cwd: str) -> str:
             candidate = os.path.join(cwd, folder, name)
             if os.access(candidate, os.X_OK, effective_ids=True) and not os.path.isdir(candidate):
                 return candidate
-    return name
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
 
 
 def spawn(argv: list[str], env: dict[str, str], cwd: str, stdio: list[int]) -> int:

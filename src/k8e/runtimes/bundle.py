@@ -12,6 +12,9 @@ from k8e.runtimes import cgroups, seccomp
 GUEST_CAPABILITIES = ["CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_CHOWN", "CAP_DAC_OVERRIDE"]
 ID_RANGE = 65536  # uids in a sandbox's user namespace
 CPU_PERIOD = 100_000  # microseconds
+# The guest keeps the memory of its buffers: getting it anew for every chunk of a file costs more
+# than everything else (in gVisor three quarters of the time). Programs do not inherit this.
+GUEST_MALLOC = ["MALLOC_MMAP_THRESHOLD_=8388608", "MALLOC_TRIM_THRESHOLD_=16777216"]
 OPEN_FILES = 65536
 """Open files per process, or the gateway's own hard limit where that is lower."""
 MASKED = (
@@ -130,7 +133,7 @@ def _process(layout: Layout, flavour: Flavour) -> dict[str, Any]:
         "terminal": False,
         "user": {"uid": 0, "gid": 0},
         "args": ["/usr/bin/python3", "-I", "-S", "-B", f"/run/k8e/guest/{layout.guest.name}"],
-        "env": ["PATH=/usr/bin:/bin", "LANG=C.UTF-8"],
+        "env": ["PATH=/usr/bin:/bin", "LANG=C.UTF-8", *GUEST_MALLOC],
         "cwd": "/",
         "noNewPrivileges": True,
         "capabilities": dict.fromkeys(held, flavour.capabilities),

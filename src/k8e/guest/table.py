@@ -1,0 +1,151 @@
+"""The execs of the sandbox by id, who reads them, and the reaping of everything that ends in it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+from k8e.guest.execs import Exec
+from k8e.guest.loop import Loop
+from k8e.guest.wire import (
+    CANCEL,
+    CREDIT,
+    CREDIT_BODY,
+    RESULT,
+    STDIN,
+    STDIN_END,
+    WINDOW,
+    WireError,
+    pack,
+)
+
+KEEP_SECONDS = 600  # how long a finished exec can still be read
+KEEP_COUNT = 64
+KEEP_BYTES = 4 << 20
+LISTED = 256  # the most execs in one answer, and the most bytes: the host takes 256 KiB
+LISTED_BYTES = 192 << 10
+
+
+class Attachment:
+    """A reader of an exec, and what its channel may say."""
+
+    def __init__(self, target: Exec, channel: Any, *, start: int, credit: int, owner: bool) -> None:
+        self._exec = target
+        self._channel = channel
+        self._owner = owner
+        self._reader = target.add_reader(channel, start=start, credit=credit)
+        channel.handler = self
+        self._reader.pump()
+
+    def on_frame(self, kind: int, body: bytes) -> None:
+        if kind == CREDIT:
+            self._reader.credit(CREDIT_BODY.unpack(body)[0])
+            self._exec.acknowledged()
+        elif kind == STDIN:
+            self._exec.feed(body, self._channel)
+        elif kind == STDIN_END:
+            self._exec.end_input()
+        elif kind == CANCEL:
+            self._channel.close()
+            self._exec.detach(self._reader, kill=self._owner, lost=False)
+        else:
+            raise WireError(f"frame {kind} on an exec")
+
+    def on_lost(self) -> None:
+        self._exec.detach(self._reader, kill=False, lost=True)
+
+
+class Execs:
+    """All execs of the sandbox."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.env: dict[str, str] = {}
+        self.oom_score_adj = 0
+        self._loop = loop
+        self._by_id: dict[str, Exec] = {}
+        self._by_pid: dict[int, Exec] = {}
+
+    def start(self, channel: Any, spec: dict[str, Any]) -> None:
+        credit = int(spec.get("window") or WINDOW)
+        exec_id = spec.get("id") or os.urandom(8).hex()
+        known = self._by_id.get(exec_id)
+        if known is None:
+            self._forget_old()
+            known = Exec(self._loop, self._by_pid, exec_id, spec)
+            known.start(spec, self.env)
+            self._protect_from_oom(known.pid)
+            self._by_id[exec_id] = known
+            self._by_pid[known.pid] = known
+        channel.send(RESULT, pack({"id": known.id, "pid": known.pid}))
+        Attachment(known, channel, start=0, credit=credit, owner=True)
+
+    def attach(self, channel: Any, spec: dict[str, Any]) -> None:
+        target = self.get(spec)
+        start, credit = int(spec.get("seq") or 0), int(spec.get("window") or WINDOW)
+        channel.send(RESULT, pack(target.describe()))
+        Attachment(target, channel, start=start, credit=credit, owner=False)
+
+    def get(self, spec: dict[str, Any]) -> Exec:
+        try:
+            return self._by_id[spec["id"]]
+        except KeyError:
+            raise LookupError("no exec {!r} in this sandbox".format(spec.get("id"))) from None
+
+    def listing(self) -> list[dict[str, Any]]:
+        """The newest execs, as many as fit into one answer; the oldest of them first."""
+        listed: list[dict[str, Any]] = []
+        room = LISTED_BYTES
+        for item in list(self._by_id.values())[: -LISTED - 1 : -1]:
+            entry = item.describe(parts=4, part_size=80)
+            room -= len(pack(entry))
+            if room < 0:
+                break
+            listed.append(entry)
+        listed.reverse()
+        return listed
+
+    def reap(self) -> None:
+        """Collect every child that ended, ours or orphaned."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            if not (os.WIFEXITED(status) or os.WIFSIGNALED(status)):
+                # It stopped, having made us its tracer (PTRACE_TRACEME), which we will not be.
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except OSError:
+                    pass  # one thread of many, which gVisor does not find: let it be
+                continue
+            ended = self._by_pid.pop(pid, None)
+            if ended is not None:
+                ended.exited(status)
+
+    def _protect_from_oom(self, pid: int) -> None:
+        """When memory runs out, the kernel shall take the program and not the guest."""
+        if self.oom_score_adj:
+            try:
+                fd = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+                try:
+                    os.write(fd, b"%d" % self.oom_score_adj)
+                finally:
+                    os.close(fd)
+            except OSError:
+                pass  # already gone, or a kernel without it
+
+    def _forget_old(self) -> None:
+        finished = [item for item in self._by_id.values() if item.code is not None]
+        horizon = time.monotonic() - KEEP_SECONDS
+        count, size = len(finished), sum(item.output.held for item in finished)
+        for item in finished:  # dicts keep order, so the oldest come first
+            if count < KEEP_COUNT and size < KEEP_BYTES and item.ended > horizon:
+                return
+            if not item.output.readers:
+                count -= 1
+                size -= item.output.held
+                del self._by_id[item.id]

@@ -1,0 +1,54 @@
+"""The guest's event loop, and that nothing ends it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+
+import pytest
+
+from k8e.guest.loop import MAX_COMPLAINTS, READ, Loop
+
+
+def fail(*_: object) -> None:
+    raise RuntimeError("unforeseen")
+
+
+def count_turns(seen: list[str], turns: int) -> Generator[None]:
+    for _ in range(turns):
+        seen.append("job")
+        yield None
+
+
+def failing_job() -> Generator[None]:
+    yield None
+    fail()
+
+
+def test_what_fails_ends_neither_the_loop_nor_what_else_is_due(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    loop = Loop()
+    seen: list[str] = []
+    reading, writing = os.pipe()
+    os.write(writing, b"x")
+    loop.watch(reading, READ, fail)
+    loop.later(0, fail)
+    loop.later(0, lambda: seen.append("timer"))
+    loop.add_job(failing_job())
+    loop.add_job(count_turns(seen, 3))
+    for _ in range(5):
+        loop.turn()
+    assert seen == ["timer", "job", "job", "job"]
+    loop.unwatch(reading)
+    os.close(reading)
+    os.close(writing)
+    assert capfd.readouterr().err.count("RuntimeError: unforeseen") == 5 + 1 + 1
+
+
+def test_complaints_are_bounded(capfd: pytest.CaptureFixture[str]) -> None:
+    loop = Loop()
+    for _ in range(5 * MAX_COMPLAINTS):
+        loop.later(0, fail)
+    loop.turn()
+    assert capfd.readouterr().err.count("RuntimeError: unforeseen") == MAX_COMPLAINTS
