@@ -23,7 +23,7 @@ def facts(host: Host) -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "memory_mb": _memory() // 10**6,
         "cgroup": "v2" if cgroups.is_unified() else "v1",
-        "load_before": os.getloadavg()[0],
+        "load_before": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
         "system_python": _version([timing.SYSTEM_PYTHON, "--version"]),
         **{name: _version([path, "--version"]) for name, path in _tools(host)},

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 Kind = Literal["faster", "ratio", "most", "least"]
-"""How a bar is meant: at least so many times faster than the peer, at most so many times the
-peer, or a plain value of ours that may not be above (most) or below (least) the bar."""
+"""How a bar is meant: at least so many times faster than the peer, at most so many times the peer,
+or a plain value of ours that may not be above (most) or below (least) the bar."""
+Sense = Literal["multiple", "speed-up"]
+"""How a ratio is told: ours as a multiple of the peer's, or how many times faster we are."""
 
 
 def percentile(samples: Sequence[float], percent: float) -> float:
@@ -59,8 +61,8 @@ class Bar:
     def text(self, unit: str) -> str:
         value = f"{self.value:g}"
         return {
-            "faster": f"≥ {value}× faster",
-            "ratio": f"≤ {value}×",
+            "faster": f"≥ {value}x faster",
+            "ratio": f"≤ {value}x",
             "most": f"≤ {value} {unit}",
             "least": f"≥ {value} {unit}",
         }[self.kind]
@@ -75,14 +77,15 @@ class Row:
     ours: Series
     peer: Series | None = None
     bar: Bar | None = None
-    note: str = field(default="")
+    sense: Sense = "multiple"
+    note: str = ""
 
     @property
     def ratio(self) -> float | None:
-        """Ours as a multiple of the peer; upside down where we want to be so much faster."""
+        """Of the two medians."""
         if self.peer is None:
             return None
-        if self.bar is not None and self.bar.kind == "faster":
+        if self.sense == "speed-up":
             return self.peer.p50 / self.ours.p50
         return self.ours.p50 / self.peer.p50
 
@@ -108,6 +111,7 @@ class Row:
             "ours": self.ours.to_json(),
             "peer": self.peer.to_json() if self.peer else None,
             "ratio": self.ratio,
+            "sense": self.sense,
             "bar": self.bar.text(self.ours.unit) if self.bar else None,
             "passed": self.passed,
             "note": self.note,

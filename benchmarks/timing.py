@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import select
 import signal
 import time
@@ -29,18 +30,19 @@ def timed(work: Callable[[], object]) -> Timed:
 def interleave(
     rounds: int, contenders: Mapping[str, Timed], *, warm_up: int = 0
 ) -> dict[str, list[float]]:
-    """Seconds of each contender, ``rounds`` times: a, b, c, then b, c, a, then c, a, b…
+    """Seconds of each contender, once per round.
 
-    The order turns because what runs before a measurement leaves its traces in caches.
+    Each round has another order, because what runs before leaves its traces in caches.
     """
     samples: dict[str, list[float]] = {name: [] for name in contenders}
     names = list(contenders)
+    order = random.Random(0)
     for turn in range(-warm_up, rounds):
         for name in names:
             took = contenders[name]()
             if turn >= 0:
                 samples[name].append(took)
-        names = names[1:] + names[:1]
+        order.shuffle(names)
     return samples
 
 

@@ -1,0 +1,153 @@
+"""Where benchmarks play: a gateway of their own, in folders of their own, removed at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import socket
+import sysconfig
+import tempfile
+from collections.abc import Generator
+from pathlib import Path
+
+import k8e
+from benchmarks.serving import Gateway
+from k8e import SandboxClient, settings
+from k8e.runtimes import mounts
+from k8e.runtimes.container import Container
+from k8e.runtimes.gvisor import GVisor
+from k8e.runtimes.host import Host
+from k8e.runtimes.oci import OciRuntime
+from k8e.runtimes.registry import Runtimes
+
+SOURCE = Path(k8e.__file__).parents[1]
+RUNTIMES: dict[str, type[OciRuntime]] = {"gvisor": GVisor, "container": Container}
+
+
+class Stage:
+    """Folders and settings of one benchmark run, and the gateway that uses them."""
+
+    def __init__(self, folder: Path, *, runtimes: list[str], quick: bool) -> None:
+        self.folder = folder
+        self.runtimes = runtimes
+        self.quick = quick
+        self.settings = make_settings(folder / "g")
+        self.host = Host(self.settings)
+        self.launcher = write_launcher(folder / "k8e.py")
+        self._gateway: Gateway | None = None
+        self._closing = contextlib.ExitStack()
+
+    def rounds(self, full: int) -> int:
+        """How often to repeat something that ``full`` times would be enough for."""
+        return 2 if self.quick else full
+
+    def environment(self, **extra: str) -> dict[str, str]:
+        """The environment of programs that talk to this stage's gateway."""
+        return environment(self.settings, HOME=str(self.folder), **extra)
+
+    def gateway(self) -> Gateway:
+        """The gateway; started at first use."""
+        if self._gateway is None:
+            self._gateway = Gateway(self.settings, self.environment())
+            self._closing.callback(self._gateway.stop)
+        return self._gateway
+
+    def local_client(self) -> SandboxClient:
+        """A client on the gateway's unix socket."""
+        self.gateway()
+        return self._closing.enter_context(SandboxClient(self.local_endpoint))
+
+    def remote_client(self) -> SandboxClient:
+        """A client of the gateway's gRPC endpoint, with TLS."""
+        self.gateway()
+        # Where the SDK looks for the certificate that a gateway of this host made for itself.
+        os.environ["K8E_DATA_DIR"] = str(self.settings.data_dir)
+        return self._closing.enter_context(SandboxClient(self.settings.listen))
+
+    @property
+    def local_endpoint(self) -> str:
+        return f"unix:{self.settings.socket}"
+
+    def sandbox_of(self, session_id: str) -> str:
+        """The sandbox behind a session."""
+        return self.gateway().sandbox_of(session_id)
+
+    def runtime(self, name: str) -> OciRuntime:
+        """A runtime on this stage's folders, for the command lines that it would use."""
+        return RUNTIMES[name](self.host)
+
+    def close(self) -> None:
+        self._closing.close()
+
+
+@contextlib.contextmanager
+def staged(*, runtimes: list[str], quick: bool) -> Generator[Stage]:
+    """A stage for as long as the block runs; nothing of it is left afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="k8e-b-"))
+    folder.chmod(0o711)  # sandboxes have uids of their own and must get through
+    stage = Stage(folder, runtimes=runtimes, quick=quick)
+    try:
+        yield stage
+    finally:
+        try:
+            stage.close()
+        finally:
+            _purge(stage.host)
+            for point in mounts.mounts_below(folder):
+                mounts.unmount(point)
+            shutil.rmtree(folder)
+
+
+def _purge(host: Host) -> None:
+    """Remove the sandboxes of a gateway that did not do so itself."""
+    for folder in host.sandboxes.glob("sb-*"):
+        asyncio.run(Runtimes(host).purge(folder.name))
+
+
+def make_settings(folder: Path) -> settings.Settings:
+    """Settings of a gateway that shares nothing with the user's own."""
+    folder.mkdir()
+    # No configuration of the user: numbers must mean the same everywhere.
+    environ = {"K8E_CONFIG": str(folder / "none.toml")}
+    if "K8E_HOME" in os.environ:
+        environ["K8E_HOME"] = os.environ["K8E_HOME"]
+    return settings.load(
+        environ,
+        data_dir=str(folder / "data"),
+        run_dir=str(folder / "run"),
+        listen=f"127.0.0.1:{free_port()}",
+    )
+
+
+def environment(config: settings.Settings, **extra: str) -> dict[str, str]:
+    return {
+        "PATH": os.environ.get("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"),
+        "K8E_HOME": str(config.home),
+        "K8E_DATA_DIR": str(config.data_dir),
+        "K8E_RUN_DIR": str(config.run_dir),
+        "K8E_LISTEN": config.listen,
+        "K8E_CONFIG": str(config.data_dir / "none.toml"),
+        **extra,
+    }
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def write_launcher(path: Path) -> Path:
+    """The command ``k8e`` as install.sh writes it, for this source tree; run it with -IS."""
+    packages = sysconfig.get_paths()["purelib"]
+    path.write_text(
+        "import sys\n"
+        f"sys.path[:0] = [{str(SOURCE)!r}, {packages!r}]\n"
+        "from k8e.cli import main\n"
+        "\n"
+        "sys.exit(main())\n",
+        "utf-8",
+    )
+    return path

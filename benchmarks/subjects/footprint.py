@@ -1,0 +1,66 @@
+"""What k8e costs while nobody uses it: memory of gateway and guest, and time until ready."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from benchmarks import floors, serving, timing
+from benchmarks.samples import Bar, Row, Series
+from benchmarks.stage import Stage, environment, make_settings
+
+STARTS = 10
+SETTLE_SECONDS = 1.0
+GATEWAY_MB, GUEST_MB, READY_MS = Bar("most", 80), Bar("most", 12), Bar("most", 500)
+
+
+def measure(stage: Stage) -> Iterator[Row]:
+    yield from _starts(stage)
+    for runtime in stage.runtimes:
+        yield _guest(stage, runtime)
+    yield Row(
+        "footprint",
+        "",
+        Series("gateway with sessions", "MB", [stage.gateway().resident_mb()]),
+    )
+
+
+def _starts(stage: Stage) -> Iterator[Row]:
+    """A gateway of its own, started again and again on the same folders."""
+    config = make_settings(stage.folder / "starts")
+    env = environment(config, HOME=str(stage.folder))
+    resident: list[float] = []
+
+    def start() -> float:
+        gateway = serving.Gateway(config, env)
+        try:
+            time.sleep(SETTLE_SECONDS)
+            resident.append(gateway.resident_mb())
+        finally:
+            gateway.stop()
+        return gateway.ready_seconds
+
+    start()  # makes the database and the certificates
+    resident.clear()
+    peer = "python3 -c pass"
+    contenders = {"gateway ready": start, peer: timing.python_pass()}
+    took = timing.interleave(stage.rounds(STARTS), contenders)
+    series = {name: Series(name, "ms", timing.milliseconds(took[name])) for name in took}
+    yield Row("footprint", "", series["gateway ready"], series[peer], READY_MS)
+    yield Row("footprint", "", Series("gateway idle", "MB", resident), None, GATEWAY_MB)
+
+
+def _guest(stage: Stage, runtime: str) -> Row:
+    client = stage.local_client()
+    session_id = client.create_session(runtime)
+    for _ in range(stage.rounds(20)):
+        client.exec(session_id, "true")
+    # The host cannot see into gVisor, so there the guest's own /proc is asked.
+    status = client.exec(session_id, ["cat", "/proc/1/status"]).stdout
+    resident = serving.parse_resident(status)
+    if runtime == "container":
+        pid = floors.guest_pid(stage.host, stage.sandbox_of(session_id))
+        resident = serving.resident_mb(pid)
+    client.destroy_session(session_id)
+    bar = GUEST_MB if runtime == "container" else None
+    return Row("footprint", runtime, Series("guest", "MB", [resident]), None, bar)
