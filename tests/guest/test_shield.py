@@ -26,6 +26,8 @@ def judge(machine: str, number: int, *arguments: int) -> int:
             accumulator = memory[operand]
         elif code == 0x15:
             at += if_true if accumulator == operand else if_false
+        elif code == 0x25:
+            at += if_true if accumulator > operand else if_false
         else:
             assert code == 0x06
             return operand

@@ -7,7 +7,7 @@ import os
 import socket
 from typing import Any, Callable
 
-from k8e.guest.loop import READ, WRITE, Loop
+from k8e.guest.loop import READ, WRITE, Loop, Timer
 from k8e.guest.wire import (
     CALL,
     ERROR,
@@ -28,6 +28,7 @@ SOCKET = "/run/k8e/link/sock"
 KEY = "/run/k8e/link/key"
 SMALL_READ = 64 << 10  # above malloc's own arena a buffer costs three system calls
 LARGE_READ = 1 << 20  # once a small read came back full, a file is under way
+LINGER = 0.01  # seconds; a short command ends within, and one wake-up tells all of it
 FIRST_RETRY, LAST_RETRY = 0.02, 0.25  # seconds; a new gateway finds its guests within a quarter
 
 
@@ -41,8 +42,9 @@ class Channel:
         self.number = number
         self.handler: Any = None
 
-    def send(self, kind: int, body: bytes = b"") -> None:
-        self._link.send(frame(kind, self.number, body))
+    def send(self, kind: int, body: bytes = b"", *, soon: bool = False) -> None:
+        """Send a frame; one that may go ``soon`` waits a moment for others to go with it."""
+        self._link.send(frame(kind, self.number, body), soon)
 
     def fail(self, error: BaseException) -> None:
         self.send(ERROR, pack(explain(error)))
@@ -80,6 +82,7 @@ class Link:
         self._nonce = b""
         self._ready = False
         self._choked = False
+        self._lingering: Timer | None = None
 
     def dial(self) -> None:
         connection: socket.socket | None = None
@@ -175,17 +178,25 @@ class Link:
         if channel.handler is None:
             channel.close()
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes, soon: bool = False) -> None:
         if self._socket is None:
             return
         self._outgoing.append(data)
-        if len(self._outgoing) == 1:
+        if soon:
+            if self._lingering is None:
+                self._lingering = self._loop.later(LINGER, self._flush)
+        elif not self._choked:
             self._flush()
 
     def _flush(self) -> None:
+        if self._lingering is not None:
+            self._lingering.cancel()
+            self._lingering = None
         if self._socket is None:
             return
         fd = self._socket.fileno()
+        if len(self._outgoing) > 1 and sum(map(len, self._outgoing)) <= SMALL_READ:
+            self._outgoing = [b"".join(self._outgoing)]
         while self._outgoing:
             try:
                 sent = self._socket.send(self._outgoing[0])

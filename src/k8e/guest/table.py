@@ -78,7 +78,7 @@ class Execs:
             self._protect_from_oom(known.pid)
             self._by_id[exec_id] = known
             self._by_pid[known.pid] = known
-        channel.send(RESULT, pack({"id": known.id, "pid": known.pid}))
+        channel.send(RESULT, pack({"id": known.id, "pid": known.pid}), soon=True)
         Attachment(known, channel, start=0, credit=credit, owner=True)
 
     def attach(self, channel: Any, spec: dict[str, Any]) -> None:
