@@ -238,7 +238,7 @@ async def devices(stage: Stage) -> None:
         "        except OSError: continue\n"
         "        found.append(place)\n"
         "known = set('null zero full random urandom tty ptmx pts shm fd stdin stdout stderr core"
-        " console mqueue net fuse'.split())\n"
+        " console mqueue net fuse .k8e'.split())\n"
         "found += [name for name in os.listdir('/dev') if name not in known]\n"
         "for name in ('mem', 'kmem', 'kvm', 'kmsg', 'net/tun', 'fuse', 'loop-control', 'vsock'):\n"
         "    try: os.close(os.open('/dev/' + name, os.O_RDWR)); found.append('opened ' + name)\n"

@@ -37,6 +37,7 @@ TERM_GRACE = 0.5  # seconds between SIGTERM and SIGKILL
 LAST_WORDS = 0.2  # seconds that a program's output may go on after its end
 PIPE_READ = 64 << 10
 TIOCSWINSZ = 0x5414
+TIOCGPTN = 0x80045430
 
 
 class Exec:
@@ -127,7 +128,7 @@ class Exec:
             self._set_size(master, int(self.tty[0]), int(self.tty[1]))
             # The first terminal that a session leader opens becomes its controlling terminal.
             stdio = [
-                (os.POSIX_SPAWN_OPEN, 0, os.ttyname(slave), os.O_RDWR, 0),
+                (os.POSIX_SPAWN_OPEN, 0, _terminal_name(master), os.O_RDWR, 0),
                 (os.POSIX_SPAWN_DUP2, 0, 1),
                 (os.POSIX_SPAWN_DUP2, 0, 2),
             ]
@@ -341,3 +342,12 @@ class Exec:
             "truncated": self.output.truncated,
             "seq": self.output.end,
         }
+
+
+def _terminal_name(master: int) -> str:
+    """The path of a terminal's other end; ``ttyname`` would look it up in ``/proc/self``."""
+    from fcntl import ioctl
+    from struct import unpack as unpack_struct
+
+    number = unpack_struct("i", ioctl(master, TIOCGPTN, b"\0\0\0\0"))[0]
+    return f"/dev/pts/{number}"

@@ -7,6 +7,7 @@ import resource
 import signal
 from typing import Any, Callable
 
+from k8e.guest.apart import MS_BIND, separate_programs
 from k8e.guest.dial import Link
 from k8e.guest.files import (
     Download,
@@ -16,14 +17,12 @@ from k8e.guest.files import (
     rename_path,
 )
 from k8e.guest.loop import READ, Loop
-from k8e.guest.shield import refuse_signals
 from k8e.guest.spawn import GID, HOME, UID, WORKSPACE
 from k8e.guest.table import Execs
 from k8e.guest.trees import Listing, remove_path
 from k8e.guest.wire import RESULT, pack
 
 SLOT = "/run/k8e/slot/w"
-MS_BIND = 0x1000
 
 
 class Guest:
@@ -70,7 +69,6 @@ class Guest:
         signal.signal(signal.SIGCHLD, _ignore)
         # Python would turn this one into an exception. A handler, unlike SIG_IGN, is not inherited.
         signal.signal(signal.SIGINT, _ignore)
-        signal.signal(signal.SIGIO, _ignore)  # programs in gVisor can send it; see shield.py
         signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
 
         def on_wake(_: int) -> None:
@@ -104,13 +102,11 @@ class Guest:
         """Become the sandbox of one session: its environment, limits and workspace."""
         self.execs.env = dict(spec.get("env") or {})
         self.execs.oom_score_adj = int(spec.get("oom_score_adj") or 0)
-        for name, key in ((resource.RLIMIT_NPROC, "nproc"), (resource.RLIMIT_DATA, "data")):
-            if spec.get(key):
-                resource.setrlimit(name, (int(spec[key]), int(spec[key])))
-        if os.path.isdir(SLOT):
-            _bind_mount(SLOT, WORKSPACE)
-            refuse_signals()
+        if spec.get("nproc"):
+            resource.setrlimit(resource.RLIMIT_NPROC, (int(spec["nproc"]), int(spec["nproc"])))
         _leave_log()
+        if os.path.isdir(SLOT):
+            _settle_in_gvisor()
         channel.send(RESULT, pack({}))
 
 
@@ -135,13 +131,14 @@ def _leave_log() -> None:
     os.close(fd)
 
 
-def _bind_mount(source: str, target: str) -> None:
-    """Mount the slot's workspace at its place, then give up the right to mount (gVisor only)."""
+def _settle_in_gvisor() -> None:
+    """Mount the slot's workspace at its place, set programs apart, give up the right to do so."""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mount(source.encode(), target.encode(), None, MS_BIND, None):
+    if libc.mount(SLOT.encode(), WORKSPACE.encode(), None, MS_BIND, None):
         raise OSError(ctypes.get_errno(), "mounting the workspace failed")
+    separate_programs(libc)
     # capset(2), version 3, of ourselves: keep the permitted set without CAP_SYS_ADMIN (bit 21).
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
     sets = (ctypes.c_uint32 * 6)()

@@ -3,8 +3,8 @@
 Nothing here forks: vfork costs a third of that in gVisor. A vforked child can only inherit its
 ids, or drop to the *real* ones (``posix_spawn`` with RESETIDS), so the guest lends its ids for the
 moment of the spawn. That is safe: the saved id stays root's, so nobody of the user's uid may trace
-the guest, and the kernel delivers no signal to a PID 1 that has no handler for it (in gVisor
-shield.py sees to that). At exec the saved id follows the effective one, and with no-new-privileges
+the guest, and the kernel delivers no signal to a PID 1 that has no handler for it (in gVisor,
+apart.py sees to that). At exec the saved id follows the effective one, and with no-new-privileges
 the program cannot get anything back.
 """
 
@@ -16,6 +16,8 @@ import signal
 import sys
 import time
 from typing import Any
+
+from k8e.guest.apart import proc_folder
 
 UID = 1000
 GID = 1000
@@ -151,7 +153,7 @@ def spawn_by_actions(argv: list[str], env: dict[str, str], cwd: str, actions: li
 
 def kill_session(pid: int, number: int) -> None:
     """Signal every process of the session that ``pid`` leads, in whatever group it is."""
-    for name in os.listdir("/proc"):
+    for name in os.listdir(proc_folder()):
         if not name.isdigit():
             continue
         member = int(name)

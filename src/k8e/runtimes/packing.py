@@ -17,6 +17,7 @@ import k8e.guest
 MODULES = (
     "wire",
     "loop",
+    "apart",
     "spawn",
     "languages",
     "output",
@@ -25,7 +26,6 @@ MODULES = (
     "files",
     "trees",
     "dial",
-    "shield",
     "main",
 )
 COMPILE_TIMEOUT = 30  # seconds

@@ -1,0 +1,60 @@
+"""Keeps the guest out of the programs' reach in gVisor: they live in a PID namespace of their own.
+
+Linux delivers no signal to the first process of a PID namespace that this has no handler for.
+gVisor does, and for the moment of a spawn the guest has the user's real uid, so ``kill -9 1`` in a
+loop would hit it. What is not in one's namespace cannot be named at all. The first process in
+there belongs to root and never lends its ids; it does nothing, and leaves orphans to the kernel.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+CLONE_NEWPID = 0x20000000
+MS_NOSUID, MS_NODEV, MS_NOEXEC = 0x2, 0x4, 0x8
+FIRST_PROCESS = ["/usr/bin/sleep", "infinity"]
+
+MS_BIND = 0x1000
+# The guest's own /proc, when programs have another one at that place: behind a folder of root's,
+# and not behind a descriptor, which a program's working directory could be made of.
+HIDDEN = "/dev/.k8e"
+_proc = ["/proc"]
+
+
+def proc_folder() -> str:
+    """Where the guest sees all processes."""
+    return _proc[0]
+
+
+def is_apart() -> bool:
+    """Whether programs, and paths below ``/proc``, no longer lead to the guest."""
+    return _proc[0] != "/proc"
+
+
+def separate_programs(libc: Any) -> None:
+    """From now on, start programs in a new PID namespace, with a ``/proc`` that shows it."""
+    os.mkdir(HIDDEN, 0o700)
+    os.mkdir(HIDDEN + "/proc")
+    if libc.mount(b"/proc", (HIDDEN + "/proc").encode(), None, MS_BIND, None):
+        raise OSError("keeping the guest's /proc failed")
+    _proc[0] = HIDDEN + "/proc"
+    if libc.unshare(CLONE_NEWPID):
+        raise OSError("making a PID namespace failed")
+    told, tell = os.pipe2(os.O_CLOEXEC)
+    if os.fork() == 0:
+        try:
+            flags = MS_NOSUID | MS_NODEV | MS_NOEXEC
+            failed = libc.mount(b"proc", b"/proc", b"proc", flags, None)
+            # Ignored, also after exec: the kernel then reaps who becomes this process's child.
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+            os.write(tell, b"no" if failed else b"ok")
+            os.execv(FIRST_PROCESS[0], FIRST_PROCESS)  # noqa: S606 - a constant
+        finally:
+            os._exit(1)
+    answer = os.read(told, 2)
+    os.close(told)
+    os.close(tell)
+    if answer != b"ok":
+        raise OSError("mounting /proc for programs failed")
