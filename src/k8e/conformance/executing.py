@@ -49,6 +49,22 @@ async def signal_exit(stage: Stage) -> None:
         equal((done.code, done.exit["signal"]), (128 + number, number), f"signal {number}")
 
 
+@behaviour("exec.plain-command")
+async def plain_command(stage: Stage) -> None:
+    """A line without shell syntax runs as the shell would run it, though none is started."""
+    sandbox = await stage.shared()
+    setup = (
+        "mkdir -p real; ln -sfn real linked; printf 'echo ran' > linked/bare; chmod +x real/bare"
+    )
+    equal((await sandbox.run(["/bin/sh", "-c", setup])).code, 0, "setup")
+    for line in ("env", "true", "false", "./bare", "no-such-program -x", "/workspace", "id -u"):
+        plain = await sandbox.run(["/bin/sh", "-c", line], cwd="linked/../linked")
+        shell = await sandbox.run(["/bin/sh", "-c", f"exec {line}"], cwd="linked/../linked")
+        equal(sorted(plain.stdout.splitlines()), sorted(shell.stdout.splitlines()), line)
+        equal(plain.code, shell.code, f"exit code of {line!r}")
+        equal(bool(plain.stderr), bool(shell.stderr), f"stderr of {line!r}")
+
+
 @behaviour("exec.stdin")
 async def stdin(stage: Stage) -> None:
     """What is fed to stdin arrives unchanged, and closing it ends the program's input."""

@@ -18,6 +18,7 @@ import time
 from typing import Any
 
 from k8e.guest.apart import proc_folder
+from k8e.guest.plain import plain_words
 
 UID = 1000
 GID = 1000
@@ -82,7 +83,26 @@ def _is_program(path: str) -> bool:
 
 
 def spawn(argv: list[str], env: dict[str, str], cwd: str, stdio: list[int]) -> int:
-    """Start a program in a session of its own and return its pid; OSError when it cannot start.
+    """Start a program in a session of its own and return its pid; OSError when it cannot start."""
+    words = plain_words(argv)
+    if words and "PWD" not in env:
+        try:
+            return _spawn(words, dict(env, PWD=_real_folder(cwd)), cwd, stdio)
+        except OSError:
+            pass  # let the shell say why
+    return _spawn(argv, env, cwd, stdio)
+
+
+def _real_folder(cwd: str) -> str:
+    """What a shell makes PWD."""
+    if cwd.rstrip("/") == WORKSPACE:
+        return WORKSPACE
+    with as_user():
+        return os.path.realpath(cwd)
+
+
+def _spawn(argv: list[str], env: dict[str, str], cwd: str, stdio: list[int]) -> int:
+    """Start exactly this.
 
     By what ``subprocess`` is built on: glibc's ``posix_spawn`` sets 63 signal handlers with two
     calls each, which in gVisor takes as long as a quarter of everything else.

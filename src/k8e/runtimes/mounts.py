@@ -78,10 +78,10 @@ def mounts_below(folder: Path) -> list[Path]:
     return found[::-1]
 
 
-def mount_image(image: Path, target: Path, flags: int) -> None:
+def mount_image(image: Path, target: Path, flags: int, options: str = "") -> None:
     """Mount an ext4 image through a loop device that frees itself when unmounted."""
     with _opened(image, os.O_RDWR) as backing, _attach_loop(backing) as device:
-        mount(device, target, "ext4", flags)
+        mount(device, target, "ext4", flags, options)
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ MODULES = (
     "wire",
     "loop",
     "apart",
+    "plain",
     "spawn",
     "languages",
     "output",
