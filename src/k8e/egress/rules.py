@@ -49,8 +49,8 @@ table {TABLE} {{
         accept
     }}
     chain judge {{
-        iifname . ip saddr != @members4 meta nfproto ipv4 drop
-        iifname . ip6 saddr != @members6 meta nfproto ipv6 drop
+        iifname . ip saddr != @members4 meta nfproto ipv4 goto refuse
+        iifname . ip6 saddr != @members6 meta nfproto ipv6 goto refuse
         iifname . ip daddr . th dport @host4 goto allow
         iifname . ip6 daddr . th dport @host6 goto allow
         iifname . ip daddr @any4 goto allow
