@@ -12,6 +12,7 @@ from typing import TypeVar
 
 CLONE_NEWNET = 0x40000000
 MS_BIND = 0x1000
+MNT_DETACH = 2
 _libc = ctypes.CDLL(None, use_errno=True)
 T = TypeVar("T")
 
@@ -37,6 +38,10 @@ def make(path: Path) -> None:
 
     path.touch(mode=0o600)
     run_apart(in_thread)
+
+
+def unmount(path: Path) -> None:
+    _check(_libc.umount2(bytes(path), MNT_DETACH), "unmounting a network namespace")
 
 
 def run_apart(function: Callable[[], T]) -> T:

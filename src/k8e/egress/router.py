@@ -149,6 +149,14 @@ class Router:
             self._resident.close()
             self._resident = None
 
+    def destroy(self) -> None:
+        """Remove the router itself, when no sandbox is left."""
+        unmount(self._folder / "router")
+
+    def remember(self, slot: Slot, policy: Policy) -> None:
+        """Know which policy an earlier gateway bound to a slot."""
+        self._policies[slot.number] = policy
+
     # Slots.
 
     def add_slot(self, slot: Slot, namespace: Path) -> None:
@@ -229,6 +237,13 @@ class Router:
         if self._resident is None:
             raise errors.K8eError("the router is not running")
         return self._resident.run(function, *arguments)
+
+
+def unmount(path: Path) -> None:
+    """Let go of a namespace; it ends when nobody is in it any more."""
+    if _is_namespace(path):
+        namespaces.unmount(path)
+    path.unlink(missing_ok=True)
 
 
 def _is_namespace(path: Path) -> bool:
