@@ -10,6 +10,7 @@
     ├─ RuntimeUnusable       a runtime that was asked for does not work on this host
     ├─ NotImplementedYet     the interface exists, the function does not
     ├─ SandboxDied           the sandbox of a session ended by itself
+    ├─ ToolFailed            a program that k8e needs (runsc, runc) failed
     ├─ GuestFailed           the guest broke the protocol or did not answer
     └─ GatewayUnreachable    no gateway answers
 
@@ -93,6 +94,12 @@ class SandboxDied(K8eError):
     code, grpc_status, http_status = "sandbox_died", "ABORTED", 409
 
 
+class ToolFailed(K8eError):
+    """A program that k8e needs ended with an error or did not end in time."""
+
+    code, grpc_status, http_status = "tool_failed", "INTERNAL", 500
+
+
 class GuestFailed(K8eError):
     """The guest did not answer, or answered with something else than the protocol."""
 
@@ -117,6 +124,7 @@ _BY_CODE: dict[str, type[K8eError]] = {
         RuntimeUnusable,
         NotImplementedYet,
         SandboxDied,
+        ToolFailed,
         GuestFailed,
         GatewayUnreachable,
     )

@@ -1,6 +1,6 @@
 """Settings, read once at start-up. Order: flag, environment, ``config.toml``, default.
 
-Each field is explained in place; ``docs/settings.md`` lists them all and a test keeps it complete.
+Each field is explained in place; ``docs/reference/settings.md`` lists them all, held by a test.
 """
 
 from __future__ import annotations

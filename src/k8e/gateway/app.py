@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 
 from k8e import errors
-from k8e.gateway import local
+from k8e.gateway import local, rpc
 from k8e.gateway.service import Gateway
 from k8e.runtimes import cgroups
 from k8e.runtimes.host import Host
@@ -57,8 +57,8 @@ async def _main(settings: Settings, *, background: bool, ready_fd: int) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, gateway.stopping.set)
     async with sessions.running():
-        async with _listening(gateway, background=background):
-            log.info("ready on %s and %s", settings.socket, gateway.listening_on)
+        async with _serving(gateway, background=background):
+            log.info("ready on %s", settings.socket)
             _tell(ready_fd, "ready")
             await _until_stopped(gateway, idle_exit=settings.idle_exit if background else 0)
         if gateway.destroy_on_stop:
@@ -69,41 +69,42 @@ async def _main(settings: Settings, *, background: bool, ready_fd: int) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _listening(gateway: Gateway, *, background: bool) -> AsyncGenerator[None]:
+async def _serving(gateway: Gateway, *, background: bool) -> AsyncGenerator[None]:
     """Both listeners, for as long as the block runs."""
     path = gateway.settings.socket
     server = await local.listen(gateway, path)
+    opening = asyncio.create_task(_open_grpc(gateway, background=background))
     try:
-        async with _grpc(gateway, background=background):
-            yield
+        # Somebody's first `k8e sandbox run` waits for the unix socket, not for this port.
+        if not background:
+            await opening
+        yield
     finally:
         path.unlink(missing_ok=True)
         server.close()
+        opening.cancel()
+        with contextlib.suppress(asyncio.CancelledError, errors.K8eError):
+            endpoint = await opening
+            if endpoint is not None:
+                await endpoint.close()
 
 
-@contextlib.asynccontextmanager
-async def _grpc(gateway: Gateway, *, background: bool) -> AsyncGenerator[None]:
+async def _open_grpc(gateway: Gateway, *, background: bool) -> rpc.Server | None:
+    """The gRPC endpoint; in the background, the lack of it is only told."""
     if gateway.settings.listen == "none":
         gateway.listening_on = "none"
-        yield
-        return
-    from k8e.gateway import rpc
-
+        return None
     try:
-        server = await rpc.listen(gateway)
+        endpoint = await rpc.listen(gateway)
     except errors.K8eError as error:
-        # Somebody's first `k8e sandbox run` needs the unix socket, not this port.
         if not background:
             raise
         log.warning("no gRPC endpoint: %s", error)
         gateway.listening_on = f"none: {error}"
-        yield
-        return
-    gateway.listening_on = gateway.settings.listen
-    try:
-        yield
-    finally:
-        await server.close()
+        return None
+    gateway.listening_on = endpoint.address
+    log.info("gRPC on %s", endpoint.address)
+    return endpoint
 
 
 async def _until_stopped(gateway: Gateway, *, idle_exit: float) -> None:

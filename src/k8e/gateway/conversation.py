@@ -126,7 +126,10 @@ class Conversation:
     def _find_now(self, target: dict[str, Any]) -> str:
         if "auto" not in target:
             return str(target.get("id") or "")
-        known = self._sessions.auto_now(self._principal, str(target["auto"] or "default"))
+        spec: dict[str, Any] = target.get("spec") or {}
+        runtime = str(spec.get("runtime") or "")
+        tenant = str(target["auto"] or "default")
+        known = self._sessions.auto_now(self._principal, tenant, runtime)
         return known.session_id if known is not None else ""
 
     async def _open_later(self, channel: int, target: dict[str, Any], call: dict[str, Any]) -> None:
@@ -159,8 +162,9 @@ class Conversation:
             if first and kind == wire.RESULT:
                 first = False
                 body = _add_session(body, session_id, warning)
-            elif kind in (wire.EXIT, wire.ERROR, wire.END):
-                self._channels.pop(channel, None)
+            current = self._channels.get(channel)
+            if isinstance(current, Operation) and current.done:
+                del self._channels[channel]
             self._reply(kind, channel, body)
 
         return on_frame

@@ -1,4 +1,4 @@
-"""Makes the gateway's certificate, in a process of its own: ``python -m k8e.gateway.issuing DIR``."""
+"""Makes the gateway's certificate, as a process: ``python -m k8e.gateway.issuing FOLDER``."""
 
 from __future__ import annotations
 

@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import cast
 
 from k8e.gateway.conversation import Conversation
+from k8e.gateway.peers import LOCAL
 from k8e.gateway.service import Gateway
 from k8e.guest import wire
-from k8e.model import Principal, Role
 
 log = logging.getLogger(__name__)
 
-LOCAL = Principal("local", frozenset({Role.AGENT, Role.ADMIN}))
-"""The user whose gateway this is. Not an approver: the user's agents have the same uid."""
 _PEER = struct.Struct("3i")  # pid, uid, gid
 
 

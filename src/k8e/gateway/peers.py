@@ -45,6 +45,10 @@ class Endpoint(NamedTuple):
     address: Address
     port: int
 
+    def __str__(self) -> str:
+        host = f"[{self.address}]" if self.address.version == 6 else str(self.address)
+        return f"{host}:{self.port}"
+
 
 class Refusal(Exception):
     """The caller is nobody that we know; the text says why."""

@@ -22,7 +22,7 @@ class Gateway:
     def __init__(self, settings: Settings, sessions: Sessions) -> None:
         self.settings = settings
         self.sessions = sessions
-        self.listening_on = ""
+        self.listening_on = "not yet"
         """The TCP endpoint, or why there is none."""
         self.conversations: set[object] = set()
         self.stopping = asyncio.Event()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from k8e import errors
 from k8e.runtimes import bundle, tools
 from k8e.runtimes.base import Feature, Guest, Support
 from k8e.runtimes.host import Host, Record
@@ -35,7 +36,7 @@ class GVisor(OciRuntime):
             self._program or self.tool_name,
             f"--root={self.state}",
             f"--platform={self._platform}",
-            "--network=sandbox",
+            "--network=none",  # gVisor's own network stack, with loopback alone
             "--host-uds=open",
             "--overlay2=none",
             *arguments,
@@ -77,7 +78,7 @@ class GVisor(OciRuntime):
         features = [
             Feature("runsc", True, await version_of(program)),
             Feature(f"platform {self._platform}", True, how),
-            Feature("network sandbox", True, "gVisor's own network stack"),
+            Feature("network none", True, "gVisor's own network stack, loopback alone"),
             Feature("host unix sockets", True, how),
             *launched.features,
         ]
@@ -89,7 +90,7 @@ class GVisor(OciRuntime):
         argv = self.command("checkpoint", f"--image-path={image}", guest.sandbox_id)
         try:
             await tools.run_tool(argv, log=folder / "log", seconds=CHECKPOINT_SECONDS)
-        except tools.ToolFailed as error:
+        except errors.ToolFailed as error:
             return [Feature("checkpoint", False, str(error))]
         size = sum(file.stat().st_size for file in image.iterdir())
         return [Feature("checkpoint", True, f"{size / 1e6:.1f} MB for an idle sandbox")]

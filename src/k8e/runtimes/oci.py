@@ -82,8 +82,8 @@ class OciGuest:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         self._stop_watching()
         if not self._gone.done():
-            self._gone.set_result("destroyed")
-        self._listener.close(errors.SandboxDied("the session was destroyed"))
+            self._gone.set_result("the session was destroyed")
+        self._listener.close(errors.SandboxDied(self._gone.result()))
         await self._runtime.purge(self.sandbox_id)
 
 
@@ -210,7 +210,7 @@ class OciRuntime:
     async def delete(self, sandbox_id: str) -> None:
         """Let the runtime's own program end what it knows of a sandbox."""
         if any(self.state.glob(f"{sandbox_id}*")):
-            with contextlib.suppress(tools.ToolFailed):  # what it leaves, _remove removes
+            with contextlib.suppress(errors.ToolFailed):  # what it leaves, _remove removes
                 argv = self.command("delete", "--force", sandbox_id)
                 await tools.run_tool(argv, log=Path(os.devnull), seconds=DELETE_SECONDS)
 

@@ -14,7 +14,18 @@ from pathlib import Path
 
 import k8e.guest
 
-MODULES = ("wire", "loop", "spawn", "languages", "output", "execs", "files", "dial", "main")
+MODULES = (
+    "wire",
+    "loop",
+    "spawn",
+    "languages",
+    "output",
+    "execs",
+    "files",
+    "dial",
+    "shield",
+    "main",
+)
 COMPILE_TIMEOUT = 30  # seconds
 
 

@@ -21,7 +21,6 @@ from k8e.runtimes.oci import OciRuntime
 log = logging.getLogger(__name__)
 
 ALIASES = {"gvisor": "gvisor", "runsc": "gvisor", "container": "container", "runc": "container"}
-PREFERENCE = ("gvisor", "container")
 LATER = ("kata", "firecracker", "microvm", "kubernetes")
 WEAKER = (
     "gVisor does not work on this host ({reason}); sessions use the container runtime: programs "
@@ -43,8 +42,8 @@ class Runtimes:
         """What each runtime can do here; from the cache unless ``fresh``."""
         return [await self._supported(name, fresh=fresh) for name in self.all]
 
-    async def choose(self, asked: str, default: str = "") -> Runtime:
-        """The runtime for a session. One that was asked for by name never falls back."""
+    def resolve(self, asked: str) -> str:
+        """The name of the runtime that is meant by ``asked``; empty stays empty."""
         if asked in LATER:
             raise errors.RuntimeUnusable(
                 f"runtime {asked!r} is not part of this release",
@@ -54,10 +53,12 @@ class Runtimes:
             raise errors.InvalidRequest(
                 f"unknown runtime {asked!r}", hint="known are gvisor and container"
             )
-        if asked or default:
-            name = ALIASES.get(asked or default, asked or default)
-            if name not in self.all:
-                raise errors.InvalidRequest(f"unknown runtime {name!r} in the configuration")
+        return ALIASES[asked] if asked else ""
+
+    async def choose(self, asked: str, default: str = "") -> Runtime:
+        """The runtime for a session. One that was asked for by name never falls back."""
+        name = self.resolve(asked or default)
+        if name:
             support = await self._supported(name)
             if not support.usable:
                 raise errors.RuntimeUnusable(

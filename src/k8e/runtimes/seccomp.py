@@ -32,7 +32,7 @@ inotify_init1 inotify_rm_watch io_cancel io_destroy io_getevents io_pgetevents i
 ioctl ioprio_get ioprio_set kill landlock_add_rule landlock_create_ruleset landlock_restrict_self
 lchown lgetxattr link linkat listen listmount listxattr listxattrat llistxattr lremovexattr lseek
 lsetxattr lstat madvise map_shadow_stack mbind membarrier memfd_create memfd_secret mincore mkdir
-mkdirat mlock mlock2 mlockall mmap modify_ldt mprotect mq_getsetattr mq_notify mq_open
+mkdirat mknod mknodat mlock mlock2 mlockall mmap modify_ldt mprotect mq_getsetattr mq_notify mq_open
 mq_timedreceive mq_timedsend mq_unlink mremap mseal msgctl msgget msgrcv msgsnd msync munlock
 munlockall munmap name_to_handle_at nanosleep newfstatat open openat openat2 pause pidfd_open
 pidfd_send_signal pipe pipe2 pkey_alloc pkey_free pkey_mprotect poll ppoll prctl pread64 preadv

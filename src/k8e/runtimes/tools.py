@@ -12,18 +12,14 @@ from k8e import errors
 LOG_TAIL = 600  # bytes of a tool's output that an error repeats
 
 
-class ToolFailed(errors.K8eError):
-    """A program that we need ended with an error or did not end in time."""
-
-    code = "tool_failed"
-
-
 async def run_tool(argv: list[str], *, log: Path, seconds: float) -> None:
     """Run a program to its end with its output in ``log``.
 
-    Not a pipe: ``runsc create`` hands its stdio to the sandbox, and a pipe would never end.
+    Not a pipe: ``runsc create`` hands its stdio to the sandbox, and a pipe would never end. The
+    file is closed to others, since the guest has it open and ``/proc/self/fd`` would lead there.
     """
-    with open(log, "ab") as output:  # noqa: ASYNC230 - a local file
+    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    with open(fd, "ab") as output:  # noqa: ASYNC230 - a local file
         start = output.tell()
         process = await asyncio.create_subprocess_exec(
             *argv,
@@ -40,12 +36,12 @@ async def run_tool(argv: list[str], *, log: Path, seconds: float) -> None:
                 process.kill()
             await asyncio.shield(process.wait())
             if isinstance(error, TimeoutError):
-                raise ToolFailed(
+                raise errors.ToolFailed(
                     f"{Path(argv[0]).name} did not finish in {seconds:g} s: {tail(log, start)}"
                 ) from None
             raise
     if status:
-        raise ToolFailed(f"{Path(argv[0]).name} failed (exit {status}): {tail(log, start)}")
+        raise errors.ToolFailed(f"{Path(argv[0]).name} failed (exit {status}): {tail(log, start)}")
 
 
 def tail(log: Path, start: int = 0) -> str:

@@ -67,8 +67,15 @@ class Sessions:
                         live.timer.cancel()
                     if live.watcher is not None:
                         live.watcher.cancel()
-                for task in list(self._creating.values()):
-                    task.cancel()
+                await self._stop_creating()
+
+    async def _stop_creating(self) -> None:
+        """Give up what is being made, and wait until nothing is left of it."""
+        tasks = list(self._creating.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
 
     def count(self) -> int:
         """Sessions that exist or are being made."""
@@ -96,6 +103,7 @@ class Sessions:
 
     async def create(self, principal: Principal, spec: SessionSpec) -> Session:
         """A new session; the one of before if the request id was used for the same request."""
+        spec = self._with_defaults(spec)
         key = ""
         if spec.request_id:
             key = f"request {principal.name} {spec.request_id}"
@@ -114,14 +122,23 @@ class Sessions:
         task = self._creating.get(key)
         return await asyncio.shield(task) if task is not None else known
 
-    def auto_now(self, principal: Principal, tenant: str) -> Session | None:
-        """The default session of a tenant, if it has a live one."""
+    def auto_now(self, principal: Principal, tenant: str, runtime: str = "") -> Session | None:
+        """The default session of a tenant, if it has a live one; it must be of ``runtime``."""
+        asked = self.runtimes.resolve(runtime)
         known = self._store.find_auto(principal.name, tenant)
-        return known if known is not None and known.session_id in self._live else None
+        if known is None or known.session_id not in self._live:
+            return None
+        if asked and asked != known.runtime:
+            raise errors.Conflict(
+                f"the session of tenant {tenant!r} runs on {known.runtime}, not on {asked}",
+                hint=f"k8e sandbox destroy {known.session_id}, or use another --tenant",
+            )
+        return known
 
     async def auto(self, principal: Principal, spec: SessionSpec) -> Session:
         """The session that a tenant gets when it names none; made at first use."""
-        known = self.auto_now(principal, spec.tenant)
+        spec = self._with_defaults(spec)
+        known = self.auto_now(principal, spec.tenant, spec.runtime)
         if known is not None:
             return known
         key = f"auto {principal.name} {spec.tenant}"
@@ -160,7 +177,7 @@ class Sessions:
             sandbox_id=new_id("sb"),
             phase=Phase.CREATING,
             created_at=now,
-            expires_at=now + self._lifetime(spec.lifetime),
+            expires_at=now + spec.lifetime,
             auto=auto,
         )
         self._store.insert(session)
@@ -180,6 +197,10 @@ class Sessions:
         session = self._store.activate(session)
         self._begin(session, guest, now)
         return session
+
+    def _with_defaults(self, spec: SessionSpec) -> SessionSpec:
+        idle_timeout = spec.idle_timeout or self._settings.default_idle_timeout
+        return replace(spec, lifetime=self._lifetime(spec.lifetime), idle_timeout=idle_timeout)
 
     def _lifetime(self, asked: float) -> float:
         if asked > self._settings.max_lifetime:
@@ -267,6 +288,7 @@ class Sessions:
 
     async def destroy_all(self, reason: str) -> None:
         """End every session, for a gateway that is told to leave nothing."""
+        await self._stop_creating()
         for live in list(self._live.values()):
             await self._end(live, reason)
 
@@ -307,22 +329,19 @@ class Sessions:
         if live.ending is None:
             await self._end(live, reason)
 
-    def _idle_timeout(self, live: Live) -> float:
-        return live.session.spec.idle_timeout or self._settings.default_idle_timeout
-
     def _schedule(self, live: Live) -> None:
         """Wake up when the session may have expired."""
         if live.timer is not None:
             live.timer.cancel()
-        due = min(live.session.expires_at, live.last_active + self._idle_timeout(live))
+        due = min(live.session.expires_at, live.last_active + live.session.spec.idle_timeout)
         if live.running:
-            due = min(live.session.expires_at, time.time() + self._idle_timeout(live))
+            due = min(live.session.expires_at, time.time() + live.session.spec.idle_timeout)
         loop = asyncio.get_running_loop()
         live.timer = loop.call_later(max(0.0, due - time.time()), self._on_due, live)
 
     def _on_due(self, live: Live) -> None:
         now = time.time()
-        idle = not live.running and now >= live.last_active + self._idle_timeout(live)
+        idle = not live.running and now >= live.last_active + live.session.spec.idle_timeout
         if now < live.session.expires_at and not idle:
             self._store.touch(live.session.session_id, live.last_active)
             self._schedule(live)

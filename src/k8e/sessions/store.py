@@ -74,6 +74,8 @@ class Store:
 
     def insert(self, session: Session) -> None:
         """Write a new session down; Conflict if its id, request or auto place is taken."""
+        query = "DELETE FROM sessions WHERE session_id=? AND phase='ended'"
+        self._db.execute(query, (session.session_id,))
         try:
             self._db.execute(
                 "INSERT INTO sessions (session_id, owner, tenant, auto, phase, runtime, sandbox_id,"

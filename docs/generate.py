@@ -1,0 +1,140 @@
+"""Writes ``reference/cli.md`` from the command-line parser itself.
+
+    python docs/generate.py           write it
+    python docs/generate.py --check   fail if it is not current
+
+Not argparse's own help text: that is laid out differently by each version of Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from k8e.cli import parsing
+
+# argparse has no public way to ask a parser for its commands and arguments.
+# pyright: reportPrivateUsage=false, reportUnknownVariableType=false
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+
+TARGET = Path(__file__).parent / "reference" / "cli.md"
+HEAD = """\
+<!-- Written by docs/generate.py. Change src/k8e/cli/parsing.py, then run it again. -->
+
+# Command line
+
+Every command prints one line of JSON with its keys in alphabetical order, unless its help says
+otherwise. An error is `{"detail":…,"error":…}`: what happened, and what to do next. See
+[Errors](errors.md).
+
+Exit codes of `k8e sandbox run`:
+
+| code | meaning |
+|---|---|
+| the program's own | the program ran; 128 + n if signal n ended it |
+| 1 | k8e could not do it |
+| 2 | no gateway could be reached or started |
+| 130 | Ctrl-C; the program was killed |
+| 141 | whoever read our output closed it |
+
+A program can exit with these codes too. With JSON output, an error of k8e has the key `error` and
+a result has the key `exit_code`. With `--raw`, errors of k8e go to stderr.
+
+Flags that name a variable in brackets, such as `[K8E_SANDBOX_TENANT]`, take their default from it.
+`k8e server` and `k8e agent` are reserved for Kubernetes; in this release they answer with an error.
+"""
+
+
+def main(arguments: list[str]) -> int:
+    """Write the page, or compare it; the exit code."""
+    wanted = page()
+    if arguments == ["--check"]:
+        if TARGET.exists() and TARGET.read_text("utf-8") == wanted:
+            return 0
+        sys.stderr.write(f"{TARGET.name} is not current; run python docs/generate.py\n")
+        return 1
+    TARGET.write_text(wanted, "utf-8")
+    return 0
+
+
+def page() -> str:
+    """The whole page."""
+    return HEAD + "".join(_command(parsing.build(), []))
+
+
+def _command(
+    parser: argparse.ArgumentParser, path: list[str], above: frozenset[str] = frozenset()
+) -> Iterator[str]:
+    """One command, and then the commands below it. ``above`` are flags that it inherits."""
+    actions = [item for item in parser._actions if item.help != argparse.SUPPRESS]
+    groups = [item for item in actions if isinstance(item, argparse._SubParsersAction)]
+    inherited = above | {"help"}
+    others = [item for item in actions if item not in groups and item.dest not in inherited]
+    if path:
+        yield f"\n## {' '.join(['k8e', *path])}\n\n{parser.description}\n"
+        usage = _usage(path, others, groups)
+        yield f"\n```text\n{usage}\n```\n"
+        yield from _table(others)
+        if above:
+            yield f"\nIt also takes the flags of [k8e {path[0]}](#k8e-{path[0]}).\n"
+        yield from _examples(parser.epilog or "", usage)
+    for group in groups:
+        for name, child in group.choices.items():
+            flags = frozenset(item.dest for item in others if path and item.option_strings)
+            shared = flags & {item.dest for item in child._actions}
+            yield from _command(child, [*path, name], shared)
+
+
+def _usage(
+    path: list[str],
+    others: list[argparse.Action],
+    groups: list[argparse._SubParsersAction[argparse.ArgumentParser]],
+) -> str:
+    words = ["k8e", *path]
+    if any(item.option_strings for item in others):
+        words.append("[flags]")
+    places = [item for item in others if not item.option_strings]
+    words += [f"[{_value(item)}]" if item.nargs == "?" else _value(item) for item in places]
+    for group in groups:
+        words.append(group.metavar if isinstance(group.metavar, str) else "COMMAND")
+        if not group.required and path != ["sandbox"]:
+            words[-1] = f"[{words[-1]}]"
+    return " ".join(words)
+
+
+def _table(others: list[argparse.Action]) -> Iterator[str]:
+    if not others:
+        return
+    yield "\n| argument | meaning |\n|---|---|\n"
+    for item in others:
+        names = ", ".join(f"`{name}`" for name in item.option_strings) or f"`{_value(item)}`"
+        if item.option_strings and item.nargs != 0:
+            names += f" `{_value(item)}`"
+        text = (item.help or _plain(item)).replace("|", "\\|")
+        yield f"| {names} | {text} |\n"
+
+
+def _value(item: argparse.Action) -> str:
+    if isinstance(item.metavar, str):
+        return item.metavar
+    if item.choices is not None:
+        return "|".join(map(str, item.choices)).replace("|", " or ")
+    return item.dest.upper()
+
+
+def _plain(item: argparse.Action) -> str:
+    """What an argument without help means, as far as its name says it."""
+    return "the session's id" if item.metavar == "ID" else item.dest.replace("_", " ")
+
+
+def _examples(epilog: str, usage: str) -> Iterator[str]:
+    """What the help shows, unless that is no more than the usage."""
+    lines = [line.strip() for line in epilog.removeprefix("example:").splitlines()]
+    if lines != [usage]:
+        yield "\nFor example:\n\n```text\n" + "".join(f"$ {line}\n" for line in lines) + "```\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

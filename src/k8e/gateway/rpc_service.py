@@ -1,0 +1,318 @@
+"""K8E's calls, translated to sessions and back. A method here has the name of its RPC."""
+
+from __future__ import annotations
+
+import codecs
+import errno
+from typing import Any, NamedTuple
+
+import grpc
+
+from k8e import errors
+from k8e._generated import sandbox_pb2 as pb
+from k8e.gateway.calls import Call, GuestOSError, decode
+from k8e.gateway.rpc_errors import as_text
+from k8e.guest import wire
+from k8e.model import Phase, Principal, Session, SessionSpec
+from k8e.sessions.service import Sessions
+
+MAX_MESSAGE = 64 << 20
+"""Bytes of one message, either way; K8E's newest clients have the same limit."""
+OUTPUT_CAP = 1 << 20  # bytes per stream of a unary Exec
+DEFAULT_TIMEOUT = 30  # seconds
+ALL_LEVELS = 1 << 20  # of directories
+EXIT_CODE_KEY = "k8e-exit-code"
+STATUS_KEY = "k8e-status"
+_NO_TENANT = "default"
+_MAX_CONTENT = MAX_MESSAGE - 1024  # room for the fields' own bytes
+_DECODER = codecs.getincrementaldecoder("utf-8")
+_STREAM_HINT = "larger files go through Run, in pieces"
+
+StreamContext = grpc.aio.ServicerContext[pb.ExecRequest, pb.ExecStreamResponse]
+
+
+class Ending(NamedTuple):
+    """How an exec ended, checked because a hostile guest said it."""
+
+    code: int
+    status: str
+    duration_ms: int
+    truncated: bool
+
+
+class Service:
+    """What is implemented of ``sandbox.v1.SandboxService``, for callers that are known."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+
+    # Sessions.
+
+    async def CreateSession(
+        self, principal: Principal, request: pb.CreateSessionRequest
+    ) -> pb.CreateSessionResponse:
+        # Sessions have no network yet. Taking these and ignoring them would be a false promise.
+        if any(request.allowed_hosts) or request.secret_refs:
+            raise errors.NotImplementedYet(
+                "allowed_hosts and secret_refs are not implemented yet: sessions have no network",
+                hint="create the session without them",
+            )
+        spec = SessionSpec(
+            tenant=request.tenant_id or _NO_TENANT,
+            runtime=request.runtime_class,
+            session_id=request.session_id,
+            env=dict(request.env),
+        )
+        session = await self._sessions.create(principal, spec)
+        return pb.CreateSessionResponse(session_id=session.session_id)
+
+    async def DestroySession(
+        self, principal: Principal, request: pb.DestroySessionRequest
+    ) -> pb.DestroySessionResponse:
+        if not request.session_id:
+            raise errors.InvalidRequest("session_id is empty")
+        await self._sessions.destroy(principal, request.session_id)
+        return pb.DestroySessionResponse(ok=True)
+
+    async def GetSession(
+        self, principal: Principal, request: pb.GetSessionRequest
+    ) -> pb.GetSessionResponse:
+        return _session(self._sessions.get(principal, request.session_id))
+
+    async def ListSessions(
+        self, principal: Principal, request: pb.ListSessionsRequest
+    ) -> pb.ListSessionsResponse:
+        phase = (request.phase or Phase.ACTIVE).lower()
+        if phase not in ("all", *Phase):
+            known = ", ".join(item.capitalize() for item in Phase)
+            raise errors.InvalidRequest(
+                f"unknown phase {request.phase[:80]!r}", hint=f"known are {known} and all"
+            )
+        found = self._sessions.listing(principal, ended=phase in ("all", Phase.ENDED))
+        listed = [_session(item) for item in found if phase in ("all", item.phase)]
+        return pb.ListSessionsResponse(sessions=listed)
+
+    async def _resolve(self, principal: Principal, session_id: str) -> str:
+        """The session that a call means; K8E's TypeScript SDK never sends an id."""
+        if session_id:
+            return session_id
+        return (await self._sessions.auto(principal, SessionSpec(tenant=_NO_TENANT))).session_id
+
+    def _call(self, principal: Principal, session_id: str, call: dict[str, Any]) -> Call:
+        return Call(self._sessions, principal, session_id, call)
+
+    # Commands.
+
+    async def Exec(self, principal: Principal, request: pb.ExecRequest) -> pb.ExecResponse:
+        call = _exec_call(request, limit=OUTPUT_CAP)
+        session_id = await self._resolve(principal, request.session_id)
+        output = {wire.OUT: bytearray(), wire.ERR: bytearray()}
+        async with self._call(principal, session_id, call) as running:
+            await _started(running)
+            overflow = False
+            while True:
+                kind, body = await running.receive()
+                if kind == wire.EXIT:
+                    break
+                data = body[wire.SEQ.size :]
+                stream = output.get(kind)
+                if stream is not None:
+                    # The guest keeps to the limit by itself; a hostile one does not.
+                    overflow = overflow or len(stream) + len(data) > OUTPUT_CAP
+                    stream += data[: OUTPUT_CAP - len(stream)]
+                    running.consumed(len(data))
+        end = _ending(body)
+        stdout, stdout_bytes = _text(bytes(output[wire.OUT]))
+        stderr, stderr_bytes = _text(bytes(output[wire.ERR]))
+        return pb.ExecResponse(
+            stdout=stdout,
+            stderr=stderr,
+            stdout_bytes=stdout_bytes,
+            stderr_bytes=stderr_bytes,
+            exit_code=end.code,
+            session_id=session_id,
+            status=end.status,
+            duration_ms=end.duration_ms,
+            truncated=end.truncated or overflow,
+            language=request.language,
+        )
+
+    async def ExecStream(
+        self, principal: Principal, request: pb.ExecRequest, context: StreamContext
+    ) -> None:
+        """Send output as it comes; not yielded but written, so that a client's leaving ends us."""
+        call = _exec_call(request, limit=0)
+        session_id = await self._resolve(principal, request.session_id)
+        # A character may be cut by a chunk's end, and then the other stream may come in between.
+        decoders = {kind: _DECODER("replace") for kind in (wire.OUT, wire.ERR)}
+        async with self._call(principal, session_id, call) as running:
+            await _started(running)
+            while True:
+                kind, body = await running.receive()
+                if kind == wire.EXIT:
+                    break
+                if kind in decoders:
+                    data = body[wire.SEQ.size :]
+                    await _write(context, decoders[kind].decode(data))
+                    running.consumed(len(data))
+        for decoder in decoders.values():
+            await _write(context, decoder.decode(b"", final=True))
+        end = _ending(body)
+        context.set_trailing_metadata(((EXIT_CODE_KEY, str(end.code)), (STATUS_KEY, end.status)))
+
+    # Files.
+
+    async def WriteFile(
+        self, principal: Principal, request: pb.WriteFileRequest
+    ) -> pb.WriteFileResponse:
+        session_id = await self._resolve(principal, request.session_id)
+        call = {"op": "write", "path": request.path, "append": request.mode == "a"}
+        async with self._call(principal, session_id, call) as upload:
+            await upload.result()
+            await upload.upload(request.content_bytes or request.content.encode())
+        return pb.WriteFileResponse(ok=True)
+
+    async def ReadFile(
+        self, principal: Principal, request: pb.ReadFileRequest
+    ) -> pb.ReadFileResponse:
+        session_id = await self._resolve(principal, request.session_id)
+        call = {"op": "read", "path": request.path}
+        async with self._call(principal, session_id, call) as download:
+            size = (await download.result()).get("size")
+            if isinstance(size, int) and size > _MAX_CONTENT:
+                raise _too_large(f"the file has {size} bytes")
+            return await _receive_content(download)
+
+    async def ListFiles(
+        self, principal: Principal, request: pb.ListFilesRequest
+    ) -> pb.ListFilesResponse:
+        if not 0 <= request.since < 1 << 33:
+            raise errors.InvalidRequest("since must be a time in unix seconds")
+        session_id = await self._resolve(principal, request.session_id)
+        call = {"op": "list", "depth": ALL_LEVELS, "since_ns": request.since * 1_000_000_000}
+        response = pb.ListFilesResponse()
+        size = 0
+        async with self._call(principal, session_id, call) as listing:
+            await listing.result()
+            while True:
+                kind, body = await listing.receive()
+                if kind == wire.END:
+                    return response
+                if kind == wire.DATA:
+                    size += len(body)
+                    if size > MAX_MESSAGE:
+                        raise errors.LimitExceeded("there are more files than an answer can hold")
+                    response.files.extend(_entries(body))
+                    listing.consumed(len(body))
+
+
+def _session(session: Session) -> pb.GetSessionResponse:
+    return pb.GetSessionResponse(
+        session_id=session.session_id,
+        phase=session.phase.capitalize(),
+        runtime_class=session.runtime,
+        tenant_id=session.spec.tenant,
+        expires_at=int(session.expires_at),
+        env_keys=sorted(session.spec.env),
+    )
+
+
+def _exec_call(request: pb.ExecRequest, *, limit: int) -> dict[str, Any]:
+    if request.background:
+        raise errors.NotImplementedYet(
+            "background runs are not implemented yet", hint="leave background away"
+        )
+    call: dict[str, Any] = {
+        "op": "exec",
+        "cwd": request.workdir,
+        "timeout": request.timeout or DEFAULT_TIMEOUT,
+        "limit": limit,
+        "kill_on_disconnect": True,
+    }
+    # K8E's clients wrap their code into the command and send the language only as a label.
+    if request.code:
+        return {**call, "code": request.code, "language": request.language}
+    if not request.command.strip():
+        raise errors.InvalidRequest("the command is empty")
+    return {**call, "argv": ["/bin/sh", "-c", request.command]}
+
+
+async def _started(running: Call) -> None:
+    """Wait until the program runs."""
+    try:
+        await running.result()
+    except GuestOSError as error:
+        if error.errno != errno.ENOENT:
+            raise
+        # NOT_FOUND would tell K8E's clients that the session is gone: they would make a new one.
+        raise errors.InvalidRequest(f"the command cannot start: {error}") from None
+
+
+async def _write(context: StreamContext, text: str) -> None:
+    if text:
+        await context.write(pb.ExecStreamResponse(chunk=text))
+
+
+async def _receive_content(download: Call) -> pb.ReadFileResponse:
+    """A file as text, and as bytes too where the text cannot hold them.
+
+    Decoded piece by piece: 64 MiB of broken characters would hold everybody up for seconds.
+    """
+    decoder = _DECODER("replace")
+    data = bytearray()
+    text: list[str] = []
+    size = 0
+    lossy = False
+    kind = wire.DATA
+    while kind != wire.END:
+        kind, body = await download.receive()
+        if kind not in (wire.DATA, wire.END):
+            continue
+        data += body
+        text.append(decoder.decode(body, final=kind == wire.END))
+        size += len(text[-1].encode())
+        lossy = lossy or "\ufffd" in text[-1]
+        if size + (len(data) if lossy else 0) > _MAX_CONTENT:
+            raise _too_large("text and bytes of the file do not fit into an answer")
+        download.consumed(len(body))
+    return pb.ReadFileResponse(content="".join(text), content_bytes=bytes(data) if lossy else b"")
+
+
+def _too_large(what: str) -> errors.LimitExceeded:
+    return errors.LimitExceeded(
+        f"{what}; ReadFile takes up to {_MAX_CONTENT} bytes", hint=_STREAM_HINT
+    )
+
+
+def _text(data: bytes) -> tuple[str, bytes]:
+    """Text for K8E's field, and the bytes for ours where the text could not hold them."""
+    try:
+        return data.decode(), b""
+    except UnicodeDecodeError:
+        return data.decode(errors="replace"), data
+
+
+def _ending(body: bytes) -> Ending:
+    end = decode(body)
+    code, duration = end.get("code"), end.get("duration_ms")
+    if not isinstance(code, int) or not 0 <= code < 1 << 16 or not isinstance(duration, int):
+        raise errors.GuestFailed("the guest reported no exit code")
+    status = str(end.get("status"))
+    known = status if status in ("completed", "timed_out", "killed") else "failed"
+    return Ending(code, known, duration, bool(end.get("truncated")))
+
+
+def _entries(body: bytes) -> list[pb.FileEntry]:
+    try:
+        return [
+            pb.FileEntry(
+                path=as_text(entry["path"]),
+                modified=entry["modified_ns"] // 1_000_000_000,
+                type=as_text(entry["type"]),
+                size=entry["size"],
+            )
+            for entry in wire.unpack(body)
+            if entry["type"] != "dir"
+        ]
+    except (wire.WireError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise errors.GuestFailed(f"the guest answered nonsense: {error}") from None

@@ -1,0 +1,102 @@
+"""A real gateway for the examples in the documents: one for all, emptied after each document."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import subprocess
+import sys
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.docs.documents import Step, matches
+from tests.places import Place, free_port
+
+PATIENCE = 55  # seconds for one document
+
+
+class Shell:
+    """Runs the steps of a document in one bash, as a reader would."""
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        self.place = Place(
+            K8E_LISTEN=f"127.0.0.1:{self.port}",
+            LANG="C.UTF-8",
+            PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        )
+        self.place.json("gateway", "--background")
+
+    def python(self, script: Path) -> str:
+        """What a program prints that must succeed."""
+        return self._run([sys.executable, str(script)], check=True).stdout
+
+    def follow(self, steps: list[Step], folder: Path) -> list[str]:
+        """Run everything; what went wrong, one text for each step."""
+        mark = secrets.token_hex(8)
+        end = f"end() {{ local s=$?; printf '\\n{mark} %d\\n' $s; return $s; }}"
+        script = [f"cd {folder}", end]
+        for step in steps:
+            script += [step.command, "end"]
+        printed = self._run(["bash", "-c", "\n".join(script)]).stdout
+        return list(_compare(steps, printed, mark))
+
+    def _run(self, argv: list[str], *, check: bool = False) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            argv,
+            env=self.place.environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="backslashreplace",
+            timeout=PATIENCE,
+            check=check,
+        )
+
+    def clear(self) -> None:
+        """Destroy every session, so that the next document starts with none."""
+        for session in self.place.json("sandbox", "sessions")["sessions"]:
+            self.place.json("sandbox", "destroy", session["session_id"])
+
+
+def _compare(steps: list[Step], printed: str, mark: str) -> Iterator[str]:
+    parts = printed.split(f"\n{mark} ")
+    output = parts[0]
+    asked = [step.command.strip() == "echo $?" for step in steps] + [False]
+    for at, step in enumerate(steps):
+        if at + 1 >= len(parts):
+            yield f"line {step.line}: the shell ended here, after {output!r}"
+            return
+        status, _, rest = parts[at + 1].partition("\n")
+        if status != _status(step) and not asked[at + 1]:
+            yield f"line {step.line}: {step.command!r} ended with {status}: {output}"
+        elif step.shown is not None and not matches(step.shown, output):
+            yield f"line {step.line}: printed\n{output}\ninstead of\n{step.shown}"
+        output = rest
+
+
+def _status(step: Step) -> str:
+    """How a command should end, by the output that it is shown with."""
+    told = re.search(r'"exit_code":(\d+)', step.shown or "")
+    if told:
+        return told[1]
+    return "1" if '"error":' in (step.shown or "") else "0"
+
+
+@pytest.fixture(scope="session")
+def gateway() -> Generator[Shell]:
+    if os.geteuid() != 0:
+        pytest.skip("the local runtimes need root")
+    shell = Shell()
+    yield shell
+    shell.place.close()
+
+
+@pytest.fixture
+def shell(gateway: Shell) -> Generator[Shell]:
+    yield gateway
+    gateway.clear()

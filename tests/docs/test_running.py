@@ -1,0 +1,64 @@
+"""Every example that a reader could type is typed here, and prints what the document says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.docs.conftest import Shell
+from tests.docs.documents import ROOT, RUNNABLE, all_documents, blocks, matches, steps
+
+KNOWN = {*RUNNABLE, "output", "text", "toml", "json", "proto"}
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+WITH_EXAMPLES = [
+    path for path in all_documents() if any(block.language in RUNNABLE for block in blocks(path))
+]
+
+
+@pytest.mark.parametrize("document", WITH_EXAMPLES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_examples_of_the_document_work(document: Path, shell: Shell, tmp_path: Path) -> None:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    # What install.sh does is tested elsewhere; here k8e is installed already.
+    (folder / "install.sh").touch()
+    problems = shell.follow(steps(document, tmp_path, port=shell.port), folder)
+    assert not problems, f"{document.relative_to(ROOT)}: " + "\n".join(problems)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_example_file_works(example: Path, shell: Shell) -> None:
+    assert shell.python(example).strip()
+
+
+def test_readme_shows_the_example_file() -> None:
+    shown = [block.text for block in blocks(ROOT / "README.md") if block.language == "python"]
+    hello = (ROOT / "examples" / "hello.py").read_text("utf-8")
+    assert len(shown) == 1
+    assert hello.endswith(shown[0])
+
+
+def test_every_block_says_what_it_is() -> None:
+    unknown = [
+        f"{path.relative_to(ROOT)}:{block.line}"
+        for path in all_documents()
+        for block in blocks(path)
+        if block.language not in KNOWN
+    ]
+    assert not unknown
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "fits"),
+    [
+        ("a\n", "a\n", True),
+        ("a\n", "b\n", False),
+        ("sess-…\n", "sess-abc\n", True),
+        ("a\n…\nz\n", "a\nb\nc\nz\n", True),
+        ("…\nz\n", "z\n", True),
+        ("a\n", "a\nb\n", False),
+        ('{"duration_ms":3}\n', '{"duration_ms":1234}\n', True),
+    ],
+)
+def test_shown_output_is_compared(shown: str, printed: str, fits: bool) -> None:
+    assert matches(shown, printed) is fits

@@ -1,0 +1,105 @@
+"""K8E's published Python SDK works unchanged, as far as it can be told from the wire."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import grpc
+import pytest
+
+from k8e._generated import sandbox_pb2 as pb
+from k8e._generated import sandbox_pb2_grpc as pb_grpc
+from tests.gateway.k8e_client import K8EClient, Result
+from tests.gateway.serving import RUNTIMES, Running, failing
+
+
+@pytest.fixture
+def environment(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("K8E_SANDBOX_CERT", str(running.ca))
+    monkeypatch.setenv("K8E_SANDBOX_ENDPOINT", running.address)
+
+
+@pytest.fixture
+def client(environment: None) -> Iterator[K8EClient]:
+    with K8EClient() as client:
+        yield client
+
+
+def test_run_makes_a_session_at_first_and_keeps_it(client: K8EClient) -> None:
+    assert client.run("echo hi; echo no >&2; echo 1 > kept; exit 5") == Result("hi\n", "no\n", 5)
+    assert client.run("print(open('kept').read())", "python") == Result("1\n\n", "", 0)
+    assert client.run("cat kept").stdout == "1\n"
+
+
+def test_close_destroys_the_session(environment: None, stub: pb_grpc.SandboxServiceStub) -> None:
+    with K8EClient() as client:
+        client.run("true")
+        session = client.default_session
+    found = stub.GetSession(pb.GetSessionRequest(session_id=session), timeout=20)
+    assert found.phase == "Ended"
+
+
+def test_close_keeps_the_session_of_a_tenant(
+    environment: None, stub: pb_grpc.SandboxServiceStub
+) -> None:
+    with K8EClient(tenant_id="team-a") as client:
+        client.run("true")
+        session = client.default_session
+    found = stub.GetSession(pb.GetSessionRequest(session_id=session), timeout=20)
+    assert (found.phase, found.tenant_id) == ("Active", "team-a")
+    stub.DestroySession(pb.DestroySessionRequest(session_id=session), timeout=50)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_session_of_its_own_with_files_and_a_stream(client: K8EClient, runtime: str) -> None:
+    session = client.create_session(runtime)
+    try:
+        client.write_file(session, "/workspace/src/main.py", "print('one')\nprint('two')\n")
+        assert client.read_file(session, "/workspace/src/main.py").startswith("print('one')")
+        assert client.list_files(session) == ["/workspace/src/main.py"]
+        chunks = client.exec_stream(session, "python3 src/main.py; echo three >&2")
+        assert "".join(chunks) == "one\ntwo\nthree\n"
+        assert client.exec(session, "sleep 300", timeout=1).exit_code == 143
+    finally:
+        client.destroy_session(session)
+
+
+def test_a_file_above_grpcs_default_size_is_the_clients_limit(client: K8EClient) -> None:
+    session = client.create_session("container")
+    client.exec(session, "head -c 5M /dev/zero > large")
+    failed = failing(lambda: client.read_file(session, "large"))
+    client.destroy_session(session)
+    assert failed.status is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_pip_install_says_that_it_is_not_there_yet(client: K8EClient) -> None:
+    failed = failing(lambda: client.pip_install("any", ["requests"]))
+    assert failed.status is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_the_gateway_is_healthy_and_a_dead_port_is_not(
+    client: K8EClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert client.is_healthy()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+    monkeypatch.setenv("K8E_SANDBOX_ENDPOINT", address)
+    with K8EClient() as other:
+        assert not other.is_healthy()
+
+
+def test_a_client_that_does_not_trust_our_ca_never_sends_a_call(
+    environment: None, running: Running
+) -> None:
+    with grpc.secure_channel(running.address, grpc.ssl_channel_credentials()) as channel:
+        stub = pb_grpc.SandboxServiceStub(channel)
+        failed = failing(lambda: stub.ListSessions(pb.ListSessionsRequest(), timeout=20))
+    assert failed.status is grpc.StatusCode.UNAVAILABLE
+
+
+def test_there_is_no_endpoint_without_tls(running: Running) -> None:
+    with grpc.insecure_channel(running.address) as channel:
+        stub = pb_grpc.SandboxServiceStub(channel)
+        failed = failing(lambda: stub.ListSessions(pb.ListSessionsRequest(), timeout=20))
+    assert failed.status is grpc.StatusCode.UNAVAILABLE
