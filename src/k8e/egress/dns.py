@@ -12,7 +12,7 @@ import logging
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 import dns.asyncquery
 import dns.exception
@@ -31,6 +31,13 @@ MAX_AT_ONCE = 64  # questions of one sandbox that may be on their way to the wor
 UDP_SIZE = 1232
 
 
+class Upstream(NamedTuple):
+    """A resolver of the world's."""
+
+    address: str
+    port: int = rules.DNS_PORT
+
+
 class Client:
     """One sandbox, as the responder knows it."""
 
@@ -44,12 +51,11 @@ class Client:
 class Responder:
     """Serves all sandboxes of a router."""
 
-    def __init__(self, router: Router, upstreams: list[str], port: int = rules.DNS_PORT) -> None:
+    def __init__(self, router: Router, upstreams: list[Upstream]) -> None:
         self.clients: dict[str, Client] = {}
         """By the sandbox's address; nftables lets nobody use another's."""
         self._router = router
         self._upstreams = upstreams
-        self._port = port
         self._transport: asyncio.DatagramTransport | None = None
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -57,11 +63,11 @@ class Responder:
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
         datagrams = self._router.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        datagrams.bind((str(DNS_ADDRESS), self._port))
+        datagrams.bind((str(DNS_ADDRESS), rules.DNS_PORT))
         datagrams.setblocking(False)
         streams = self._router.socket(socket.AF_INET, socket.SOCK_STREAM)
         streams.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        streams.bind((str(DNS_ADDRESS), self._port))
+        streams.bind((str(DNS_ADDRESS), rules.DNS_PORT))
         transport, _ = await loop.create_datagram_endpoint(lambda: _Datagrams(self), sock=datagrams)
         self._transport = transport
         self._server = await asyncio.start_server(self._on_stream, sock=streams)
@@ -123,7 +129,7 @@ class Responder:
         for upstream in self._upstreams:
             with contextlib.suppress(OSError, dns.exception.DNSException):
                 reply, _ = await dns.asyncquery.udp_with_fallback(
-                    query, upstream, timeout=UPSTREAM_SECONDS
+                    query, upstream.address, port=upstream.port, timeout=UPSTREAM_SECONDS
                 )
                 break
         if reply is None:
@@ -162,9 +168,9 @@ class _Datagrams(asyncio.DatagramProtocol):
         log.debug("dns: %s", exc)
 
 
-def host_resolvers(path: Path = Path("/etc/resolv.conf")) -> list[str]:
+def host_resolvers(path: Path = Path("/etc/resolv.conf")) -> list[Upstream]:
     """The resolvers that this host itself uses."""
     with contextlib.suppress(OSError):
         words = [line.split() for line in path.read_text("utf-8", "replace").splitlines()]
-        return [word[1] for word in words if len(word) > 1 and word[0] == "nameserver"]
+        return [Upstream(word[1]) for word in words if len(word) > 1 and word[0] == "nameserver"]
     return []

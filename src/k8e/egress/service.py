@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from k8e import errors
-from k8e.egress.dns import Client, Responder, host_resolvers
+from k8e.egress.dns import Client, Responder, Upstream, host_resolvers
 from k8e.egress.policy import Policy, Preset, Rule, parse_rule
 from k8e.egress.router import Router, Slot, unmount
 
@@ -38,8 +38,8 @@ class Denial:
 class Egress:
     """Attaches sandboxes to the router and keeps their policies."""
 
-    def __init__(self, folder: Path, *, world: Path | None = None, upstreams: list[str] | None = None) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, *, world: Path | None = None, upstreams: list[Upstream] | None = None) -> None:
+        self.folder = folder
         self._router = Router(folder, world=world)
         self._responder = Responder(self._router, upstreams or host_resolvers())
         self._slots: dict[str, Slot] = {}
@@ -67,9 +67,14 @@ class Egress:
         if not self._slots:
             await asyncio.to_thread(self._router.destroy)
 
+    def abandon(self) -> None:
+        """Leave everything as a gateway does that is killed."""
+        self._responder.close()
+        self._router.close()
+
     def path(self, sandbox_id: str) -> Path:
         """Where a sandbox's network namespace is mounted."""
-        return self._folder / sandbox_id
+        return self.folder / sandbox_id
 
     async def attach(self, sandbox_id: str) -> Path:
         """Make a network namespace for a sandbox; it may reach nothing until it is bound."""
@@ -128,13 +133,13 @@ class Egress:
             sandbox_id: {"slot": slot.number, "policy": _stored(self.policy(sandbox_id))}
             for sandbox_id, slot in self._slots.items()
         }
-        scratch = self._folder / "slots.tmp"
+        scratch = self.folder / "slots.tmp"
         scratch.write_text(json.dumps(data), "utf-8")
-        scratch.rename(self._folder / "slots.json")
+        scratch.rename(self.folder / "slots.json")
 
     def _load(self) -> dict[str, dict[str, Any]]:
         try:
-            return json.loads((self._folder / "slots.json").read_text("utf-8"))
+            return json.loads((self.folder / "slots.json").read_text("utf-8"))
         except (OSError, ValueError):
             return {}
 
