@@ -109,10 +109,11 @@ async def stage() -> AsyncGenerator[Stage]:
     await egress.start(set())
     first = Sandbox(await egress.attach("sb-a"))
     second = Sandbox(await egress.attach("sb-b"))
-    yield Stage(egress, internet, first, second)
+    made = Stage(egress, internet, first, second)
+    yield made
     for name in ("sb-a", "sb-b"):
-        await egress.detach(name)
-    await egress.close()
+        await made.egress.detach(name)
+    await made.egress.close()
     internet.close()
     with open("/proc/self/mountinfo", encoding="utf-8") as file:
         left = [line for line in file if str(folder) in line]
@@ -229,6 +230,21 @@ async def test_a_changed_policy_keeps_connections_that_it_still_allows(stage: St
         assert connection.recv(100) == b"hello"
 
 
+async def test_a_changed_policy_keeps_what_dns_opened_and_it_still_allows(stage: Stage) -> None:
+    await stage.allow("web.example.org", "other.example.org")
+    for name in ("web.example.org", "other.example.org"):
+        await stage.sandbox.resolve(name)
+    with await stage.sandbox.open(WEB) as kept, await stage.sandbox.open(OTHER) as cut:
+        await stage.allow("web.example.org")
+        kept.sendall(b"hello")
+        assert kept.recv(100) == b"hello"
+        with pytest.raises(ConnectionResetError):
+            cut.sendall(b"hello")
+            cut.recv(100)
+    assert await stage.sandbox.connect(WEB) == WEB
+    assert await stage.sandbox.connect(OTHER) == "ConnectionRefusedError"
+
+
 async def test_other_resolvers_and_other_questions_are_refused(stage: Stage) -> None:
     await stage.allow("web.example.org")
     assert await stage.sandbox.connect("8.8.8.8", 53) == "ConnectionRefusedError"
@@ -240,20 +256,17 @@ async def test_other_resolvers_and_other_questions_are_refused(stage: Stage) -> 
 async def test_a_new_gateway_finds_policies_and_connections_as_they_were(stage: Stage) -> None:
     await stage.allow("web.example.org")
     assert await stage.sandbox.resolve("web.example.org") == [WEB]
-    with await stage.sandbox.open(WEB) as connection:
+    with await stage.sandbox.open(WEB) as kept, await stage.sandbox.open(WEB) as cut:
         before = stage.egress
         before.abandon()
-        connection.sendall(b"hello")
-        assert connection.recv(100) == b"hello"
+        kept.sendall(b"hello")
+        assert kept.recv(100) == b"hello"
         after = Egress(before.folder, world=stage.internet.world, upstreams=[stage.internet.upstream])
         await after.start({"sb-a", "sb-b"})
-        stage.egress = after
         assert await stage.sandbox.resolve("web.example.org") == [WEB]
         assert await stage.sandbox.resolve("other.example.org") == "NXDOMAIN"
-        await stage.allow("other.example.org")
+        await after.bind("sb-a", policy.make("none", ["other.example.org"]))
         with pytest.raises(ConnectionResetError):
-            connection.sendall(b"again")
-            connection.recv(100)
-    for name in ("sb-a", "sb-b"):
-        await after.detach(name)
-    await after.close()
+            cut.sendall(b"again")
+            cut.recv(100)
+    stage.egress = after  # to be taken down by the fixture

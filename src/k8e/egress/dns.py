@@ -21,7 +21,7 @@ import dns.rcode
 
 from k8e.egress import answers, rules
 from k8e.egress.policy import Policy
-from k8e.egress.router import DNS_ADDRESS, Router, Slot
+from k8e.egress.router import DNS_ADDRESS, Router, Target
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +29,7 @@ UPSTREAM_SECONDS = 3.0
 TCP_SECONDS = 5.0
 MAX_AT_ONCE = 64  # questions of one sandbox that may be on their way to the world
 UDP_SIZE = 1232
+MAX_OPENED = 1024  # addresses of one sandbox that are remembered with their names
 
 
 class Upstream(NamedTuple):
@@ -41,11 +42,24 @@ class Upstream(NamedTuple):
 class Client:
     """One sandbox, as the responder knows it."""
 
-    def __init__(self, slot: Slot, policy: Policy, on_denial: Callable[[str, str], None]) -> None:
-        self.slot = slot
+    def __init__(
+        self, generation: int, policy: Policy, on_denial: Callable[[str, str], None]
+    ) -> None:
+        self.generation = generation
         self.policy = policy
         self.on_denial = on_denial
         self.asking = 0
+        self.opened: dict[Target, str] = {}
+        """What was opened, and by which name, so that a new policy can keep what it allows too."""
+
+    def still_allowed(self, policy: Policy) -> dict[Target, str]:
+        """What was opened and would be under ``policy``."""
+        kept: dict[Target, str] = {}
+        for (address, port), name in self.opened.items():
+            ports = {rule.port for rule in policy.rules_for(name)}
+            if 0 in ports or port in ports:
+                kept[address, port] = name
+        return kept
 
 
 class Responder:
@@ -149,12 +163,19 @@ class Responder:
         ports = {rule.port for rule in question.rules}
         ports = {0} if 0 in ports else ports
         pins = [
-            rules.Pin(client.slot.interface, address, port, resolved.seconds)
+            rules.Pin(client.generation, address, port, resolved.seconds)
             for address in resolved.addresses
             for port in ports
         ]
-        if pins:
-            await asyncio.to_thread(self._router.pin, pins)
+        if not pins:
+            return
+        for pin in pins:
+            # Newest last, so that the oldest is forgotten.
+            client.opened.pop((pin.address, pin.port), None)
+            client.opened[pin.address, pin.port] = question.name
+        while len(client.opened) > MAX_OPENED:
+            del client.opened[next(iter(client.opened))]
+        await asyncio.to_thread(self._router.pin, pins)
 
 
 class _Datagrams(asyncio.DatagramProtocol):

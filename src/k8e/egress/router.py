@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import json
 import socket
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from k8e import errors
 from k8e.egress import namespaces, rules
 from k8e.egress.netlink import Netlink
 from k8e.egress.nftables import NftFailed, Nftables
-from k8e.egress.policy import Policy, Preset
+from k8e.egress.policy import Address, Policy, Preset
 
 # Ranges set aside for measurements of networks; nobody routes them, and few use them at home.
 _SLOTS4 = ipaddress.ip_network("198.18.0.0/16")
@@ -26,6 +26,9 @@ _UPLINK4 = ipaddress.ip_network("198.19.255.252/30")
 _SLOTS6 = ipaddress.ip_network("fd6b:3865:0:1::/112")
 _UPLINK6 = ipaddress.ip_network("fd6b:3865:0:2::/126")
 MAX_SLOTS = 16_000
+CARRIED_SECONDS = 60  # what was open stays open that long after a change, until it is asked again
+
+Target = tuple[Address, int]
 DNS_ADDRESS = ipaddress.ip_address("198.19.255.1")
 EVERYWHERE = (ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip_network("::/0"))
 
@@ -75,6 +78,7 @@ class Router:
         self._resident: namespaces.Resident | None = None
         self._policies: dict[int, Policy] = {}
         self._generations: dict[int, int] = {}
+        self._newest = 0
 
     # Starting and ending.
 
@@ -111,6 +115,7 @@ class Router:
             if colon and name.strip().startswith('"sb'):
                 number = int(name.strip().strip('"').removeprefix("sb"))
                 self._generations[number] = int(mark.split("}")[0].strip(), 0)
+        self._newest = max(self._generations.values(), default=0)
 
     def _make_uplink(self) -> None:
         loopback = socket.if_nametoindex("lo")
@@ -196,20 +201,33 @@ class Router:
 
     # Policies.
 
-    def bind(self, slot: Slot, policy: Policy) -> None:
-        """Replace a slot's policy in one transaction; open connections are judged anew."""
-        self._run(self._nft.run, self._change(slot, policy))
-        self._policies[slot.number] = policy
+    def bind(self, slot: Slot, policy: Policy, reachable: Iterable[Target] = ()) -> int:
+        """Replace a slot's policy in one transaction; open connections are judged anew.
 
-    def _change(self, slot: Slot, policy: Policy) -> str:
+        ``reachable`` is what DNS opened before and the new policy still allows. Returns the
+        policy's generation, 0 for a policy that allows nothing.
+        """
+        before, after = self._generations.get(slot.number, 0), 0
+        if not policy.silent:
+            self._newest += 1
+            after = self._newest
+        text = self._change(slot, policy, before, after)
+        pins = [rules.Pin(after, address, port, CARRIED_SECONDS) for address, port in reachable]
+        self._run(self._nft.run, text + rules.pin_elements(pins))
+        self._policies[slot.number] = policy
+        self._generations[slot.number] = after
+        return after
+
+    def generation(self, slot: Slot) -> int:
+        return self._generations.get(slot.number, 0)
+
+    def _change(self, slot: Slot, policy: Policy, before: int, after: int) -> str:
         name = slot.interface
         old = self._policies.get(slot.number, Policy())
-        before, after = self._generations.get(slot.number, 0), 0
         text = rules.network_elements("delete", name, old.rules)
         if old.preset is Preset.OPEN:
             text += rules.open_element("delete", name)
         if not policy.silent:
-            after = before + 1
             if old.silent:
                 text += rules.add_member(name, slot.address4, slot.address6)
             text += rules.network_elements("add", name, policy.rules)
@@ -217,9 +235,7 @@ class Router:
                 text += rules.open_element("add", name)
         elif not old.silent:
             text += rules.remove_member(name, slot.address4, slot.address6)
-        text += rules.set_generation(name, before, after)
-        self._generations[slot.number] = after
-        return text
+        return text + rules.set_generation(name, before, after)
 
     def pin(self, pins: list[rules.Pin]) -> None:
         """Let sandboxes reach what DNS told them, for as long as it said."""
@@ -228,10 +244,6 @@ class Router:
     def socket(self, family: int, kind: int) -> socket.socket:
         """A socket of the router's namespace."""
         return self._run(lambda: socket.socket(family, kind))
-
-    def describe(self) -> dict[str, Any]:
-        """The whole rule set, for tests and for people who look."""
-        return json.loads(self._run(self._nft.run, f"list table {rules.TABLE}") or "{}")
 
     def _run(self, function: Any, *arguments: Any) -> Any:
         if self._resident is None:

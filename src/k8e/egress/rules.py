@@ -1,9 +1,10 @@
 """The rule set of the router, as text: one base for all sandboxes, and elements for each.
 
-All sessions share a few sets that are keyed by the sandbox's interface, because the cost of a change
-grows with the number of sets and not with their elements. A connection carries the generation of the
-policy that allowed it as its mark; ``live`` holds each interface's present one, so that an expired
-DNS answer does not cut a download and a tightened policy does.
+All sessions share a few sets, because the cost of a change grows with the number of sets and not
+with their elements. Every policy that is bound gets a generation, a number that no other has. A
+connection carries the generation that allowed it as its mark, and ``live`` holds each interface's
+present one: so an expired DNS answer does not cut a download, and a tightened policy does. What DNS
+opened is keyed by generation too, and so ends with the policy under which it was asked.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ table {TABLE} {{
     set live {{ type ifname . mark; }}
     map generation {{ type ifname : mark; }}
     set open {{ type ifname; }}
-    set host4 {{ type ifname . ipv4_addr . inet_service; flags timeout; }}
-    set host6 {{ type ifname . ipv6_addr . inet_service; flags timeout; }}
-    set any4 {{ type ifname . ipv4_addr; flags timeout; }}
-    set any6 {{ type ifname . ipv6_addr; flags timeout; }}
+    set host4 {{ type mark . ipv4_addr . inet_service; flags timeout; }}
+    set host6 {{ type mark . ipv6_addr . inet_service; flags timeout; }}
+    set any4 {{ type mark . ipv4_addr; flags timeout; }}
+    set any6 {{ type mark . ipv6_addr; flags timeout; }}
     set net4 {{ type ifname . ipv4_addr . inet_service; flags interval; }}
     set net6 {{ type ifname . ipv6_addr . inet_service; flags interval; }}
     set private4 {{ type ipv4_addr; flags interval; elements = {{
@@ -45,16 +46,17 @@ table {TABLE} {{
         reject with icmpx admin-prohibited
     }}
     chain allow {{
-        ct mark set iifname map @generation
+        ct mark set meta mark
         accept
     }}
     chain judge {{
         iifname . ip saddr != @members4 meta nfproto ipv4 goto refuse
         iifname . ip6 saddr != @members6 meta nfproto ipv6 goto refuse
-        iifname . ip daddr . th dport @host4 goto allow
-        iifname . ip6 daddr . th dport @host6 goto allow
-        iifname . ip daddr @any4 goto allow
-        iifname . ip6 daddr @any6 goto allow
+        meta mark set iifname map @generation
+        meta mark . ip daddr . th dport @host4 goto allow
+        meta mark . ip6 daddr . th dport @host6 goto allow
+        meta mark . ip daddr @any4 goto allow
+        meta mark . ip6 daddr @any6 goto allow
         iifname . ip daddr . th dport @net4 goto allow
         iifname . ip6 daddr . th dport @net6 goto allow
         iifname @open ip daddr != @private4 goto allow
@@ -101,9 +103,10 @@ table {TABLE} {{
 class Pin:
     """An address that a sandbox may reach for a while, because DNS said so."""
 
-    interface: str
+    generation: int
     address: Address
     port: int
+    """0 means every port."""
     seconds: int
 
 
@@ -157,7 +160,7 @@ def pin_elements(pins: Iterable[Pin]) -> str:
     lines = ""
     for pin in pins:
         version = pin.address.version
-        name, key = f"any{version}", f'"{pin.interface}" . {pin.address}'
+        name, key = f"any{version}", f"{pin.generation} . {pin.address}"
         if pin.port:
             name, key = f"host{version}", f"{key} . {pin.port}"
         # The kernel refuses a changed time-out of an existing element, so it is made anew.

@@ -14,7 +14,7 @@ from typing import Any
 from k8e import errors
 from k8e.egress.dns import Client, Responder, Upstream, host_resolvers
 from k8e.egress.policy import Policy, Preset, Rule, parse_rule
-from k8e.egress.router import Router, Slot, unmount
+from k8e.egress.router import Router, Slot, Target, unmount
 
 log = logging.getLogger(__name__)
 
@@ -90,9 +90,12 @@ class Egress:
         slot = self._slots.get(sandbox_id)
         if slot is None:
             raise errors.K8eError(f"sandbox {sandbox_id} has no network")
-        # Names first: a name that is no longer allowed must not be opened after this.
-        self._know(sandbox_id, slot, policy)
-        await asyncio.to_thread(self._router.bind, slot, policy)
+        before = self._responder.clients.get(str(slot.address4))
+        opened = before.still_allowed(policy) if before is not None else {}
+        # Until the new client is known, answers go out under the old generation, which the
+        # kernel no longer knows: what they open, nobody can reach.
+        await asyncio.to_thread(self._router.bind, slot, policy, list(opened))
+        self._know(sandbox_id, slot, policy, opened)
         self._save()
 
     async def detach(self, sandbox_id: str) -> None:
@@ -113,7 +116,13 @@ class Egress:
     def denials(self, sandbox_id: str, since: float = 0.0) -> list[Denial]:
         return [item for item in self._denials.get(sandbox_id, ()) if item.at >= since]
 
-    def _know(self, sandbox_id: str, slot: Slot, policy: Policy) -> None:
+    def _know(
+        self,
+        sandbox_id: str,
+        slot: Slot,
+        policy: Policy,
+        opened: dict[Target, str] | None = None,
+    ) -> None:
         self._policies[sandbox_id] = policy
         kept = self._denials.setdefault(sandbox_id, collections.deque(maxlen=KEPT_DENIALS))
 
@@ -124,7 +133,9 @@ class Egress:
         if policy.silent:
             self._responder.clients.pop(str(slot.address4), None)
         else:
-            self._responder.clients[str(slot.address4)] = Client(slot, policy, on_denial)
+            client = Client(self._router.generation(slot), policy, on_denial)
+            client.opened = opened or {}
+            self._responder.clients[str(slot.address4)] = client
 
     # What a gateway after us needs to know.
 
