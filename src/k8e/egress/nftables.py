@@ -8,6 +8,9 @@ import ctypes.util
 from k8e import errors
 
 
+JSON, HANDLES = 1 << 4, 1 << 3  # output flags of libnftables
+
+
 class NftFailed(errors.K8eError):
     """The kernel or libnftables refused a change; nothing of it was applied."""
 
@@ -40,6 +43,14 @@ class Nftables:
         if status:
             raise NftFailed(f"nftables refused a change: {' '.join(error.split())[:500]}")
         return output
+
+    def run_json(self, command: str) -> str:
+        """What a listing says, as JSON and with handles."""
+        self._lib.nft_ctx_output_set_flags(self._context, JSON | HANDLES)
+        try:
+            return self.run(command)
+        finally:
+            self._lib.nft_ctx_output_set_flags(self._context, 0)
 
     def close(self) -> None:
         self._lib.nft_ctx_free(self._context)
