@@ -1,0 +1,1 @@
+"""Egress: default deny; names are allowed, not addresses; the kernel enforces it."""

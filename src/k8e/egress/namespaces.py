@@ -1,0 +1,75 @@
+"""Network namespaces: made, kept by a mount, entered by threads of our own."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import ctypes
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+CLONE_NEWNET = 0x40000000
+MS_BIND = 0x1000
+MNT_DETACH = 2
+_libc = ctypes.CDLL(None, use_errno=True)
+T = TypeVar("T")
+
+
+def _check(result: int, what: str) -> None:
+    if result:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def _thread_namespace() -> str:
+    return f"/proc/self/task/{threading.get_native_id()}/ns/net"
+
+
+def make(path: Path) -> None:
+    """Make an empty network namespace that lives as long as it is mounted at ``path``."""
+
+    def in_thread() -> None:
+        # Only this thread moves; it ends right after, so nobody else ever runs in there.
+        _check(_libc.unshare(CLONE_NEWNET), "unshare")
+        result = _libc.mount(_thread_namespace().encode(), bytes(path), None, MS_BIND, None)
+        _check(result, "mounting a network namespace")
+
+    path.touch(mode=0o600)
+    run_apart(in_thread)
+
+
+def unmount(path: Path) -> None:
+    _check(_libc.umount2(bytes(path), MNT_DETACH), "unmounting a network namespace")
+
+
+def run_apart(function: Callable[[], T]) -> T:
+    """Run ``function`` in a fresh thread, which may change its namespaces."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()
+
+
+def enter(descriptor: int) -> None:
+    """Move the calling thread into a network namespace."""
+    _check(_libc.setns(descriptor, CLONE_NEWNET), "entering a network namespace")
+
+
+class Resident:
+    """A thread that lives in one namespace and runs what it is given there, in order."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._pool = concurrent.futures.ThreadPoolExecutor(
+            1, "k8e-netns", initializer=enter, initargs=(self._descriptor,)
+        )
+
+    def run(self, function: Callable[..., T], *arguments: object) -> T:
+        return self._pool.submit(function, *arguments).result()
+
+    def submit(self, function: Callable[..., T], *arguments: object) -> concurrent.futures.Future[T]:
+        return self._pool.submit(function, *arguments)
+
+    def close(self) -> None:
+        self._pool.shutdown()
+        os.close(self._descriptor)
