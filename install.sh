@@ -276,6 +276,9 @@ need_work_dir() {
     work_dir=$(mktemp -d "$home/.work.XXXXXX")
 }
 
+# has_library NAME: whether Python can load it, which is how k8e uses it.
+has_library() { "$python" -I -c 'import ctypes, sys; ctypes.CDLL(sys.argv[1])' "$1" 2>/dev/null; }
+
 system_packages() {
     step "System packages"
     missing=
@@ -287,6 +290,8 @@ system_packages() {
     sbin_path=$PATH:/usr/sbin:/sbin
     PATH=$sbin_path have mkfs.ext4 || missing="$missing e2fsprogs"
     PATH=$sbin_path have ip || missing="$missing iproute2"
+    # It sets the rules that hold a sandbox's network; the program nft is not needed.
+    has_library libnftables.so.1 || missing="$missing libnftables1"
     if have apt-get && [ ! -e /etc/ssl/certs/ca-certificates.crt ]; then missing="$missing ca-certificates"; fi
     have node || missing="$missing nodejs npm"
     missing=${missing# }
@@ -309,6 +314,7 @@ system_packages() {
     python=$(find_python ensurepip,venv) || fail "$(find_python sys) cannot make virtual environments" \
         "install its venv module (Debian: apt-get install python3-venv) and run install.sh again"
     note "Python: $python"
+    has_library libnftables.so.1 || warn "no libnftables: k8e cannot give sandboxes a network"
 }
 
 # runsc_date PROGRAM: print the release date (YYYYMMDD) of a runsc. One that was built without a version string still

@@ -87,9 +87,10 @@ class Machine:
         (self.programs / name).write_text(f"#!/bin/sh\n{script}\n")
         (self.programs / name).chmod(0o755)
 
-    def install(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def install(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         environment = {
             **os.environ,
+            **variables,
             "PATH": f"{self.programs}:{self.bin}:{os.environ['PATH']}",
             "K8E_HOME": str(self.home),
             "K8E_BIN_DIR": str(self.bin),
@@ -247,6 +248,21 @@ def test_a_build_with_a_wrong_checksum_is_refused(tmp_path: Path) -> None:
     assert f"is not gvisor.dev/gvisor {pinned('GVISOR_VERSION')} with the checksum" in done.stderr
     assert "warning: no gVisor. Sandboxes will run as plain containers" in done.stderr
     assert not (machine.home / "bin/runsc").exists()
+
+
+def test_a_library_that_is_missing_is_installed_or_named(tmp_path: Path) -> None:
+    # Without root or sudo apt-get is not tried, so what it was asked for is not all that counts.
+    asked = tmp_path / "asked"
+    machine = Machine(tmp_path, apt_get=f'echo "$*" >>{asked}; exit 100')
+    hidden = tmp_path / "libraries"
+    hidden.mkdir()
+    (hidden / "libnftables.so.1").write_text("not a library")
+    done = machine.install("--deps-only", "--quiet", LD_LIBRARY_PATH=str(hidden))
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"warning: (could not install|missing): libnftables1\b", done.stderr)
+    assert "no libnftables: k8e cannot give sandboxes a network" in done.stderr
+    if asked.exists():
+        assert asked.read_text().splitlines()[-1].endswith(" libnftables1")
 
 
 def test_help_and_unknown_arguments(tmp_path: Path) -> None:

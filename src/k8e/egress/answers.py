@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
 
 import dns.edns
 import dns.exception
@@ -17,15 +18,20 @@ import dns.rdatatype
 import dns.rrset
 
 from k8e import errors
+from k8e.egress import denials
+from k8e.egress.budget import Budget
 from k8e.egress.policy import Address, Policy, Rule, is_public, normalise
+
+if TYPE_CHECKING:
+    from dns.rdtypes.ANY.CNAME import CNAME
+    from dns.rdtypes.IN.A import A
 
 MIN_PIN, MAX_PIN = 30, 3600  # seconds that an address stays reachable, whatever its TTL says
 MAX_CHAIN = 8  # names that an answer may lead through
-MAX_ADDRESSES = 32
+MAX_ADDRESSES = 8  # so that an answer always fits into a datagram of 512 bytes
 # Types that lead to an address. Others (TXT, NULL, HTTPS, …) are answered as empty: they are what
 # tunnels are made of, and nothing that connects by name needs them.
 ADDRESS_TYPES = (dns.rdatatype.A, dns.rdatatype.AAAA)
-MAX_WILDCARD_NAME = 120  # characters of a name below a wildcard; longer ones carry data, not hosts
 
 
 @dataclass(frozen=True)
@@ -42,8 +48,8 @@ class Refused(Exception):
     """A question that is answered at once, and how."""
 
     rcode: dns.rcode.Rcode
-    reason: str = ""
-    """Why, for the session's log; empty for what is not a denial."""
+    reason: tuple[str, str] = ("", "")
+    """Why (one of those in denials); empty for what is not a denial."""
     name: str = ""
 
 
@@ -71,18 +77,19 @@ def parse(wire: bytes) -> dns.message.Message:
     return message
 
 
-def judge(message: dns.message.Message, policy: Policy) -> Question:
+def judge(message: dns.message.Message, policy: Policy, budget: Budget) -> Question:
     """The question that may be asked of the world; Refused for every other."""
     asked = message.question[0]
+    text = asked.name.to_text(omit_final_dot=True)
     try:
-        name = normalise(asked.name.to_text(omit_final_dot=True))
+        name = normalise(text)
     except errors.InvalidRequest:
-        raise Refused(dns.rcode.NXDOMAIN, "not a host name") from None
+        raise Refused(dns.rcode.NXDOMAIN, denials.NOT_A_NAME, text[:80]) from None
     rules = policy.rules_for(name)
     if not rules:
-        raise Refused(dns.rcode.NXDOMAIN, "not in the allow-list", name)
-    if all(rule.below for rule in rules) and len(name) > MAX_WILDCARD_NAME:
-        raise Refused(dns.rcode.NXDOMAIN, "the name is too long for a host", name)
+        raise Refused(dns.rcode.NXDOMAIN, denials.NAME, name)
+    if all(rule.below for rule in rules) and not budget.allows(name, rules[0].name):
+        raise Refused(dns.rcode.NXDOMAIN, denials.BUDGET, name)
     if asked.rdtype not in ADDRESS_TYPES:
         raise Refused(dns.rcode.NOERROR)
     return Question(name, asked.rdtype, rules)
@@ -102,11 +109,12 @@ def reduce(question: Question, reply: dns.message.Message) -> Resolved:
         if alias is None:
             return Resolved(chain=chain)
         ttl = min(ttl, alias.ttl)
-        name = alias[0].target
+        name = cast("CNAME", next(iter(alias))).target
         chain.append(name.to_text(omit_final_dot=True).lower())
     else:
         return Resolved(chain=chain)
-    found = [ipaddress.ip_address(item.address) for item in addresses][:MAX_ADDRESSES]
+    items = cast("list[A]", list(addresses))
+    found = [ipaddress.ip_address(item.address) for item in items][:MAX_ADDRESSES]
     trusted = any(rule.trusted for rule in question.rules)
     kept = [item for item in found if trusted or is_public(item)]
     hidden = [item for item in found if item not in kept]
@@ -123,12 +131,16 @@ def refuse(message: dns.message.Message | None, wire: bytes, refused: Refused) -
     """The answer to a question that is not asked of the world."""
     if message is None:
         # Not a message: only its id can be answered.
-        return wire[:2] + b"\x81" + bytes([0x80 | refused.rcode]) + b"\0" * 8 if len(wire) >= 2 else b""
+        return (
+            wire[:2] + b"\x81" + bytes([0x80 | refused.rcode]) + b"\0" * 8
+            if len(wire) >= 2
+            else b""
+        )
     answer = dns.message.make_response(message, recursion_available=True)
     answer.set_rcode(refused.rcode)
-    if refused.reason and message.edns >= 0:
-        blocked = dns.edns.EDEOption(dns.edns.EDECode.BLOCKED, f"k8e egress policy: {refused.reason}")
-        answer.use_edns(0, options=[blocked])
+    if refused.reason[1] and message.edns >= 0:
+        text = f"k8e egress policy: {refused.reason[1]}"
+        answer.use_edns(0, options=[dns.edns.EDEOption(dns.edns.EDECode.BLOCKED, text)])
     return answer.to_wire()
 
 

@@ -1,7 +1,7 @@
 """The sandboxes' DNS responder: answers allowed names only, and opens what it answers.
 
-It listens in the router's namespace and asks from the gateway's own. An address can be reached
-before its answer is on the way, and only by the sandbox that asked.
+It listens in the router's namespace and asks in the world's. An address can be reached before its
+answer is on the way, and only by the sandbox that asked.
 """
 
 from __future__ import annotations
@@ -10,78 +10,50 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable
-from pathlib import Path
-from typing import NamedTuple, cast
 
-import dns.asyncquery
-import dns.exception
-import dns.message
 import dns.rcode
 
-from k8e.egress import answers, rules
-from k8e.egress.policy import Policy
-from k8e.egress.router import DNS_ADDRESS, Router, Target
+from k8e import metrics
+from k8e.egress import answers, asking, denials, rules
+from k8e.egress.asking import MakeSocket, Upstream
+from k8e.egress.clients import Client
+from k8e.egress.router import DNS_ADDRESS, Router
 
 log = logging.getLogger(__name__)
 
-UPSTREAM_SECONDS = 3.0
-TCP_SECONDS = 5.0
+TCP_SECONDS = 10.0
+_TOO_MANY = answers.Refused(dns.rcode.REFUSED)
 MAX_AT_ONCE = 64  # questions of one sandbox that may be on their way to the world
-UDP_SIZE = 1232
-MAX_OPENED = 1024  # addresses of one sandbox that are remembered with their names
-
-
-class Upstream(NamedTuple):
-    """A resolver of the world's."""
-
-    address: str
-    port: int = rules.DNS_PORT
-
-
-class Client:
-    """One sandbox, as the responder knows it."""
-
-    def __init__(
-        self, generation: int, policy: Policy, on_denial: Callable[[str, str], None]
-    ) -> None:
-        self.generation = generation
-        self.policy = policy
-        self.on_denial = on_denial
-        self.asking = 0
-        self.opened: dict[Target, str] = {}
-        """What was opened, and by which name, so that a new policy can keep what it allows too."""
-
-    def still_allowed(self, policy: Policy) -> dict[Target, str]:
-        """What was opened and would be under ``policy``."""
-        kept: dict[Target, str] = {}
-        for (address, port), name in self.opened.items():
-            ports = {rule.port for rule in policy.rules_for(name)}
-            if 0 in ports or port in ports:
-                kept[address, port] = name
-        return kept
 
 
 class Responder:
     """Serves all sandboxes of a router."""
 
-    def __init__(self, router: Router, upstreams: list[Upstream]) -> None:
-        self.clients: dict[str, Client] = {}
-        """By the sandbox's address; nftables lets nobody use another's."""
+    def __init__(
+        self,
+        router: Router,
+        clients: dict[str, Client],
+        upstreams: list[Upstream],
+        make_socket: MakeSocket,
+    ) -> None:
+        """``clients`` are known by their addresses; nftables lets nobody use another's."""
         self._router = router
+        self._clients = clients
         self._upstreams = upstreams
+        self._make_socket = make_socket
         self._transport: asyncio.DatagramTransport | None = None
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
+        here = (str(DNS_ADDRESS), rules.DNS_PORT)
         datagrams = self._router.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        datagrams.bind((str(DNS_ADDRESS), rules.DNS_PORT))
+        datagrams.bind(here)
         datagrams.setblocking(False)
         streams = self._router.socket(socket.AF_INET, socket.SOCK_STREAM)
         streams.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        streams.bind((str(DNS_ADDRESS), rules.DNS_PORT))
+        streams.bind(here)
         transport, _ = await loop.create_datagram_endpoint(lambda: _Datagrams(self), sock=datagrams)
         self._transport = transport
         self._server = await asyncio.start_server(self._on_stream, sock=streams)
@@ -95,15 +67,21 @@ class Responder:
             task.cancel()
 
     def on_datagram(self, data: bytes, source: tuple[str, int]) -> None:
-        client = self.clients.get(source[0])
-        if client is None or client.asking >= MAX_AT_ONCE or self._transport is None:
+        client = self._clients.get(source[0])
+        if client is None or self._transport is None:
             return
         transport = self._transport
+        if client.asking >= MAX_AT_ONCE:
+            client.deny(denials.RATE, protocol="dns")
+            transport.sendto(answers.refuse(None, data, _TOO_MANY), source)
+            return
+        client.asking += 1
 
         async def reply() -> None:
-            answer = await self._answer(client, data)
-            if len(answer) > UDP_SIZE:
-                answer = answer[:2] + bytes([answer[2] | 0x02]) + answer[3:4] + data[4:6] + b"\0" * 6
+            try:
+                answer = await self._answer(client, data)
+            finally:
+                client.asking -= 1
             transport.sendto(answer, source)
 
         task = asyncio.create_task(reply())
@@ -111,71 +89,59 @@ class Responder:
         task.add_done_callback(self._tasks.discard)
 
     async def _on_stream(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        client = self.clients.get(writer.get_extra_info("peername")[0])
+        client = self._clients.get(writer.get_extra_info("peername")[0])
+        if client is not None and client.asking < MAX_AT_ONCE:
+            client.asking += 1
+            try:
+                await self._serve(client, reader, writer)
+            finally:
+                client.asking -= 1
+        writer.close()
+
+    async def _serve(
+        self, client: Client, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
             async with asyncio.timeout(TCP_SECONDS):
-                while client is not None and client.asking < MAX_AT_ONCE:
+                while True:
                     size = int.from_bytes(await reader.readexactly(2), "big")
                     answer = await self._answer(client, await reader.readexactly(size))
                     writer.write(len(answer).to_bytes(2, "big") + answer)
                     await writer.drain()
-        writer.close()
 
     async def _answer(self, client: Client, data: bytes) -> bytes:
+        """The answer to a question, whatever it is."""
         message = None
-        client.asking += 1
+        bound = client.bound  # by which all of this is judged, even if it changes meanwhile
         try:
             message = answers.parse(data)
-            question = answers.judge(message, client.policy)
+            question = answers.judge(message, bound.policy, client.budget)
             resolved = await self._resolve(client, question)
-            await self._open(client, question, resolved)
+            pins = client.open(bound, question, resolved)
+            if pins:
+                await self._router.pin(pins)
+            metrics.count_query("answered")
             return answers.respond(message, question, resolved)
         except answers.Refused as refused:
-            if refused.reason:
-                client.on_denial(refused.name, refused.reason)
+            if refused.reason[0]:
+                client.deny(refused.reason, name=refused.name, protocol="dns")
+            metrics.count_query("failed" if refused.reason is denials.UPSTREAM else "refused")
             return answers.refuse(message, data, refused)
-        finally:
-            client.asking -= 1
 
     async def _resolve(self, client: Client, question: answers.Question) -> answers.Resolved:
-        query = answers.ask(question)
-        reply = None
-        for upstream in self._upstreams:
-            with contextlib.suppress(OSError, dns.exception.DNSException):
-                reply, _ = await dns.asyncquery.udp_with_fallback(
-                    query, upstream.address, port=upstream.port, timeout=UPSTREAM_SECONDS
-                )
-                break
-        if reply is None:
-            raise answers.Refused(dns.rcode.SERVFAIL, "the resolvers of the host do not answer", question.name)
+        try:
+            query = answers.ask(question)
+            reply = await asking.ask(query, self._upstreams, self._make_socket)
+        except asking.NoAnswer:
+            raise answers.Refused(dns.rcode.SERVFAIL, denials.UPSTREAM, question.name) from None
         if reply.rcode() != dns.rcode.NOERROR:
-            raise answers.Refused(cast("dns.rcode.Rcode", reply.rcode()))
+            raise answers.Refused(reply.rcode())
         resolved = answers.reduce(question, reply)
         if resolved.hidden:
+            kind, words = denials.PRIVATE_NAME
             hidden = ", ".join(map(str, resolved.hidden))
-            client.on_denial(question.name, f"it resolves to a private address ({hidden})")
+            client.deny((kind, words.format(hidden)), name=question.name, protocol="dns")
         return resolved
-
-    async def _open(
-        self, client: Client, question: answers.Question, resolved: answers.Resolved
-    ) -> None:
-        """Let the sandbox reach what it is about to be told."""
-        ports = {rule.port for rule in question.rules}
-        ports = {0} if 0 in ports else ports
-        pins = [
-            rules.Pin(client.generation, address, port, resolved.seconds)
-            for address in resolved.addresses
-            for port in ports
-        ]
-        if not pins:
-            return
-        for pin in pins:
-            # Newest last, so that the oldest is forgotten.
-            client.opened.pop((pin.address, pin.port), None)
-            client.opened[pin.address, pin.port] = question.name
-        while len(client.opened) > MAX_OPENED:
-            del client.opened[next(iter(client.opened))]
-        await asyncio.to_thread(self._router.pin, pins)
 
 
 class _Datagrams(asyncio.DatagramProtocol):
@@ -187,11 +153,3 @@ class _Datagrams(asyncio.DatagramProtocol):
 
     def error_received(self, exc: Exception) -> None:
         log.debug("dns: %s", exc)
-
-
-def host_resolvers(path: Path = Path("/etc/resolv.conf")) -> list[Upstream]:
-    """The resolvers that this host itself uses."""
-    with contextlib.suppress(OSError):
-        words = [line.split() for line in path.read_text("utf-8", "replace").splitlines()]
-        return [Upstream(word[1]) for word in words if len(word) > 1 and word[0] == "nameserver"]
-    return []

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import concurrent.futures
 import ctypes
+import errno
 import os
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import TypeVar
 CLONE_NEWNET = 0x40000000
 MS_BIND = 0x1000
 MNT_DETACH = 2
+OWN = Path("/proc/self/ns/net")
 _libc = ctypes.CDLL(None, use_errno=True)
 T = TypeVar("T")
 
@@ -27,21 +30,41 @@ def _thread_namespace() -> str:
     return f"/proc/self/task/{threading.get_native_id()}/ns/net"
 
 
-def make(path: Path) -> None:
-    """Make an empty network namespace that lives as long as it is mounted at ``path``."""
+def make(path: Path, then: Callable[[], object] | None = None) -> None:
+    """Make an empty network namespace that lives as long as it is mounted at ``path``.
+
+    ``then`` runs inside of it. Where that fails, nothing is left.
+    """
 
     def in_thread() -> None:
         # Only this thread moves; it ends right after, so nobody else ever runs in there.
         _check(_libc.unshare(CLONE_NEWNET), "unshare")
         result = _libc.mount(_thread_namespace().encode(), bytes(path), None, MS_BIND, None)
         _check(result, "mounting a network namespace")
+        if then is not None:
+            then()
 
     path.touch(mode=0o600)
-    run_apart(in_thread)
+    try:
+        run_apart(in_thread)
+    except BaseException:
+        unmount(path)
+        raise
 
 
 def unmount(path: Path) -> None:
-    _check(_libc.umount2(bytes(path), MNT_DETACH), "unmounting a network namespace")
+    """Let go of a namespace; it ends when nobody is in it any more. Works twice."""
+    if _libc.umount2(bytes(path), MNT_DETACH):
+        number = ctypes.get_errno()
+        if number not in (errno.EINVAL, errno.ENOENT):  # it is not, or no more, a mount
+            raise OSError(number, f"unmounting a network namespace: {os.strerror(number)}")
+    path.unlink(missing_ok=True)
+
+
+def is_mounted(path: Path) -> bool:
+    """Whether a namespace is mounted at ``path``."""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        return any(line.split(" ")[4] == str(path) for line in file)
 
 
 def run_apart(function: Callable[[], T]) -> T:
@@ -53,6 +76,22 @@ def run_apart(function: Callable[[], T]) -> T:
 def enter(descriptor: int) -> None:
     """Move the calling thread into a network namespace."""
     _check(_libc.setns(descriptor, CLONE_NEWNET), "entering a network namespace")
+
+
+def run_in(path: Path, function: Callable[[], T]) -> T:
+    """Run ``function`` in the namespace that is mounted at ``path``."""
+
+    def in_thread() -> T:
+        with open(path, "rb") as file:
+            enter(file.fileno())
+        return function()
+
+    return function() if path == OWN else run_apart(in_thread)
+
+
+def socket_in(path: Path, family: int, kind: int) -> socket.socket:
+    """A socket of the namespace that is mounted at ``path``."""
+    return run_in(path, lambda: socket.socket(family, kind))
 
 
 class Resident:
@@ -67,7 +106,9 @@ class Resident:
     def run(self, function: Callable[..., T], *arguments: object) -> T:
         return self._pool.submit(function, *arguments).result()
 
-    def submit(self, function: Callable[..., T], *arguments: object) -> concurrent.futures.Future[T]:
+    def submit(
+        self, function: Callable[..., T], *arguments: object
+    ) -> concurrent.futures.Future[T]:
         return self._pool.submit(function, *arguments)
 
     def close(self) -> None:

@@ -8,13 +8,16 @@ from __future__ import annotations
 import errno
 import ipaddress
 import os
+import secrets
 import socket
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from k8e.egress.policy import Address, Network
 
 NLM_F_REQUEST, NLM_F_ACK, NLM_F_EXCL, NLM_F_CREATE = 0x1, 0x4, 0x200, 0x400
+NLM_F_REPLACE = 0x100
 NLMSG_ERROR = 2
 RTM_NEWLINK, RTM_DELLINK, RTM_NEWADDR, RTM_NEWROUTE = 16, 17, 20, 24
 IFLA_ADDRESS, IFLA_IFNAME, IFLA_MTU, IFLA_LINKINFO, IFLA_NET_NS_FD = 1, 3, 4, 18, 28
@@ -22,6 +25,9 @@ IFLA_INFO_KIND, IFLA_INFO_DATA, VETH_INFO_PEER = 1, 2, 1
 IFA_ADDRESS, IFA_LOCAL, IFA_FLAGS = 1, 2, 8
 IFA_F_NODAD = 0x02
 RTA_DST, RTA_OIF, RTA_GATEWAY = 1, 4, 5
+RTM_NEWRULE = 32
+FRA_PRIORITY, FRA_FWMARK, FRA_FWMASK, FR_ACT_TO_TBL = 6, 10, 16, 1
+RT_SCOPE_HOST, RTN_LOCAL = 254, 2
 RT_TABLE_MAIN, RTPROT_STATIC, RT_SCOPE_UNIVERSE, RT_SCOPE_LINK, RTN_UNICAST = 254, 4, 0, 253, 1
 IFF_UP = 1
 _HEADER = struct.Struct("=IHHII")
@@ -31,13 +37,13 @@ _ROUTE = struct.Struct("=BBBBBBBBI")
 ANSWER_SIZE = 65536
 
 
-def _attribute(kind: int, value: bytes) -> bytes:
+def attribute(kind: int, value: bytes) -> bytes:
     length = 4 + len(value)
     return struct.pack("=HH", length, kind) + value + b"\0" * (-length % 4)
 
 
 def _text(kind: int, value: str) -> bytes:
-    return _attribute(kind, value.encode() + b"\0")
+    return attribute(kind, value.encode() + b"\0")
 
 
 def _link_body(index: int = 0, *, up: bool = False) -> bytes:
@@ -45,23 +51,23 @@ def _link_body(index: int = 0, *, up: bool = False) -> bytes:
     return _LINK.pack(socket.AF_UNSPEC, 0, index, flag, flag)
 
 
-def veth_body(name: str, peer: str, peer_namespace: int, *, mtu: int = 0) -> bytes:
+def veth_body(index: int, name: str, peer: str, peer_namespace: int, *, mtu: int = 0) -> bytes:
     """A veth pair: ``name`` here and ``peer`` in the namespace of a descriptor."""
     there = _link_body() + _text(IFLA_IFNAME, peer)
-    there += _attribute(IFLA_NET_NS_FD, struct.pack("=I", peer_namespace))
+    there += attribute(IFLA_NET_NS_FD, struct.pack("=I", peer_namespace))
     if mtu:
-        there += _attribute(IFLA_MTU, struct.pack("=I", mtu))
-    data = _attribute(IFLA_INFO_DATA, _attribute(VETH_INFO_PEER, there))
-    info = _attribute(IFLA_LINKINFO, _text(IFLA_INFO_KIND, "veth") + data)
-    return _link_body() + _text(IFLA_IFNAME, name) + info
+        there += attribute(IFLA_MTU, struct.pack("=I", mtu))
+    data = attribute(IFLA_INFO_DATA, attribute(VETH_INFO_PEER, there))
+    info = attribute(IFLA_LINKINFO, _text(IFLA_INFO_KIND, "veth") + data)
+    return _link_body(index) + _text(IFLA_IFNAME, name) + info
 
 
 def address_body(index: int, address: Address, prefix: int) -> bytes:
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     body = _ADDR.pack(family, prefix, 0, RT_SCOPE_UNIVERSE, index)
-    body += _attribute(IFA_LOCAL, address.packed) + _attribute(IFA_ADDRESS, address.packed)
+    body += attribute(IFA_LOCAL, address.packed) + attribute(IFA_ADDRESS, address.packed)
     if address.version == 6:  # waiting for duplicates would take a second, and there is nobody
-        body += _attribute(IFA_FLAGS, struct.pack("=I", IFA_F_NODAD))
+        body += attribute(IFA_FLAGS, struct.pack("=I", IFA_F_NODAD))
     return body
 
 
@@ -71,10 +77,29 @@ def route_body(network: Network, index: int, gateway: Address | None) -> bytes:
     fixed = (family, network.prefixlen, 0, 0, RT_TABLE_MAIN, RTPROT_STATIC, scope, RTN_UNICAST, 0)
     body = _ROUTE.pack(*fixed)
     if network.prefixlen:
-        body += _attribute(RTA_DST, network.network_address.packed)
+        body += attribute(RTA_DST, network.network_address.packed)
     if gateway is not None:
-        body += _attribute(RTA_GATEWAY, gateway.packed)
-    return body + _attribute(RTA_OIF, struct.pack("=I", index))
+        body += attribute(RTA_GATEWAY, gateway.packed)
+    return body + attribute(RTA_OIF, struct.pack("=I", index))
+
+
+def local_default_body(family: int, table: int, index: int) -> bytes:
+    """A route that makes every address this machine's own, in a small table of its own."""
+    fixed = (family, 0, 0, 0, table, RTPROT_STATIC, RT_SCOPE_HOST, RTN_LOCAL, 0)
+    return _ROUTE.pack(*fixed) + attribute(RTA_OIF, struct.pack("=I", index))
+
+
+def mark_rule_body(family: int, mark: int, table: int, priority: int) -> bytes:
+    """A rule that sends packets with a mark to a small routing table."""
+    # The header of a rule is laid out as a route's; its type is the action.
+    body = _ROUTE.pack(family, 0, 0, 0, table, 0, 0, FR_ACT_TO_TBL, 0)
+    for kind, value in (
+        (FRA_PRIORITY, priority),
+        (FRA_FWMARK, mark),
+        (FRA_FWMASK, 0xFFFFFFFF),
+    ):
+        body += attribute(kind, struct.pack("=I", value))
+    return body
 
 
 class Netlink:
@@ -90,9 +115,15 @@ class Netlink:
         self._socket.close()
 
     def add_veth(self, name: str, peer: str, peer_namespace: int, *, mtu: int = 0) -> int:
-        """Make a veth pair and return the index of the end that is here."""
-        self._do([(RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, veth_body(name, peer, peer_namespace, mtu=mtu))])
-        return socket.if_nametoindex(name)
+        """Make a veth pair and return the index of the end that is here.
+
+        Where both ends have the same index, each in its namespace, the kernel takes up to a second
+        to see that they are connected, and IPv6 waits for that. So ours is out of the way.
+        """
+        index = (1 << 16) + secrets.randbelow(1 << 29)
+        body = veth_body(index, name, peer, peer_namespace, mtu=mtu)
+        self._do([(RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, body)])
+        return index
 
     def configure(
         self,
@@ -100,13 +131,14 @@ class Netlink:
         addresses: Iterable[ipaddress.IPv4Interface | ipaddress.IPv6Interface],
         routes: Iterable[tuple[Network, Address | None]] = (),
     ) -> None:
-        """Bring a link up with its addresses and routes, in one batch."""
+        """Bring a link up with its addresses and routes, in one batch. Works twice."""
         messages = [(RTM_NEWLINK, 0, _link_body(index, up=True))]
         for item in addresses:
             body = address_body(index, item.ip, item.network.prefixlen)
-            messages.append((RTM_NEWADDR, NLM_F_CREATE, body))
+            messages.append((RTM_NEWADDR, NLM_F_CREATE | NLM_F_REPLACE, body))
         for network, gateway in routes:
-            messages.append((RTM_NEWROUTE, NLM_F_CREATE, route_body(network, index, gateway)))
+            flags = NLM_F_CREATE | NLM_F_REPLACE
+            messages.append((RTM_NEWROUTE, flags, route_body(network, index, gateway)))
         self._do(messages)
 
     def delete_link(self, name: str) -> None:
@@ -115,6 +147,20 @@ class Netlink:
             self._do([(RTM_DELLINK, 0, _link_body() + _text(IFLA_IFNAME, name))])
         except OSError as error:
             if error.errno != errno.ENODEV:
+                raise
+
+    def add_local_default(self, family: int, table: int) -> None:
+        """Make every address local for packets that are routed by ``table``. Works twice."""
+        body = local_default_body(family, table, socket.if_nametoindex("lo"))
+        self._do([(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_REPLACE, body)])
+
+    def add_mark_rule(self, family: int, mark: int, table: int, *, priority: int) -> None:
+        """Route packets that carry ``mark`` by ``table``. Works twice."""
+        body = mark_rule_body(family, mark, table, priority)
+        try:
+            self._do([(RTM_NEWRULE, NLM_F_CREATE | NLM_F_EXCL, body)])
+        except OSError as error:
+            if error.errno != errno.EEXIST:
                 raise
 
     def _do(self, messages: list[tuple[int, int, bytes]]) -> None:
@@ -140,3 +186,165 @@ class Netlink:
                 answer = answer[length + (-length % 4) :]
         if failed:
             raise OSError(failed, os.strerror(failed))
+
+    # Reading, and what an uplink needs besides.
+
+    def dump(self, kind: int, body: bytes) -> list[bytes]:
+        """Everything of one kind that the kernel has, as message bodies."""
+        return dump(self._socket, kind, body)
+
+    def links(self) -> list[Link]:
+        """All links of this namespace."""
+        return [_link(body) for body in self.dump(RTM_GETLINK, _link_body())]
+
+    def link(self, index: int) -> Link:
+        """One link, as it really is: :meth:`links` may tell what the kernel is only about to do."""
+        return _link(self._get(RTM_GETLINK, _link_body(index)))
+
+    def is_local(self, address: Address) -> bool:
+        """Whether packets to an address arrive here; of IPv6, that is a moment after adding it."""
+        family, bits = (socket.AF_INET, 32) if address.version == 4 else (socket.AF_INET6, 128)
+        body = _ROUTE.pack(family, bits, *[0] * 7) + attribute(RTA_DST, address.packed)
+        try:
+            return self._get(RTM_GETROUTE, body)[7] == RTN_LOCAL  # the type of the route
+        except OSError:
+            return False
+
+    def _get(self, kind: int, body: bytes) -> bytes:
+        """One thing that the kernel has; the body of its answer."""
+        header = _HEADER.pack(_HEADER.size + len(body), kind, NLM_F_REQUEST, 0, 0)
+        self._socket.send(header + body)
+        kind, _, answer = next(messages(self._socket.recv(ANSWER_SIZE)))
+        if kind == NLMSG_ERROR:
+            number = -struct.unpack_from("=i", answer)[0]
+            raise OSError(number, os.strerror(number))
+        return answer
+
+    def addresses(self) -> list[tuple[int, Address]]:
+        """All addresses of this namespace, each with the index of its link."""
+        found: list[tuple[int, Address]] = []
+        for body in self.dump(RTM_GETADDR, _ADDR.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
+            values = attributes(body[_ADDR.size :])
+            # Of a point-to-point link, IFA_ADDRESS is the other end's.
+            packed = values.get(IFA_LOCAL) or values.get(IFA_ADDRESS)
+            if packed:
+                found.append((_ADDR.unpack_from(body)[4], ipaddress.ip_address(packed)))
+        return found
+
+    def default_links(self) -> set[int]:
+        """The indexes of the links by which default routes go, whatever their table."""
+        found: set[int] = set()
+        for family in (socket.AF_INET, socket.AF_INET6):
+            for body in self.dump(RTM_GETROUTE, _ROUTE.pack(family, *[0] * 8)):
+                if body[1] == 0 and body[7] == RTN_UNICAST:  # the prefix's length, the type
+                    found |= _route_links(attributes(body[_ROUTE.size :]))
+        return found
+
+    def set_hardware_address(self, index: int, address: bytes) -> None:
+        self._do([(RTM_NEWLINK, 0, _link_body(index) + attribute(IFLA_ADDRESS, address))])
+
+    def set_neighbour(self, index: int, address: Address, hardware: bytes) -> None:
+        """Know a neighbour for good, so that nobody needs to ask for it."""
+        family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+        body = _NEIGHBOUR.pack(family, index, NUD_PERMANENT, 0, 0)
+        body += attribute(NDA_DST, address.packed) + attribute(NDA_LLADDR, hardware)
+        self._do([(RTM_NEWNEIGH, NLM_F_CREATE | NLM_F_REPLACE, body)])
+
+
+NLM_F_DUMP, NLM_F_DUMP_INTR, NLMSG_DONE = 0x300, 0x10, 3
+RTM_GETLINK, RTM_GETADDR, RTM_GETROUTE, RTM_NEWNEIGH = 18, 22, 26, 28
+IFLA_LINK, RTA_MULTIPATH, IFF_RUNNING = 5, 9, 0x40
+NDA_DST, NDA_LLADDR, NUD_PERMANENT = 1, 2, 0x80
+_NEIGHBOUR = struct.Struct("=BxxxiHBB")
+_DUMPS = 5  # times that something is read again because it changed meanwhile
+
+
+@dataclass(frozen=True)
+class Link:
+    """A network interface."""
+
+    index: int
+    name: str
+    running: bool
+    """Whether packets can be sent: up, connected, and seen to be so."""
+    kind: str
+    """``veth``, ``bridge`` and the like; empty for hardware."""
+    peer: int
+    """The index of a veth's other end, in its own namespace."""
+    hardware: bytes
+
+
+def _link(body: bytes) -> Link:
+    _, _, index, flags, _ = _LINK.unpack_from(body)
+    values = attributes(body[_LINK.size :])
+    info = attributes(values.get(IFLA_LINKINFO, b""))
+    return Link(
+        index=index,
+        name=values[IFLA_IFNAME].rstrip(b"\0").decode(errors="surrogateescape"),
+        running=bool(flags & IFF_RUNNING),
+        kind=info.get(IFLA_INFO_KIND, b"").rstrip(b"\0").decode(),
+        peer=struct.unpack("=I", values.get(IFLA_LINK, bytes(4)))[0],
+        hardware=values.get(IFLA_ADDRESS, b""),
+    )
+
+
+def _route_links(values: dict[int, bytes]) -> set[int]:
+    """Where a route leads to, by one way or by several."""
+    found = {struct.unpack("=I", values[RTA_OIF])[0]} if RTA_OIF in values else set[int]()
+    hops = values.get(RTA_MULTIPATH, b"")
+    while len(hops) >= 8:
+        length, _, _, index = struct.unpack_from("=HBBi", hops)
+        found.add(index)
+        hops = hops[max(length + (-length % 4), 8) :]
+    return found
+
+
+def pairs(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """The attributes of a message, in order."""
+    while len(data) >= 4:
+        length, kind = struct.unpack_from("=HH", data)
+        if length < 4:
+            return
+        yield kind & 0x3FFF, data[4:length]  # two bits are flags
+        data = data[length + (-length % 4) :]
+
+
+def attributes(data: bytes) -> dict[int, bytes]:
+    return dict(pairs(data))
+
+
+def messages(data: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Kind, flags and body of each message in what was received."""
+    while len(data) >= _HEADER.size:
+        length, kind, flags, _, _ = _HEADER.unpack_from(data)
+        if length < _HEADER.size:
+            return
+        yield kind, flags, data[_HEADER.size : length]
+        data = data[length + (-length % 4) :]
+
+
+def dump(connection: socket.socket, kind: int, body: bytes) -> list[bytes]:
+    """Ask a netlink socket for everything of one kind; message bodies."""
+    found: list[bytes] = []
+    for _ in range(_DUMPS):
+        header = _HEADER.pack(_HEADER.size + len(body), kind, NLM_F_REQUEST | NLM_F_DUMP, 0, 0)
+        connection.send(header + body)
+        found, whole = _dumped(connection)
+        if whole:
+            break
+    return found
+
+
+def _dumped(connection: socket.socket) -> tuple[list[bytes], bool]:
+    """The answers to one request, and whether nothing changed while they were given."""
+    found: list[bytes] = []
+    whole = True
+    while True:
+        for kind, flags, body in messages(connection.recv(ANSWER_SIZE)):
+            if kind in (NLMSG_ERROR, NLMSG_DONE):
+                number = -struct.unpack_from("=i", body)[0]
+                if number > 0:
+                    raise OSError(number, os.strerror(number))
+                return found, whole
+            whole = whole and not flags & NLM_F_DUMP_INTR
+            found.append(body)

@@ -7,7 +7,6 @@ import ctypes.util
 
 from k8e import errors
 
-
 JSON, HANDLES = 1 << 4, 1 << 3  # output flags of libnftables
 
 

@@ -1,15 +1,16 @@
 """The policy language, the same on every runtime: pure data and pure matching.
 
-A rule is a host name (``example.org``), a wildcard for the names below one (``*.example.org``), or a
-network (``192.0.2.0/24``), each with an optional port (``example.org:443``). The presets are
-``none`` (no network, no DNS), ``default`` (the package indexes of this host, and GitHub) and
-``open`` (every public address).
+A policy is a list of words. A word is a host name (``example.org``), a wildcard for the names below
+one (``*.example.org``) or a network (``192.0.2.0/24``), each with an optional port
+(``example.org:443``); or one of ``default`` (the package indexes of this host, and GitHub),
+``open`` (every public address), ``none`` (nothing, no DNS either) and ``strict`` (connections by
+name must also say that name: in TLS, or as HTTP's Host).
 """
 
 from __future__ import annotations
 
-import enum
 import ipaddress
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from k8e import errors
@@ -22,12 +23,19 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
-class Preset(enum.StrEnum):
-    """Where a policy starts from."""
-
-    NONE = "none"
-    DEFAULT = "default"
-    OPEN = "open"
+NONE, DEFAULT, OPEN, STRICT = _PRESETS = "none", "default", "open", "strict"
+PRIVATE: tuple[Network, ...] = tuple(
+    ipaddress.ip_network(text)
+    for text in (
+        "0.0.0.0/8 10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 169.254.0.0/16 172.16.0.0/12 192.0.0.0/24 "
+        "192.0.2.0/24 192.88.99.0/24 192.168.0.0/16 198.18.0.0/15 198.51.100.0/24 203.0.113.0/24 "
+        "224.0.0.0/3 "
+        "168.63.129.16/32 "  # Azure's platform, at an address that looks public
+        # Of IPv6 only 2000::/3 is in use, which in part hides addresses of IPv4.
+        "::/3 2001::/32 2001:db8::/32 2002::/16 4000::/2 8000::/1"
+    ).split()
+)
+"""What no client may reach: this host, its neighbours, and the metadata services of clouds."""
 
 
 @dataclass(frozen=True)
@@ -90,11 +98,6 @@ def parse_rule(text: str, *, trusted: bool = False) -> Rule:
         return Rule(network=network, port=port, trusted=trusted)
     below = target.startswith("*.")
     name = normalise(target[2:] if below else target)
-    if "*" in name:
-        raise errors.InvalidRequest(
-            f"{text[:80]!r}: a wildcard is only allowed as the whole first label",
-            hint="write *.example.org",
-        )
     if all(label.isdigit() or label.startswith("0x") for label in name.split(".")):
         # 127.1, 2130706433 and 0x7f000001 are addresses to a C library.
         raise errors.InvalidRequest(
@@ -107,8 +110,10 @@ def parse_rule(text: str, *, trusted: bool = False) -> Rule:
 
 def _split_port(text: str) -> tuple[str, int]:
     if text.startswith("["):  # [2001:db8::]:443 or [2001:db8::/32]:443
-        target, _, rest = text[1:].partition("]")
-        return target, _port(rest.removeprefix(":"), text) if rest else 0
+        target, closed, rest = text[1:].partition("]")
+        if not closed or (rest and not rest.startswith(":")):
+            raise errors.InvalidRequest(f"{text[:80]!r} has brackets that make no sense")
+        return target, _port(rest[1:], text) if rest else 0
     if text.count(":") == 1:
         target, _, port = text.partition(":")
         return target, _port(port, text)
@@ -116,12 +121,14 @@ def _split_port(text: str) -> tuple[str, int]:
 
 
 def _port(text: str, whole: str) -> int:
-    if not text.isascii() or not text.isdigit() or not 0 < int(text) < 65536:
+    if not (text.isascii() and text.isdigit() and len(text) <= 5 and 0 < int(text) < 65536):
         raise errors.InvalidRequest(f"{whole[:80]!r} has no valid port")
     return int(text)
 
 
 def _network(text: str) -> Network | None:
+    if "%" in text:  # a zone, in which any character may stand
+        return None
     try:
         return ipaddress.ip_network(text, strict=False)
     except ValueError:
@@ -130,62 +137,82 @@ def _network(text: str) -> Network | None:
 
 @dataclass(frozen=True)
 class Policy:
-    """What one session may reach."""
+    """What one session may reach; nothing, as it is made."""
 
-    preset: Preset = Preset.NONE
     rules: tuple[Rule, ...] = ()
+    open: bool = False
+    """Every public address, by whatever name."""
+    strict: bool = False
+    """Connections that a name allows must say that name."""
 
     @property
     def silent(self) -> bool:
         """Whether nothing at all may be reached, so that there is no DNS either."""
-        return self.preset is not Preset.OPEN and not self.rules
+        return not self.open and not self.rules
 
     def rules_for(self, name: str) -> list[Rule]:
         """The rules that allow a (normalised) name."""
-        if self.preset is Preset.OPEN:
-            return [Rule(name=name)]
-        return [rule for rule in self.rules if rule.matches_name(name)]
+        found = [rule for rule in self.rules if rule.matches_name(name)]
+        return [*found, Rule(name=name)] if self.open else found
 
-    def to_json(self) -> dict[str, object]:
-        return {"preset": str(self.preset), "allow": [str(rule) for rule in self.rules]}
+    def ports_for(self, name: str, address: Address) -> set[int]:
+        """The ports of an address to which ``name`` led; 0 alone means all of them.
+
+        What is private is open as far as the operator said, whatever clients add to that.
+        """
+        rules = self.rules_for(name)
+        ports = {rule.port for rule in rules if rule.trusted or is_public(address)}
+        return {0} if 0 in ports else ports
+
+    def words(self) -> list[str]:
+        """The policy in its own language, with ``default`` spelled out."""
+        words = [OPEN] if self.open else []
+        words += [STRICT] if self.strict else []
+        return [*words, *dict.fromkeys(str(rule) for rule in self.rules)] or [NONE]
 
 
-def make(preset: str, allow: list[str], defaults: tuple[Rule, ...] = ()) -> Policy:
-    """A policy from what a client asks for; ``defaults`` are the operator's own rules."""
-    try:
-        chosen = Preset(preset)
-    except ValueError:
-        known = ", ".join(Preset)
-        raise errors.InvalidRequest(f"unknown egress preset {preset!r}", hint=f"known: {known}") from None
-    if len(allow) > MAX_RULES:
+def tidy(word: str) -> str:
+    """A word as it is compared."""
+    return word.strip().lower()
+
+
+def same_words(one: Sequence[str], other: Sequence[str]) -> bool:
+    """Whether two lists mean the same, as far as can be seen without looking anything up."""
+    return set(map(tidy, one)) - {NONE} == set(map(tidy, other)) - {NONE}
+
+
+def _public(rule: Rule) -> Rule:
+    """A client's rule: not for private addresses. In a larger network, the kernel refuses them."""
+    network = rule.network
+    if network is not None and any(_lies_in(network, private) for private in PRIVATE):
+        raise errors.InvalidRequest(
+            f"{str(rule)!r} is private: only the operator can allow it",
+            hint="K8E_TRUSTED_HOSTS of the gateway names hosts and networks of the operator's",
+        )
+    return rule
+
+
+def _lies_in(inner: Network, outer: Network) -> bool:
+    return inner.network_address in outer and inner.prefixlen >= outer.prefixlen
+
+
+def parse_policy(words: Sequence[str], defaults: tuple[Rule, ...] = ()) -> Policy:
+    """A policy from a client's words; ``defaults`` are the operator's rules, for ``default``."""
+    if len(words) > MAX_RULES:
         raise errors.LimitExceeded(f"more than {MAX_RULES} egress rules")
-    rules = tuple(dict.fromkeys(parse_rule(text) for text in allow))
-    if chosen is Preset.DEFAULT:
-        rules = tuple(dict.fromkeys((*defaults, *rules)))
-    return Policy(chosen, rules)
-
-
-# What no client may reach by a name, and `open` may not reach at all: this host, its neighbours,
-# and the metadata services of clouds. ipaddress knows the registries; these are the gaps.
-_ALSO_PRIVATE = tuple(
-    ipaddress.ip_network(text)
-    for text in (
-        "100.64.0.0/10",  # carrier-grade NAT, and Alibaba's metadata service in it
-        "168.63.129.16/32",  # Azure's platform address, in public space
-        "192.0.0.0/24",
-        "64:ff9b::/96",  # NAT64: an IPv4 address in disguise
-        "64:ff9b:1::/48",
-        "2002::/16",  # 6to4, the same
-        "2001::/32",  # Teredo, the same
-        "fec0::/10",
-    )
-)
+    words = [tidy(word) for word in words]
+    asked = set(words)
+    if NONE in asked and len(asked) > 1:
+        raise errors.InvalidRequest("'none' allows nothing, so it must stand alone")
+    if {OPEN, STRICT} <= asked:
+        raise errors.InvalidRequest(
+            "'strict' compares names with an allow-list, and 'open' has none"
+        )
+    rules: list[Rule] = list(defaults) if DEFAULT in asked else []
+    rules += [_public(parse_rule(word)) for word in words if word not in _PRESETS]
+    return Policy(tuple(dict.fromkeys(rules)), OPEN in asked, STRICT in asked)
 
 
 def is_public(address: Address) -> bool:
     """Whether an address is somebody's on the internet, and nobody's around here."""
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-        return is_public(address.ipv4_mapped)
-    if not address.is_global or address.is_multicast or address.is_unspecified:
-        return False
-    return not any(address.version == net.version and address in net for net in _ALSO_PRIVATE)
+    return not any(address in network for network in PRIVATE)

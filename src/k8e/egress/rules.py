@@ -1,8 +1,8 @@
 """The rule set of the router, as text: one base for all sandboxes, and elements for each.
 
 All sessions share a few sets, because the cost of a change grows with the number of sets and not
-with their elements. Every policy that is bound gets a generation, a number that no other has. A
-connection carries the generation that allowed it as its mark, and ``live`` holds each interface's
+with their elements. Every policy that is bound gets a generation, a number that no other ever had.
+A connection carries the generation that allowed it as its mark, and ``live`` holds each interface's
 present one: so an expired DNS answer does not cut a download, and a tightened policy does. What DNS
 opened is keyed by generation too, and so ends with the policy under which it was asked.
 """
@@ -10,17 +10,41 @@ opened is keyed by generation too, and so ends with the policy under which it wa
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from k8e.egress.policy import Address, Rule
+from k8e.egress import tproxy
+from k8e.egress.elements import (
+    Change,
+    Element,
+    add,
+    delete,
+    flush,
+    of_address,
+    of_interface,
+    of_mark,
+    of_network,
+    of_port,
+    renewed,
+)
+from k8e.egress.policy import PRIVATE, Address, Network, Policy, Rule
+from k8e.model import DNS_ADDRESS
 
 TABLE = "inet k8e"
 UPLINK = "up"
 LOG_GROUP = 5
+LOG_BYTES = 128  # of a refused packet: its headers
+LOG_RATE = "20/second burst 40 packets"  # per sandbox; more is refused without being told
+TOO_MANY = "many"
+MAX_FLOWS = 8192  # connections of one sandbox: nobody fills the router's table for the others
 DNS_PORT = 53
-# New questions per second that one sandbox may ask before they are dropped.
-DNS_RATE = 100
+DNS_RATE = "100/second burst 200 packets"  # questions of one sandbox; more are refused
 
+
+def _private(version: int) -> str:
+    return ", ".join(str(network) for network in PRIVATE if network.version == version)
+
+
+# ruff: noqa: S608 - nft's language, which has words in common with SQL
 BASE = f"""
 table {TABLE} {{
     set members4 {{ type ifname . ipv4_addr; }}
@@ -32,37 +56,71 @@ table {TABLE} {{
     set host6 {{ type mark . ipv6_addr . inet_service; flags timeout; }}
     set any4 {{ type mark . ipv4_addr; flags timeout; }}
     set any6 {{ type mark . ipv6_addr; flags timeout; }}
-    set net4 {{ type ifname . ipv4_addr . inet_service; flags interval; }}
-    set net6 {{ type ifname . ipv6_addr . inet_service; flags interval; }}
-    set private4 {{ type ipv4_addr; flags interval; elements = {{
-        0.0.0.0/8, 10.0.0.0/8, 100.64.0.0/10, 127.0.0.0/8, 168.63.129.16, 169.254.0.0/16,
-        172.16.0.0/12, 192.0.0.0/24, 192.168.0.0/16, 198.18.0.0/15, 224.0.0.0/3 }} }}
-    set private6 {{ type ipv6_addr; flags interval; elements = {{
-        ::/3, 2001::/32, 2002::/16, 4000::/2, 8000::/1 }} }}
+    set trustnet4 {{ type ifname . ipv4_addr; flags interval; }}
+    set trustnet6 {{ type ifname . ipv6_addr; flags interval; }}
+    set trustport4 {{ type ifname . ipv4_addr . inet_service; flags interval; }}
+    set trustport6 {{ type ifname . ipv6_addr . inet_service; flags interval; }}
+    set net4 {{ type ifname . ipv4_addr; flags interval; }}
+    set net6 {{ type ifname . ipv6_addr; flags interval; }}
+    set port4 {{ type ifname . ipv4_addr . inet_service; flags interval; }}
+    set port6 {{ type ifname . ipv6_addr . inet_service; flags interval; }}
+    set own4 {{ type ipv4_addr; }}
+    set own6 {{ type ipv6_addr; }}
+    set private4 {{ type ipv4_addr; flags interval; elements = {{ {_private(4)} }} }}
+    set private6 {{ type ipv6_addr; flags interval; elements = {{ {_private(6)} }} }}
+    set logged {{ type ifname; size 65536; flags dynamic, timeout; timeout 1m; }}
+    set flows {{ type ifname; size 65536; flags dynamic; }}
+    set asking {{ type ifname; size 65536; flags dynamic, timeout; timeout 1m; }}
+    {tproxy.SETS}
 
-    chain refuse {{
-        log group {LOG_GROUP} snaplen 128
+    chain refuse_more {{
+        update @logged {{ iifname limit rate {LOG_RATE} }} \
+log prefix "{TOO_MANY}" group {LOG_GROUP} snaplen {LOG_BYTES} queue-threshold 1
         meta l4proto tcp reject with tcp reset
+        reject with icmpx port-unreachable
+    }}
+    chain refuse {{
+        update @logged {{ iifname limit rate {LOG_RATE} }} \
+log group {LOG_GROUP} snaplen {LOG_BYTES} queue-threshold 1
+        meta l4proto tcp reject with tcp reset
+        meta l4proto udp reject with icmpx port-unreachable
         reject with icmpx admin-prohibited
     }}
     chain allow {{
         ct mark set meta mark
         accept
     }}
-    chain judge {{
+    chain arrive {{
+        type filter hook prerouting priority filter; policy accept;
+        iifname {{ "lo", "{UPLINK}" }} accept
+        icmpv6 type {{ nd-neighbor-solicit, nd-neighbor-advert }} accept
+        meta l4proto ipv6-icmp ip6 daddr ff02::/16 drop comment "what every IPv6 stack says"
         iifname . ip saddr != @members4 meta nfproto ipv4 goto refuse
         iifname . ip6 saddr != @members6 meta nfproto ipv6 goto refuse
+    }}
+    chain judge {{
+        ip daddr @own4 goto refuse
+        ip6 daddr @own6 goto refuse
+        ct state new add @flows {{ iifname ct count over {MAX_FLOWS} }} goto refuse_more
         meta mark set iifname map @generation
         meta mark . ip daddr . th dport @host4 goto allow
         meta mark . ip6 daddr . th dport @host6 goto allow
         meta mark . ip daddr @any4 goto allow
         meta mark . ip6 daddr @any6 goto allow
-        iifname . ip daddr . th dport @net4 goto allow
-        iifname . ip6 daddr . th dport @net6 goto allow
-        iifname @open ip daddr != @private4 goto allow
-        iifname @open ip6 daddr != @private6 goto allow
+        iifname . ip daddr @trustnet4 goto allow
+        iifname . ip6 daddr @trustnet6 goto allow
+        iifname . ip daddr . th dport @trustport4 goto allow
+        iifname . ip6 daddr . th dport @trustport6 goto allow
+        ip daddr @private4 goto refuse
+        ip6 daddr @private6 goto refuse
+        iifname . ip daddr @net4 goto allow
+        iifname . ip6 daddr @net6 goto allow
+        iifname . ip daddr . th dport @port4 goto allow
+        iifname . ip6 daddr . th dport @port6 goto allow
+        iifname @open goto allow
         goto refuse
     }}
+    {tproxy.chain(DNS_ADDRESS)}
     chain forward {{
         type filter hook forward priority filter; policy drop;
         ct state invalid drop
@@ -76,17 +134,23 @@ table {TABLE} {{
         type filter hook input priority filter; policy drop;
         iifname lo accept
         iifname "{UPLINK}" ct state established,related accept
-        iifname . ip saddr @members4 udp dport {DNS_PORT} limit rate over {DNS_RATE}/second drop
-        iifname . ip saddr @members4 meta l4proto {{ tcp, udp }} th dport {DNS_PORT} accept
-        iifname . ip6 saddr @members6 meta l4proto {{ tcp, udp }} th dport {DNS_PORT} accept
         icmpv6 type {{ nd-neighbor-solicit, nd-neighbor-advert }} accept
         iifname "{UPLINK}" drop
+        {tproxy.INPUT}
+        ip daddr {DNS_ADDRESS} iifname . ip saddr @members4 goto ask
+        goto refuse
+    }}
+    chain ask {{
+        udp dport {DNS_PORT} \
+update @asking {{ iifname limit rate over {DNS_RATE} }} goto refuse_more
+        meta l4proto {{ tcp, udp }} th dport {DNS_PORT} accept
         goto refuse
     }}
     chain output {{
         type filter hook output priority filter; policy drop;
         oifname lo accept
         ct state established,related accept
+        {tproxy.OUTPUT}
         icmpv6 type {{ nd-neighbor-solicit, nd-neighbor-advert }} accept
         meta l4proto {{ icmp, ipv6-icmp }} accept
         meta l4proto tcp tcp flags rst accept
@@ -110,61 +174,82 @@ class Pin:
     seconds: int
 
 
-def add_member(interface: str, address4: Address, address6: Address) -> str:
-    """A sandbox's interface and the only addresses that it may send from."""
-    return (
-        f'add element {TABLE} members4 {{ "{interface}" . {address4} }}\n'
-        f'add element {TABLE} members6 {{ "{interface}" . {address6} }}\n'
-    )
+@dataclass(frozen=True)
+class Bound:
+    """A policy and the generation under which it was bound; 0 for one that allows nothing."""
+
+    policy: Policy = field(default_factory=Policy)
+    generation: int = 0
 
 
-def remove_member(interface: str, address4: Address, address6: Address) -> str:
-    return (
-        f'delete element {TABLE} members4 {{ "{interface}" . {address4} }}\n'
-        f'delete element {TABLE} members6 {{ "{interface}" . {address6} }}\n'
-    )
+def change(
+    interface: str, address4: Address, address6: Address, old: Bound, new: Bound
+) -> list[Change]:
+    """Replace what is bound to a sandbox's interface, as one transaction."""
+    gone = _bound_elements(interface, address4, address6, old)
+    made = _bound_elements(interface, address4, address6, new)
+    return [*map(delete, gone), *map(add, made)]
 
 
-def set_generation(interface: str, old: int, new: int) -> str:
-    """Make ``new`` the only generation whose connections live; 0 stands for none."""
-    lines = ""
-    if old:
-        lines += f'delete element {TABLE} live {{ "{interface}" . {old} }}\n'
-        lines += f'delete element {TABLE} generation {{ "{interface}" }}\n'
-    if new:
-        lines += f'add element {TABLE} live {{ "{interface}" . {new} }}\n'
-        lines += f'add element {TABLE} generation {{ "{interface}" : {new} }}\n'
-    return lines
+def _bound_elements(
+    interface: str, address4: Address, address6: Address, bound: Bound
+) -> list[Element]:
+    """Everything that the kernel holds for a sandbox, but for what DNS opened."""
+    if not bound.generation:
+        return []
+    here, mark = of_interface(interface), of_mark(bound.generation)
+    elements = [
+        Element("members4", here + of_address(address4)),
+        Element("members6", here + of_address(address6)),
+        Element("live", here + mark),
+        Element("generation", here, data=mark),
+        *_networks(here, bound.policy.rules, trusted=False),
+        *_networks(here, bound.policy.rules, trusted=True),
+    ]
+    if bound.policy.open:
+        elements.append(Element("open", here))
+    if bound.policy.strict:
+        elements.append(Element("strict", here))
+    return elements
 
 
-def network_elements(verb: str, interface: str, rules: Iterable[Rule]) -> str:
-    """Add or delete the networks that a policy names."""
-    lines = ""
-    for rule in rules:
-        if rule.network is None:
+def _networks(here: bytes, rules: Iterable[Rule], *, trusted: bool) -> list[Element]:
+    """The networks that a policy names; one that lies in another is left to that one."""
+    found = {
+        (rule.network, rule.port)
+        for rule in rules
+        if rule.network is not None and rule.trusted == trusted
+    }
+    kept: list[Element] = []
+    for network, port in found:
+        if any(_covers(outer, (network, port)) for outer in found):
             continue
-        ports = str(rule.port) if rule.port else "0-65535"
-        lines += (
-            f"{verb} element {TABLE} net{rule.network.version} "
-            f'{{ "{interface}" . {rule.network} . {ports} }}\n'
-        )
-    return lines
+        kind, ports = ("port", of_port(port)) if port else ("net", b"")
+        name = f"{'trust' if trusted else ''}{kind}{network.version}"
+        first, last = of_network(network)
+        kept.append(Element(name, here + first + ports, here + last + ports))
+    return kept
 
 
-def open_element(verb: str, interface: str) -> str:
-    return f'{verb} element {TABLE} open {{ "{interface}" }}\n'
+def _covers(outer: tuple[Network, int], inner: tuple[Network, int]) -> bool:
+    """Whether ``inner`` adds nothing: the intervals of a set must not overlap."""
+    if outer == inner or outer[0].version != inner[0].version or outer[1] not in (0, inner[1]):
+        return False
+    return inner[0].network_address in outer[0] and inner[0].prefixlen >= outer[0].prefixlen
 
 
-def pin_elements(pins: Iterable[Pin]) -> str:
-    """Let sandboxes reach addresses; an element that is there already is renewed."""
-    lines = ""
+def pin_changes(pins: Iterable[Pin]) -> list[Change]:
+    """Let sandboxes reach addresses; what is open already stays so for as long again."""
+    elements: list[Element] = []
     for pin in pins:
-        version = pin.address.version
-        name, key = f"any{version}", f"{pin.generation} . {pin.address}"
+        name, key = "any", of_mark(pin.generation) + of_address(pin.address)
         if pin.port:
-            name, key = f"host{version}", f"{key} . {pin.port}"
-        # The kernel refuses a changed time-out of an existing element, so it is made anew.
-        lines += f"add element {TABLE} {name} {{ {key} timeout {pin.seconds}s }}\n"
-        lines += f"delete element {TABLE} {name} {{ {key} }}\n"
-        lines += f"add element {TABLE} {name} {{ {key} timeout {pin.seconds}s }}\n"
-    return lines
+            name, key = "host", key + of_port(pin.port)
+        elements.append(Element(f"{name}{pin.address.version}", key, seconds=pin.seconds))
+    return renewed(elements)
+
+
+def own_changes(addresses: Iterable[Address]) -> list[Change]:
+    """What the host itself is called: out of reach, whatever a policy says."""
+    found = [Element(f"own{item.version}", of_address(item)) for item in dict.fromkeys(addresses)]
+    return [flush("own4"), flush("own6"), *map(add, found)]

@@ -3,164 +3,298 @@
 from __future__ import annotations
 
 import asyncio
-import collections
-import json
 import logging
-import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from k8e import errors
-from k8e.egress.dns import Client, Responder, Upstream, host_resolvers
-from k8e.egress.policy import Policy, Preset, Rule, parse_rule
-from k8e.egress.router import Router, Slot, Target, unmount
+from k8e import errors, metrics
+from k8e.egress import namespaces, uplink
+from k8e.egress.asking import Upstream, host_resolvers
+from k8e.egress.clients import Client
+from k8e.egress.dns import Responder
+from k8e.egress.nflog import PacketLog
+from k8e.egress.policy import Address, Policy
+from k8e.egress.proxy import PEEK, Decision, Proxy, Said, refused
+from k8e.egress.records import Record, Records
+from k8e.egress.router import CARRIED_SECONDS, MAX_SLOTS, Router, Slot
+from k8e.egress.rules import Bound, Pin
+from k8e.egress.watching import Watcher
 
 log = logging.getLogger(__name__)
 
-KEPT_DENIALS = 200  # per sandbox; the newest
-
-
-@dataclass(frozen=True)
-class Denial:
-    """Something that a sandbox was not allowed to reach."""
-
-    at: float
-    name: str
-    reason: str
-    address: str = ""
-    port: int = 0
-
-    def to_json(self) -> dict[str, Any]:
-        return self.__dict__.copy()
+SPARE = 2  # slots that are kept ready
 
 
 class Egress:
     """Attaches sandboxes to the router and keeps their policies."""
 
-    def __init__(self, folder: Path, *, world: Path | None = None, upstreams: list[Upstream] | None = None) -> None:
-        self.folder = folder
-        self._router = Router(folder, world=world)
-        self._responder = Responder(self._router, upstreams or host_resolvers())
-        self._slots: dict[str, Slot] = {}
-        self._policies: dict[str, Policy] = {}
-        self._denials: dict[str, collections.deque[Denial]] = {}
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        world: Path = namespaces.OWN,
+        upstreams: list[Upstream] | None = None,
+        spare: int = SPARE,
+    ) -> None:
+        """``world`` is the namespace that the uplink leads to: this host's own by default."""
+        self._world = world
+        self._records = Records(folder)
+        self._router = Router(folder)
+        self._clients: dict[str, Client] = {}
+        self._by_address: dict[str, Client] = {}
+        self._by_index: dict[int, Client] = {}
+        self._indexes: dict[Slot, int] = {}
+        self._last = -1
+        self._responder = Responder(
+            self._router, self._by_address, upstreams or host_resolvers(), self._world_socket
+        )
+        self._proxy = Proxy(self._router.socket, self._decide)
+        self._log: PacketLog | None = None
+        self._uplink = ""
+        self._connecting = asyncio.Lock()
+        self._watcher: Watcher | None = None
+        self._mending: asyncio.Task[None] | None = None
+        self._wanted = spare
+        self._spare: list[Slot] = []
+        self._making: asyncio.Task[None] | None = None
+
+    # Starting and ending.
 
     async def start(self, alive: set[str]) -> None:
         """Take over what an earlier gateway left for the sandboxes that are ``alive``."""
-        await asyncio.to_thread(self._router.start)
+        found = self._records.load()
+        self._last = max((record.slot for record in found.values()), default=-1)
+        generations = await asyncio.to_thread(self._router.start)
         await self._responder.start()
-        for sandbox_id, entry in self._load().items():
-            slot = Slot(int(entry["slot"]))
-            self._slots[sandbox_id] = slot
-            policy = _policy(entry["policy"])
+        await self._proxy.start()
+        self._log = PacketLog(self._router.socket)
+        asyncio.get_running_loop().add_reader(self._log.fileno(), self.drain)
+        for sandbox_id, record in found.items():
+            await self._adopt(sandbox_id, record, generations.get(record.slot, 0))
             if sandbox_id not in alive:
-                self._router.remember(slot, policy)
                 await self.detach(sandbox_id)
-                continue
-            self._router.remember(slot, policy)
-            self._know(sandbox_id, slot, policy)
+        owned = {client.slot for client in self._clients.values()}
+        for slot in self._router.slots():
+            if slot not in owned:
+                await asyncio.to_thread(self._router.remove_slot, slot)
+        if await asyncio.to_thread(self._router.has_uplink):
+            await self._connect()
+        self._refill()
+
+    async def _adopt(self, sandbox_id: str, record: Record, generation: int) -> None:
+        """Know a sandbox again; finish the change of policy that a killed gateway had begun."""
+        slot = Slot(record.slot)
+        client = Client(sandbox_id, slot)
+        self._know(client, await asyncio.to_thread(self._router.index, slot))
+        client.rebind(record.bound if generation == record.bound.generation else record.before)
+        if client.bound is not record.bound:
+            await self.bind(sandbox_id, record.bound.policy)
 
     async def close(self) -> None:
-        self._responder.close()
-        await asyncio.to_thread(self._router.close)
-        if not self._slots:
+        """Let go; where sandboxes are left, everything stays as it is."""
+        self._wanted = 0
+        if self._making is not None:
+            await asyncio.wait([self._making])  # a thread that makes a slot cannot be stopped
+        if self._mending is not None:
+            await asyncio.wait([self._mending])
+        self.abandon()
+        for slot in self._spare:
+            await asyncio.to_thread(namespaces.unmount, self._router.namespace(slot))
+        if not self._clients:
+            if self._uplink:
+                await asyncio.to_thread(uplink.disconnect, self._world, self._uplink)
             await asyncio.to_thread(self._router.destroy)
 
     def abandon(self) -> None:
         """Leave everything as a gateway does that is killed."""
+        if self._watcher is not None:
+            self._watcher.close()
+        if self._log is not None:
+            asyncio.get_running_loop().remove_reader(self._log.fileno())
+            self._log.close()
+            self._log = None
         self._responder.close()
+        self._proxy.close()
         self._router.close()
 
-    def path(self, sandbox_id: str) -> Path:
-        """Where a sandbox's network namespace is mounted."""
-        return self.folder / sandbox_id
+    # Sandboxes.
 
     async def attach(self, sandbox_id: str) -> Path:
-        """Make a network namespace for a sandbox; it may reach nothing until it is bound."""
-        taken = {slot.number for slot in self._slots.values()}
-        number = next(number for number in range(len(taken) + 1) if number not in taken)
-        slot = self._slots[sandbox_id] = Slot(number)
-        await asyncio.to_thread(self._router.add_slot, slot, self.path(sandbox_id))
-        self._know(sandbox_id, slot, Policy())
-        return self.path(sandbox_id)
+        """A network namespace for a sandbox; it may reach nothing until it is bound."""
+        slot = self._spare.pop() if self._spare else await self._new_slot()
+        client = Client(sandbox_id, slot)
+        self._records.save(sandbox_id, Record(slot.number))
+        self._know(client, self._indexes[slot])
+        self._refill()
+        return self._router.namespace(slot)
+
+    def _know(self, client: Client, index: int) -> None:
+        self._clients[client.sandbox_id] = client
+        self._by_address[str(client.slot.address4)] = client
+        self._by_address[str(client.slot.address6)] = client
+        self._by_index[index] = client
+        self._indexes[client.slot] = index
+
+    async def _new_slot(self) -> Slot:
+        """A slot whose number was not used for long: its last wire may still be there."""
+        while True:
+            self._last = (self._last + 1) % MAX_SLOTS
+            slot = Slot(self._last)
+            if slot in self._indexes:
+                continue
+            self._indexes[slot] = 0  # taken, from now on
+            making = asyncio.ensure_future(asyncio.to_thread(self._router.add_slot, slot))
+            try:
+                self._indexes[slot] = await asyncio.shield(making)
+                return slot
+            except FileExistsError:
+                self._indexes.pop(slot)
+            except asyncio.CancelledError:
+                # The thread goes on; what it makes is somebody else's then.
+                await asyncio.wait([making])
+                self._keep(slot, making)
+                raise
+            except BaseException:
+                self._indexes.pop(slot)
+                raise
+
+    def _keep(self, slot: Slot, made: asyncio.Future[int]) -> None:
+        if made.exception() is None:
+            self._indexes[slot] = made.result()
+            self._spare.append(slot)
+        else:
+            self._indexes.pop(slot)
+
+    def _refill(self) -> None:
+        if len(self._spare) < self._wanted and (self._making is None or self._making.done()):
+            self._making = asyncio.create_task(self._make_spare())
+
+    async def prepare(self, count: int) -> None:
+        """Make slots ahead until so many are ready."""
+        while len(self._spare) < count:
+            self._spare.append(await self._new_slot())
+
+    async def _make_spare(self) -> None:
+        try:
+            while len(self._spare) < self._wanted:
+                self._spare.append(await self._new_slot())
+        except (OSError, errors.K8eError):
+            log.exception("a network slot could not be made ahead")
 
     async def bind(self, sandbox_id: str, policy: Policy) -> None:
         """Give a sandbox its policy, or a new one; open connections are judged by it too."""
-        slot = self._slots.get(sandbox_id)
-        if slot is None:
-            raise errors.K8eError(f"sandbox {sandbox_id} has no network")
-        before = self._responder.clients.get(str(slot.address4))
-        opened = before.still_allowed(policy) if before is not None else {}
-        # Until the new client is known, answers go out under the old generation, which the
-        # kernel no longer knows: what they open, nobody can reach.
-        await asyncio.to_thread(self._router.bind, slot, policy, list(opened))
-        self._know(sandbox_id, slot, policy, opened)
-        self._save()
+        client = self._client(sandbox_id)
+        if not policy.silent:
+            await self._connect()
+        async with client.changing:
+            await self._bind(client, policy)
+
+    async def _bind(self, client: Client, policy: Policy) -> None:
+        old = client.bound
+        new = Bound(policy, 0 if policy.silent else self._records.next_generation())
+        self._records.save(client.sandbox_id, Record(client.slot.number, new, old))
+        carried = {} if policy.strict else client.still_open(policy)
+        # Until the client knows it, answers go out under the old generation, which the kernel no
+        # longer knows: what they open, nobody can reach. What they opened is made up for after.
+        await self._router.bind(client.slot, old, new, list(carried))
+        client.rebind(new)
+        late = [] if policy.strict else [t for t in client.still_open(policy) if t not in carried]
+        if late:
+            await self._router.pin([Pin(new.generation, a, p, CARRIED_SECONDS) for a, p in late])
+        self._proxy.rejudge(str(client.slot.address4))
+        self._proxy.rejudge(str(client.slot.address6))
 
     async def detach(self, sandbox_id: str) -> None:
         """Remove a sandbox's network; nothing happens where there is none."""
-        slot = self._slots.get(sandbox_id)
-        if slot is not None:
-            self._responder.clients.pop(str(slot.address4), None)
-            await asyncio.to_thread(self._router.remove_slot, slot)
-            del self._slots[sandbox_id]
-        self._policies.pop(sandbox_id, None)
-        self._denials.pop(sandbox_id, None)
-        await asyncio.to_thread(unmount, self.path(sandbox_id))
-        self._save()
+        client = self._clients.get(sandbox_id)
+        if client is None:
+            return
+        await self.bind(sandbox_id, Policy())
+        del self._clients[sandbox_id]
+        for address in (client.slot.address4, client.slot.address6):
+            self._by_address.pop(str(address), None)
+        self._by_index.pop(self._indexes[client.slot], None)
+        await asyncio.to_thread(self._router.remove_slot, client.slot)
+        del self._indexes[client.slot]
+        self._records.remove(sandbox_id)
+
+    def knows(self, sandbox_id: str) -> bool:
+        """Whether a sandbox has a network."""
+        return sandbox_id in self._clients
+
+    def _client(self, sandbox_id: str) -> Client:
+        client = self._clients.get(sandbox_id)
+        if client is None:
+            raise errors.K8eError(f"sandbox {sandbox_id} has no network")
+        return client
+
+    # The world.
+
+    async def _connect(self) -> None:
+        """Make the uplink when the first policy needs it; a host without sessions stays as is."""
+        async with self._connecting:
+            if self._uplink:
+                return
+            if self._watcher is None:  # before anything that could change meanwhile
+                self._watcher = Watcher(self._world, self._on_change)
+                self._watcher.start()
+            await self._mend()
+
+    async def _mend(self) -> None:
+        """Make or repair the uplink; the host's own addresses stay out of reach."""
+        self._uplink = await asyncio.to_thread(uplink.connect, self._router.path, self._world)
+        own = await asyncio.to_thread(uplink.own_addresses, self._world)
+        await self._router.disown(own)
+
+    def _on_change(self) -> None:
+        """The host's addresses or its firewall changed."""
+        if self._mending is None or self._mending.done():
+            self._mending = asyncio.create_task(self._mend_again())
+
+    async def _mend_again(self) -> None:
+        try:
+            async with self._connecting:
+                await self._mend()
+        except (OSError, errors.K8eError):
+            log.exception("the host's side of the uplink could not be renewed")
+
+    def _world_socket(self, family: int, kind: int) -> Any:
+        return namespaces.socket_in(self._world, family, kind)
+
+    # Asking.
 
     def policy(self, sandbox_id: str) -> Policy:
-        return self._policies.get(sandbox_id, Policy())
+        return self._client(sandbox_id).bound.policy
 
-    def denials(self, sandbox_id: str, since: float = 0.0) -> list[Denial]:
-        return [item for item in self._denials.get(sandbox_id, ()) if item.at >= since]
+    def denied(self, sandbox_id: str) -> int:
+        """How many times a sandbox was refused something: a mark for ``denials_since``."""
+        client = self._clients.get(sandbox_id)
+        return client.ledger.total if client is not None else 0
 
-    def _know(
-        self,
-        sandbox_id: str,
-        slot: Slot,
-        policy: Policy,
-        opened: dict[Target, str] | None = None,
-    ) -> None:
-        self._policies[sandbox_id] = policy
-        kept = self._denials.setdefault(sandbox_id, collections.deque(maxlen=KEPT_DENIALS))
+    def denials_since(self, sandbox_id: str, mark: int) -> list[dict[str, Any]]:
+        """What was refused after ``mark``; what the kernel has told until now is in it."""
+        self.drain()
+        client = self._clients.get(sandbox_id)
+        return client.ledger.since(mark) if client is not None else []
 
-        def on_denial(name: str, reason: str) -> None:
-            kept.append(Denial(time.time(), name, reason))
-            log.info("egress of %s denied: %s: %s", sandbox_id, name, reason)
+    def denials(self, sandbox_id: str) -> list[dict[str, Any]]:
+        self.drain()
+        return self._client(sandbox_id).ledger.listing()
 
-        if policy.silent:
-            self._responder.clients.pop(str(slot.address4), None)
-        else:
-            client = Client(self._router.generation(slot), policy, on_denial)
-            client.opened = opened or {}
-            self._responder.clients[str(slot.address4)] = client
+    def drain(self) -> None:
+        """Take in what the kernel refused."""
+        if self._log is None:
+            return
+        for packet in self._log.read():
+            client = self._by_index.get(packet.index)
+            if client is not None:
+                client.deny_packet(packet)
 
-    # What a gateway after us needs to know.
-
-    def _save(self) -> None:
-        data = {
-            sandbox_id: {"slot": slot.number, "policy": _stored(self.policy(sandbox_id))}
-            for sandbox_id, slot in self._slots.items()
-        }
-        scratch = self.folder / "slots.tmp"
-        scratch.write_text(json.dumps(data), "utf-8")
-        scratch.rename(self.folder / "slots.json")
-
-    def _load(self) -> dict[str, dict[str, Any]]:
-        try:
-            return json.loads((self.folder / "slots.json").read_text("utf-8"))
-        except (OSError, ValueError):
-            return {}
-
-
-def _stored(policy: Policy) -> dict[str, Any]:
-    rules = [[str(rule), rule.trusted] for rule in policy.rules]
-    return {"preset": str(policy.preset), "rules": rules}
-
-
-def _policy(data: dict[str, Any]) -> Policy:
-    rules: list[Rule] = [parse_rule(text, trusted=trusted) for text, trusted in data["rules"]]
-    return Policy(Preset(data["preset"]), tuple(rules))
-
+    def _decide(self, source: str, destination: Address, port: int, said: Said | None) -> Decision:
+        client = self._by_address.get(source)
+        if client is None:
+            return refused("unknown sandbox")
+        decision = client.decide(destination, port, said)
+        if decision is not PEEK:
+            metrics.count_connection(decision.verdict)
+        return decision

@@ -1,101 +1,312 @@
-"""The host's side of the uplink: it forwards and translates what the router lets out.
+"""The uplink: the wire between the router and the world, and the host's side of it.
 
-k8e's own table only adds to what the host has. A packet must pass the chains of every table, so a
-firewall that drops what is forwarded (Docker's does, and firewalld's) gets two rules of ours in its
-own chain; they are marked, and removed with the uplink.
+The world is this host's own network, or another namespace if the operator chose one. The host sends
+on what the router lets out and translates its addresses; it is itself not to be reached from there,
+by whatever address, and nobody outside reaches in. k8e's own table only adds to what the host has;
+see ``firewalls`` for what the host has besides, and ``forwarding`` for what has to be switched on.
+
+The functions block for some milliseconds: call them from threads of this host's own network. All
+can be repeated, and where everything is as it should be, they change nothing and wake no watcher.
 """
 
 from __future__ import annotations
 
-import json
-import logging
+import contextlib
+import functools
+import hashlib
+import ipaddress
+import socket
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from k8e.egress.nftables import NftFailed, Nftables
+from k8e import errors
+from k8e.egress import firewalls, forwarding, namespaces, rules
+from k8e.egress.firewalls import Firewall
+from k8e.egress.forwarding import Guard, Plan
+from k8e.egress.netlink import Link, Netlink
+from k8e.egress.nftables import Nftables
+from k8e.egress.policy import Address, Network
 
-log = logging.getLogger(__name__)
-
-COMMENT = "k8e uplink"
-
-
-def table_name(interface: str) -> str:
-    return f"inet {interface}"
-
-
-def host_table(interface: str) -> str:
-    """Translation for what comes up, and nothing for what wants the host itself."""
-    return f"""
-table {table_name(interface)} {{
-    chain nat {{
-        type nat hook postrouting priority srcnat;
-        iifname "{interface}" masquerade
-    }}
-    chain input {{
-        type filter hook input priority filter - 10; policy accept;
-        iifname "{interface}" ct state established,related accept
-        iifname "{interface}" reject with icmpx admin-prohibited
-    }}
-    chain forward {{
-        type filter hook forward priority filter - 10; policy accept;
-        oifname "{interface}" ct state established,related accept
-        oifname "{interface}" drop
-    }}
-}}
-"""
+_NET4 = ipaddress.ip_network("198.19.0.0/16")
+_NET6 = ipaddress.ip_network("fd6b:3865:0:2::/64")
+_ALL4, _ALL6 = ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip_network("::/0")
+MAX_UPLINKS = 256  # the end of the first network is the resolver's
+WAIT_SECONDS = 2
 
 
-def foreign_chains(listing: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Family, table and name of the filter chains that hook forwarded packets, k8e's left out."""
-    found: list[tuple[str, str, str]] = []
-    for item in listing.get("nftables", []):
-        chain = item.get("chain")
-        if not chain or chain.get("hook") != "forward" or chain.get("type") != "filter":
-            continue
-        if chain["family"] in ("ip", "ip6", "inet") and not chain["table"].startswith("k8e"):
-            found.append((chain["family"], chain["table"], chain["name"]))
-    return found
+@dataclass(frozen=True)
+class Ends:
+    """The addresses of both ends; everything follows from the uplink's number."""
+
+    number: int
+
+    @property
+    def name(self) -> str:
+        return f"{forwarding.PREFIX}{self.number}"
+
+    def addresses(self, *, outer: bool) -> tuple[Any, Any]:
+        """IPv4 and IPv6, with the lengths of their networks."""
+        host = 4 * self.number + (1 if outer else 2)
+        return (
+            ipaddress.ip_interface(f"{_NET4.network_address + host}/30"),
+            ipaddress.ip_interface(f"{_NET6.network_address + host}/126"),
+        )
+
+    def hardware(self, *, outer: bool) -> bytes:
+        """Fixed, because udev changes addresses that the kernel chose, when it gets to it."""
+        return b"\x02k8e" + (2 * self.number + outer).to_bytes(2, "big")
+
+    def free(self, taken: Iterable[Address]) -> bool:
+        """Whether the host uses neither network for something else."""
+        networks: list[Network] = [item.network for item in self.addresses(outer=True)]
+        return not any(address in network for address in taken for network in networks)
 
 
-def pass_through(family: str, table: str, chain: str, interface: str) -> str:
-    """Two rules at the head of a foreign chain."""
-    where = f"{family} {table} {chain}"
-    return (
-        f'insert rule {where} iifname "{interface}" accept comment "{COMMENT}"\n'
-        f'insert rule {where} oifname "{interface}" ct state established,related accept '
-        f'comment "{COMMENT}"\n'
-    )
+def connect(router: Path, world: Path) -> str:
+    """Lead the router's namespace into the world; the name of the wire's end there.
+
+    What an earlier gateway made is found, and only mended.
+    """
+    number = _find(router, world)
+    if number is None:
+        number = _make(router, world)
+    ends = Ends(number)
+    # Before the wire is up: from the first packet on, the host is not to be reached.
+    protect(world, ends.name)
+    families = namespaces.run_in(world, lambda: _families(ends.name))
+    if 6 in families:
+        families = namespaces.run_in(router, lambda: _families(rules.UPLINK))
+    both = ((world, True), (router, False))
+    for step in (_settle, _await):
+        for path, outer in both:
+            namespaces.run_in(path, functools.partial(step, ends, families, outer=outer))
+    return ends.name
 
 
-def set_up(nft: Nftables, interface: str) -> None:
-    """In the host's namespace: forward, translate, protect the host, pass other firewalls."""
-    for file in ("ipv4/ip_forward", "ipv6/conf/all/forwarding"):
-        path = Path("/proc/sys/net", file)
-        if path.exists() and path.read_text("ascii").strip() == "0":
-            log.info("switching forwarding on: %s", path)
-            path.write_text("1", "ascii")
-    name = table_name(interface)
-    nft.run(f"add table {name}\ndelete table {name}\n{host_table(interface)}")
-    for family, table, chain in foreign_chains(_list(nft)):
+def protect(world: Path, name: str) -> None:
+    """Forward, translate, keep the host out of reach, and pass the host's other firewalls.
+
+    Nothing happens where the wire is gone: it may have been taken away a moment ago.
+    """
+
+    def inside() -> None:
+        with _tools() as (netlink, nft, firewall):
+            if name not in {link.name for link in netlink.links()}:
+                return
+            plan = forwarding.plan(netlink, name)
+            text, digest, count = table(name, plan)
+            found = firewall.rules(firewalls.INET, name)
+            if len(found) != count or any(rule.comment != digest for rule in found):
+                nft.run(f"add table inet {name}\ndelete table inet {name}\n{text}")
+            plan.apply()
+            firewall.let_through(name)
+
+    namespaces.run_in(world, inside)
+
+
+def disconnect(world: Path, name: str) -> None:
+    """Take the wire and everything that was added for it; works when half of it is gone."""
+
+    def inside() -> None:
+        with _tools() as (netlink, _, firewall):
+            netlink.delete_link(name)
+            if not any(map(forwarding.is_uplink, netlink.links())):
+                forwarding.undo(netlink)
+            firewall.withdraw(name)
+
+    namespaces.run_in(world, inside)
+
+
+def own_addresses(world: Path) -> list[Address]:
+    """All addresses by which the host can be reached."""
+    return namespaces.run_in(world, _own_addresses)
+
+
+def _own_addresses() -> list[Address]:
+    with _opened() as netlink:
+        found = {address for _, address in netlink.addresses()}
+    return sorted(found, key=lambda address: (address.version, address.packed))
+
+
+# The wire.
+
+
+def _find(router: Path, world: Path) -> int | None:
+    """The number of the wire that the router has; one that leads elsewhere is taken away."""
+    inner = namespaces.run_in(router, lambda: _links().get(rules.UPLINK))
+    if inner is None:
+        return None
+    for link in namespaces.run_in(world, _links).values():
+        other_end = (link.index, link.peer) == (inner.peer, inner.index)
+        if other_end and firewalls.UPLINK_NAME.fullmatch(link.name):
+            return int(link.name.removeprefix(forwarding.PREFIX))
+    namespaces.run_in(router, lambda: _delete(rules.UPLINK))
+    return None
+
+
+def _make(router: Path, world: Path) -> int:
+    taken = namespaces.run_in(world, _prepare)
+    with open(world, "rb") as file:
+        descriptor = file.fileno()
+        return namespaces.run_in(router, lambda: _add(descriptor, taken))
+
+
+def _prepare() -> list[Address]:
+    """In the world: forget uplinks that ended without saying so; the addresses that are in use."""
+    with _tools() as (netlink, _, firewall):
+        alive = {link.name for link in netlink.links()}
+        for name in firewall.forgotten(alive):
+            firewall.withdraw(name)
+        return [address for _, address in netlink.addresses()]
+
+
+def _add(world: int, taken: list[Address]) -> int:
+    """In the router: a wire by the first free number; the kernel sees to it that no two get one."""
+    with _opened() as netlink:
+        for number in range(MAX_UPLINKS):
+            ends = Ends(number)
+            if not ends.free(taken):
+                continue
+            with contextlib.suppress(FileExistsError):
+                netlink.add_veth(rules.UPLINK, ends.name, world)
+                return number
+    raise errors.LimitExceeded(f"more than {MAX_UPLINKS} uplinks on this host")
+
+
+def _settle(ends: Ends, families: set[int], *, outer: bool) -> None:
+    """At one end of the wire: whatever is missing of addresses, routes and neighbours."""
+    with _opened() as netlink:
+        link = _links()[ends.name if outer else rules.UPLINK]
+        if link.hardware != ends.hardware(outer=outer):
+            netlink.set_hardware_address(link.index, ends.hardware(outer=outer))
+        mine = [item for item in ends.addresses(outer=outer) if item.version in families]
+        others = [item.ip for item in ends.addresses(outer=not outer) if item.version in families]
+        present = {address for index, address in netlink.addresses() if index == link.index}
+        netlink.configure(link.index, [item for item in mine if item.ip not in present])
+        for other in others:
+            # Known for good: no firewall of the host's can keep the ends from finding each other.
+            netlink.set_neighbour(link.index, other, ends.hardware(outer=not outer))
+            if not outer:
+                everywhere = _ALL4 if other.version == 4 else _ALL6
+                netlink.configure(link.index, [], [(everywhere, other)])
+
+
+def _await(ends: Ends, families: set[int], *, outer: bool) -> None:
+    """Until packets come and go: the kernel does some of that a moment after it was told to."""
+    index = socket.if_nametoindex(ends.name if outer else rules.UPLINK)
+    mine = [item.ip for item in ends.addresses(outer=outer) if item.version in families]
+    with (
+        _opened() as netlink,
+        socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as changes,
+    ):
+        changes.bind((0, 1 << 0 | 1 << 10))  # of links, and of routes of IPv6
+        changes.settimeout(WAIT_SECONDS)
+        with contextlib.suppress(TimeoutError):  # then the first packets will take longer
+            while not (netlink.link(index).running and all(map(netlink.is_local, mine))):
+                changes.recv(65536)
+
+
+def _families(name: str) -> set[int]:
+    """The versions of IP that an interface may speak."""
+    path = Path("/proc/sys/net/ipv6/conf", name, "disable_ipv6")
+    with contextlib.suppress(OSError):
+        if path.read_text("ascii").strip() == "0":
+            return {4, 6}
+    return {4}
+
+
+def _links() -> dict[str, Link]:
+    with _opened() as netlink:
+        return {link.name: link for link in netlink.links()}
+
+
+def _delete(name: str) -> None:
+    with _opened() as netlink:
+        netlink.delete_link(name)
+
+
+@contextlib.contextmanager
+def _opened() -> Generator[Netlink]:
+    netlink = Netlink()
+    try:
+        yield netlink
+    finally:
+        netlink.close()
+
+
+@contextlib.contextmanager
+def _tools() -> Generator[tuple[Netlink, Nftables, Firewall]]:
+    """What works on the namespace of this thread."""
+    with _opened() as netlink:
+        nft = Nftables()
         try:
-            nft.run(pass_through(family, table, chain, interface))
-        except NftFailed as error:
-            log.warning("the firewall %s %s may hold up sandboxes: %s", family, table, error)
+            with contextlib.closing(Firewall(nft)) as firewall:
+                yield netlink, nft, firewall
+        finally:
+            nft.close()
 
 
-def tear_down(nft: Nftables, interface: str) -> None:
-    """Remove what :func:`set_up` added; forwarding stays, since others may rely on it by now."""
-    name = table_name(interface)
-    nft.run(f"add table {name}\ndelete table {name}\n")
-    for family, table, chain in foreign_chains(_list(nft)):
-        for handle in our_rules(_list(nft, f"list chain {family} {table} {chain}")):
-            nft.run(f"delete rule {family} {table} {chain} handle {handle}")
+# The rules.
 
 
-def our_rules(listing: dict[str, Any]) -> list[int]:
-    rules = (item.get("rule") for item in listing.get("nftables", []))
-    return [rule["handle"] for rule in rules if rule and rule.get("comment") == COMMENT]
+def table(name: str, plan: Plan) -> tuple[str, str, int]:
+    """The uplink's own table; the comment of its rules, which tells its contents; their number."""
+    chains = _chains(name, plan)
+    digest = f"k8e {hashlib.sha256(repr(chains).encode()).hexdigest()[:12]}"
+    text = ""
+    for head, lines in chains.items():
+        commented = "".join(f'{line} comment "{digest}"\n' for line in lines)
+        text += f"chain {head}\n{commented}}}\n"
+    return f"table inet {name} {{\n{text}}}\n", digest, sum(map(len, chains.values()))
 
 
-def _list(nft: Nftables, command: str = "list chains") -> dict[str, Any]:
-    return json.loads(nft.run_json(command) or "{}")
+def _chains(name: str, plan: Plan) -> dict[str, list[str]]:
+    """Rules by the heads of their chains.
+
+    Addresses of the host are refused before anybody translates them: a port that a container
+    publishes is one of them. What somebody translates nevertheless is refused, wherever it leads.
+    """
+    came, goes = f'iifname "{name}"', f'oifname "{name}"'
+    discovery = "icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert } accept"
+    # Where the way out carries less than the wire, not everybody hears the router say so.
+    segments = "tcp flags & (syn | rst) == syn tcp option maxseg size set rt mtu"
+    return {
+        "refuse {": [
+            "meta l4proto tcp reject with tcp reset",
+            "meta l4proto udp reject with icmpx port-unreachable",
+            "reject with icmpx admin-prohibited",
+        ],
+        "arriving { type filter hook prerouting priority raw; policy accept;": [
+            f"{came} {discovery}",
+            f"{came} fib daddr type {{ broadcast, multicast }} drop",
+            f"{came} fib daddr type {{ local, anycast }} goto refuse",
+        ],
+        "staying { type filter hook input priority filter - 10; policy accept;": [
+            f"{came} {discovery}",
+            f"{came} goto refuse",
+        ],
+        "forward { type filter hook forward priority filter - 10; policy accept;": [
+            f"{came} ct state invalid,untracked drop",
+            f"{came} ct status dnat goto refuse",
+            f'{came} oifname "{forwarding.PREFIX}*" goto refuse',
+            f'{goes} iifname "{forwarding.PREFIX}*" goto refuse',
+            f"{goes} ct state != {{ established, related }} drop",
+            f"{came} {segments}",
+            f"{goes} {segments}",
+            *_guard("ipv4", plan.guard4),
+            *_guard("ipv6", plan.guard6),
+        ],
+        "leaving { type nat hook postrouting priority srcnat - 10; policy accept;": [
+            f"{came} masquerade"
+        ],
+    }
+
+
+def _guard(family: str, guard: Guard) -> list[str]:
+    """Where forwarding was switched on for us alone, it is of no use to anybody else."""
+    if not guard.arriving:
+        return []
+    arriving, leaving = (", ".join(map(str, ids)) for ids in (guard.arriving, guard.leaving))
+    return [f"meta nfproto {family} iif {{ {arriving} }} oif {{ {leaving} }} drop"]

@@ -1,0 +1,69 @@
+"""What sandboxes were refused, and why, in words that a model can act upon."""
+
+from __future__ import annotations
+
+import collections
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from k8e import metrics
+
+KEPT = 1000  # of one sandbox; the newest
+MOST_TOLD = 20  # with one run
+MOST_LISTED = 200
+
+# Why something is refused: a key for counting, and the words.
+NAME = "name", "not in the allow-list"
+NO_NETWORK = "name", "this session has no network (its allow-list is empty)"
+NOT_A_NAME = "name", "not a host name"
+BUDGET = "rate", "too many different names below a wildcard"
+RATE = "rate", "too many questions or connections at once"
+PRIVATE_NAME = "private", "it resolves to a private address ({})"
+PRIVATE = "private", "private, local and metadata addresses cannot be reached"
+RESOLVER = "resolver", "only the resolver in /etc/resolv.conf may be asked"
+PORT = "port", "another port than {} allows"
+ADDRESS = "address", "no allowed name led to this address"
+UPSTREAM = "upstream", "the resolvers of the host do not answer"
+STRICT = "strict", "{}"
+
+
+@dataclass(frozen=True)
+class Denial:
+    """Something that a sandbox was not allowed to reach."""
+
+    name: str
+    address: str
+    port: int
+    protocol: str
+    """``tcp``, ``udp``, ``icmp`` or ``dns``."""
+    rule: str
+    """Why, in words."""
+
+
+class Ledger:
+    """The denials of one sandbox."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._kept: collections.deque[tuple[int, float, Denial]] = collections.deque(maxlen=KEPT)
+
+    def add(self, denial: Denial, reason: str) -> None:
+        self.total += 1
+        self._kept.append((self.total, time.time(), denial))
+        metrics.count_denial(reason)
+
+    def since(self, mark: int) -> list[dict[str, Any]]:
+        """What was refused since the total was ``mark``: each once, with a count."""
+        if mark >= self.total:
+            return []
+        counts = collections.Counter(item for number, _, item in self._kept if number > mark)
+        return [{**asdict(item), "count": counts[item]} for item in list(counts)[:MOST_TOLD]]
+
+    def listing(self) -> list[dict[str, Any]]:
+        """The newest denials, each with the time when it last happened."""
+        found: dict[Denial, dict[str, Any]] = {}
+        for _, at, item in self._kept:
+            count = found.pop(item, {"count": 0})["count"]
+            found[item] = {"at": at, **asdict(item), "count": count + 1}
+        return list(found.values())[-MOST_LISTED:]

@@ -1,0 +1,344 @@
+"""The transparent proxy of strict sandboxes: it looks who is meant, then stays out of the way.
+
+A diverted connection arrives with the address that the client wanted as its own. The proxy reads
+what the client says first, asks whether that name may be reached at that address, dials the address
+and relays. Nothing is decrypted. Of plain HTTP, one request per connection gets through, since the
+next could name another host.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from k8e.egress import peeking, requests, sockets
+from k8e.egress.peeking import HTTP, PEEK_LIMIT, TLS, Peeked, Said
+from k8e.egress.policy import Address
+from k8e.egress.relay import Relay, Relays, Until
+from k8e.egress.requests import Chunked, Unreadable
+from k8e.egress.sockets import MakeSocket, Sockets
+
+__all__ = ["ALLOWED", "PEEK", "Decision", "Proxy", "Said", "refused"]
+
+log = logging.getLogger(__name__)
+
+MAX_PER_SOURCE = 256  # connections of one address; a sandbox has two
+MAX_CONNECTIONS = 4096
+PEEK_SECONDS = 10.0
+DIAL_SECONDS = 10.0
+ANSWER_SECONDS = 60.0  # until a server answers a TLS hello
+LINGER_SECONDS = 1.0
+PAUSE_SECONDS = 0.2
+READ_SIZE = 16 * 1024
+_ACCEPT_AT_ONCE = 16
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether a connection may be made: ``allowed``, ``refused``, or ``peek`` first."""
+
+    verdict: str
+    reason: str = ""
+
+
+ALLOWED, PEEK = Decision("allowed"), Decision("peek")
+
+
+def refused(reason: str) -> Decision:
+    return Decision("refused", reason)
+
+
+# Asked with the client's address, where it wants to go, and what it said: None before it said
+# anything. Whoever answers must make sure that the address belongs to the name, and logs denials.
+Decide = Callable[[str, Address, int, Said | None], Decision]
+
+
+class _Connection:
+    """A client's connection, and ours to its server."""
+
+    def __init__(self, client: socket.socket, source: str) -> None:
+        self.client = client
+        self.source = source
+        host, self.port = client.getsockname()[:2]
+        self.destination = ipaddress.ip_address(host.partition("%")[0])
+        self.said: Said | None = None
+        self.judged = False
+        """Whether it was allowed for good, as far as the policy of that time goes."""
+        self.server: socket.socket | None = None
+        self.relay: Relay | None = None
+        self.task: asyncio.Task[bool] | None = None
+
+    def close(self, *, orderly: bool) -> None:
+        if self.relay is not None:
+            self.relay.stop()
+        for end in (self.client, self.server):
+            if end is not None:
+                sockets.close(end, orderly=orderly)
+
+
+@dataclass(frozen=True)
+class _Opening:
+    """What goes to the server first, what is kept back, and where the client's bytes end."""
+
+    sent: bytes
+    kept: bytes = b""
+    until: Until = None
+    extra: int = 0
+    """Bytes behind the request, which nobody gets."""
+
+
+class Proxy:
+    """Serves the diverted connections of all sandboxes of a router.
+
+    ``make_socket`` makes a socket of the router's namespace; ``decide`` is the policy.
+    """
+
+    def __init__(self, make_socket: MakeSocket, decide: Decide) -> None:
+        self._decide = decide
+        self._sockets = Sockets(make_socket)
+        self._listeners: list[socket.socket] = []
+        self._by_source: dict[str, set[_Connection]] = {}
+        self._tasks: set[asyncio.Task[bool]] = set()
+
+    # Starting and ending.
+
+    async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._relays = Relays()
+        try:
+            self._listeners = await asyncio.to_thread(self._sockets.listen)
+        except BaseException:
+            self._relays.close()
+            raise
+        for listener in self._listeners:
+            self._loop.add_reader(listener.fileno(), self._accept, listener)
+        self._sockets.refill()
+
+    def close(self) -> None:
+        """Stop listening and cut all connections; their sockets close with the loop's next turn."""
+        if not self._listeners:
+            return
+        for listener in self._listeners:
+            self._loop.remove_reader(listener.fileno())
+            listener.close()
+        self._listeners = []
+        for task in self._tasks:
+            task.cancel()
+        self._relays.close()
+        self._sockets.close()
+
+    async def wait_closed(self) -> None:
+        """Wait until nothing is left of what :meth:`close` ended."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._sockets.wait_closed()
+
+    def connections(self, source: str) -> int:
+        """How many connections a client has at present."""
+        return len(self._by_source.get(source, ()))
+
+    def rejudge(self, source: str) -> None:
+        """Cut the connections of a client that the present policy does not allow."""
+        for connection in list(self._by_source.get(source, ())):
+            if connection.judged and not self._still_allowed(connection) and connection.task:
+                connection.task.cancel()
+
+    def _still_allowed(self, connection: _Connection) -> bool:
+        decision = self._ask(connection, None)
+        if decision.verdict == PEEK.verdict and connection.said is not None:
+            decision = self._ask(connection, connection.said)
+        return decision.verdict == ALLOWED.verdict
+
+    # New connections.
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(_ACCEPT_AT_ONCE):
+            try:
+                client, address = listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:  # out of descriptors or memory: the rest waits in the kernel
+                log.warning("the egress proxy cannot accept: %s", error)
+                self._loop.remove_reader(listener.fileno())
+                self._loop.call_later(PAUSE_SECONDS, self._resume, listener)
+                return
+            client.setblocking(False)
+            self._admit(client, str(ipaddress.ip_address(address[0].partition("%")[0])))
+
+    def _resume(self, listener: socket.socket) -> None:
+        if listener in self._listeners:
+            self._loop.add_reader(listener.fileno(), self._accept, listener)
+
+    def _admit(self, client: socket.socket, source: str) -> None:
+        if self.connections(source) >= MAX_PER_SOURCE or len(self._tasks) >= MAX_CONNECTIONS:
+            log.debug("%s has too many connections at once", source)
+            sockets.close(client, orderly=False)
+            return
+        connection = _Connection(client, source)
+        decision = self._ask(connection, None)
+        if decision.verdict == "refused":
+            sockets.close(client, orderly=False)
+            return
+        self._by_source.setdefault(source, set()).add(connection)
+        connection.judged = decision.verdict == ALLOWED.verdict
+        connection.task = task = self._loop.create_task(self._serve(connection))
+        self._tasks.add(task)
+        # Not in the task's own `finally`, which one that is cancelled early never enters.
+        task.add_done_callback(lambda task: self._finish(connection, task))
+
+    def _finish(self, connection: _Connection, task: asyncio.Task[bool]) -> None:
+        self._tasks.discard(task)
+        connection.close(orderly=not task.cancelled() and task.result())
+        others = self._by_source[connection.source]
+        others.discard(connection)
+        if not others:
+            del self._by_source[connection.source]
+
+    def _ask(self, connection: _Connection, said: Said | None) -> Decision:
+        try:
+            return self._decide(connection.source, connection.destination, connection.port, said)
+        except Exception:
+            log.exception("a connection of %s could not be judged", connection.source)
+            return refused("k8e failed to judge it")
+
+    async def _serve(self, connection: _Connection) -> bool:
+        try:
+            return await self._converse(connection)
+        except (OSError, TimeoutError) as error:
+            log.debug("%s to %s: %s", connection.source, connection.destination, error)
+        except Exception:
+            log.exception("a connection of %s failed", connection.source)
+        return False
+
+    async def _converse(self, connection: _Connection) -> bool:
+        """Serve one connection; whether it ended in an orderly way."""
+        opening = _Opening(b"")
+        if not connection.judged:
+            peeked, data = await self._peek(connection)
+            connection.said, opening = _open(peeked, data)
+            decision = self._ask(connection, connection.said)
+            if decision.verdict != ALLOWED.verdict or not connection.said.name:
+                return await self._refuse(connection, decision.reason or connection.said.reason)
+            connection.judged = True
+        protocol = connection.said.protocol if connection.said is not None else ""
+        try:
+            return await self._connect(connection, opening, greeting=protocol == TLS)
+        except (OSError, TimeoutError) as error:
+            if protocol != HTTP:
+                raise
+            text = f"{connection.destination} cannot be reached: {error or 'timed out'}"
+            return await self._respond(connection, "502 Bad Gateway", text)
+
+    async def _connect(self, connection: _Connection, opening: _Opening, *, greeting: bool) -> bool:
+        server = connection.server = await self._dial(connection)
+        got = b""
+        if greeting:
+            opening, got = await self._greet(connection, server, opening)
+        ends = connection.client, server
+        relay = connection.relay = Relay(self._relays, ends, opening.sent, got, opening.until)
+        relay.start(DIAL_SECONDS, opening.extra)
+        orderly = await relay.done
+        if isinstance(relay.error, Unreadable):
+            self._ask(connection, Said(HTTP, reason=str(relay.error)))
+        elif relay.error is not None and not relay.dialled:
+            raise relay.error
+        return orderly
+
+    async def _peek(self, connection: _Connection) -> tuple[Peeked, bytes]:
+        data = b""
+        try:
+            async with asyncio.timeout(PEEK_SECONDS):
+                while (found := peeking.peek(data, connection.port)) is None:
+                    data += await self._receive(connection.client)
+        except TimeoutError:
+            found = Peeked(peeking.timed_out(data))
+        return found, data
+
+    async def _receive(self, end: socket.socket) -> bytes:
+        data = await self._loop.sock_recv(end, READ_SIZE)
+        if not data:
+            raise ConnectionResetError("closed before it was judged")
+        return data
+
+    async def _dial(self, connection: _Connection) -> socket.socket:
+        """Begin to dial: who writes to the socket first finds out whether it was reached."""
+        version = connection.destination.version
+        server = await self._sockets.take(socket.AF_INET if version == 4 else socket.AF_INET6)
+        try:
+            server.connect((str(connection.destination), connection.port))
+        except BlockingIOError:
+            pass
+        except BaseException:
+            server.close()
+            raise
+        return server
+
+    async def _greet(
+        self, connection: _Connection, server: socket.socket, opening: _Opening
+    ) -> tuple[_Opening, bytes]:
+        """Have the hello answered before anything else goes to the server.
+
+        It may ask for a second hello, which must not name another host. What is still to be sent
+        to the server, and to the client.
+        """
+        kept, answer = opening.kept, b""
+        async with asyncio.timeout(DIAL_SECONDS):
+            await self._loop.sock_sendall(server, opening.sent)
+        async with asyncio.timeout(ANSWER_SECONDS):
+            while (again := peeking.asks_again(answer)) is None and len(answer) < PEEK_LIMIT:
+                answer += await self._receive(server)
+        if again is False:
+            return _Opening(kept), answer
+        async with asyncio.timeout(PEEK_SECONDS):
+            await self._loop.sock_sendall(connection.client, answer)
+            while (second := peeking.peek_again(kept, connection.port)) is None:
+                kept += await self._receive(connection.client)
+        if second.said != connection.said:
+            said = Said(TLS, reason=second.said.reason or "its second TLS hello names another host")
+            raise ConnectionAbortedError(self._ask(connection, said).reason)
+        return _Opening(kept), b""
+
+    # Refusing.
+
+    async def _refuse(self, connection: _Connection, reason: str) -> bool:
+        said = connection.said
+        if said is None or said.protocol != HTTP:
+            return False
+        text = f"k8e's egress policy refused this request to {said.name or 'an unknown host'}"
+        return await self._respond(connection, "403 Forbidden", f"{text}: {reason}")
+
+    async def _respond(self, connection: _Connection, status: str, text: str) -> bool:
+        body = f"{text}\n".encode()
+        head = (
+            f"HTTP/1.1 {status}\r\nContent-Type: text/plain; charset=utf-8\r\n"
+            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        )
+        client = connection.client
+        with contextlib.suppress(TimeoutError, ConnectionResetError):
+            async with asyncio.timeout(LINGER_SECONDS):
+                await self._loop.sock_sendall(client, head.encode() + body)
+                client.shutdown(socket.SHUT_WR)
+                while True:  # a close with unread bytes would take the answer back
+                    await self._receive(client)
+        return True
+
+
+def _open(peeked: Peeked, data: bytes) -> tuple[Said, _Opening]:
+    """What goes to the server, if what was said is allowed."""
+    said, rest = peeked.said, data[peeked.length :]
+    if peeked.request is None:
+        return said, _Opening(data[: peeked.length], rest)
+    head, length = requests.rewrite(peeked.request), peeked.request.body
+    if length is not None:
+        used = min(length, len(rest))
+        return said, _Opening(head + rest[:used], b"", length - used, len(rest) - used)
+    chunks = Chunked()
+    try:
+        used = chunks.feed(rest)
+    except Unreadable as error:
+        return replace(said, name="", reason=str(error)), _Opening(b"")
+    return said, _Opening(head + rest[:used], b"", chunks, len(rest) - used)

@@ -1,0 +1,97 @@
+"""What a gateway after us needs to know of each sandbox's network: one small file each.
+
+A record is written before the kernel is changed, with what was bound before: so whichever of the
+two the kernel turns out to have, a new gateway knows exactly what that is.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from k8e import errors
+from k8e.egress.policy import Policy, parse_rule
+from k8e.egress.rules import Bound
+
+log = logging.getLogger(__name__)
+
+STEP = 1024  # generations that are set aside at a time
+
+
+@dataclass(frozen=True)
+class Record:
+    """A sandbox's slot, what is being bound to it, and what was before."""
+
+    slot: int
+    bound: Bound = field(default_factory=Bound)
+    before: Bound = field(default_factory=Bound)
+
+
+class Records:
+    """The records below one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "sandboxes"
+        self._ceiling_file = folder / "generation"
+        self._newest = self._ceiling = 0
+
+    def load(self) -> dict[str, Record]:
+        """All records; one that cannot be read belongs to nobody."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        if self._ceiling_file.exists():
+            self._newest = self._ceiling = int(self._ceiling_file.read_text("ascii"))
+        found: dict[str, Record] = {}
+        for path in self._folder.glob("*.json"):
+            try:
+                data = json.loads(path.read_text("utf-8"))
+                found[path.stem] = Record(
+                    int(data["slot"]), _bound(data["bound"]), _bound(data["before"])
+                )
+            except (OSError, ValueError, KeyError, TypeError, errors.K8eError):
+                log.warning("the record %s cannot be read", path)
+                path.unlink(missing_ok=True)
+        return found
+
+    def save(self, sandbox_id: str, record: Record) -> None:
+        data = {
+            "slot": record.slot,
+            "bound": _stored(record.bound),
+            "before": _stored(record.before),
+        }
+        _write(self._folder / f"{sandbox_id}.json", json.dumps(data))
+
+    def remove(self, sandbox_id: str) -> None:
+        (self._folder / f"{sandbox_id}.json").unlink(missing_ok=True)
+
+    def next_generation(self) -> int:
+        """A number that no policy of this router ever had, also after a crash."""
+        if self._newest >= self._ceiling:
+            self._ceiling = self._newest + STEP
+            _write(self._ceiling_file, str(self._ceiling))
+        self._newest += 1
+        return self._newest
+
+
+def _write(path: Path, text: str) -> None:
+    scratch = path.with_suffix(".tmp")
+    scratch.write_text(text, "utf-8")
+    scratch.rename(path)
+
+
+def _stored(bound: Bound) -> dict[str, Any]:
+    policy = bound.policy
+    return {
+        "generation": bound.generation,
+        "rules": [[str(rule), rule.trusted] for rule in policy.rules],
+        "open": policy.open,
+        "strict": policy.strict,
+    }
+
+
+def _bound(data: dict[str, Any]) -> Bound:
+    rules = tuple(parse_rule(text, trusted=bool(trusted)) for text, trusted in data["rules"])
+    policy = Policy(rules, bool(data["open"]), bool(data["strict"]))
+    return Bound(policy, int(data["generation"]))

@@ -1,0 +1,81 @@
+"""What the gateway counts, in the text form that Prometheus reads.
+
+Every label is a word from a closed list: what a client or a sandbox says never becomes one, since a
+label that others choose makes a series for each of their words. A word that is not in its list is
+counted as ``other``.
+
+Only what runs in a gateway imports this module: prometheus_client takes longer to import than the
+command line and the SDK take to start.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import (
+    CONTENT_TYPE_PLAIN_0_0_4,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    disable_created_metrics,
+    generate_latest,
+)
+
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+OTHER = "other"
+DENIALS = ("name", "address", "port", "private", "resolver", "upstream", "strict", "rate")
+QUERIES = ("answered", "refused", "failed", "dropped")
+CONNECTIONS = ("allowed", "refused", "failed")
+
+disable_created_metrics()  # a second series for each counter, which says when this process started
+_registry = CollectorRegistry(auto_describe=True)
+
+
+class _Counts:
+    """A counter with one label; all of its series exist from the start, at zero."""
+
+    def __init__(self, name: str, told: str, *, label: str, words: tuple[str, ...]) -> None:
+        counter = Counter(name, told, (label,), registry=_registry)
+        self._other = counter.labels(OTHER)
+        self._series = {word: counter.labels(word) for word in words}
+
+    def add(self, word: str) -> None:
+        self._series.get(word, self._other).inc()
+
+
+_denials = _Counts(
+    "k8e_egress_denials", "What sandboxes were refused.", label="reason", words=DENIALS
+)
+_queries = _Counts(
+    "k8e_egress_dns_queries", "Questions of sandboxes for names.", label="outcome", words=QUERIES
+)
+_connections = _Counts(
+    "k8e_egress_connections",
+    "Connections that strict policies looked into.",
+    label="outcome",
+    words=CONNECTIONS,
+)
+_sessions = Gauge("k8e_sessions", "Sessions that are alive.", registry=_registry)
+
+
+def count_denial(reason: str) -> None:
+    """A sandbox was refused something; one of ``DENIALS``."""
+    _denials.add(reason)
+
+
+def count_query(outcome: str) -> None:
+    """A sandbox asked for a name; one of ``QUERIES``."""
+    _queries.add(outcome)
+
+
+def count_connection(outcome: str) -> None:
+    """A strict policy judged a connection; one of ``CONNECTIONS``."""
+    _connections.add(outcome)
+
+
+def set_sessions(number: int) -> None:
+    """How many sessions are alive now."""
+    _sessions.set(number)
+
+
+def render() -> bytes:
+    """All of it, of the type ``CONTENT_TYPE``."""
+    return generate_latest(_registry)

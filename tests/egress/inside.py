@@ -1,0 +1,333 @@
+"""What a hostile program tries. This file is copied into sandboxes and run there.
+
+It is called with a JSON list of attempts, each the name of a function here and its arguments, and
+prints what came of each of them. Only the standard library is there.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import ipaddress
+import json
+import os
+import socket
+import ssl
+import struct
+import sys
+import time
+import urllib.error
+import urllib.request
+from typing import Any
+
+SECONDS = 3.0  # more than any refusal may take
+TYPES = {"A": 1, "NULL": 10, "PTR": 12, "MX": 15, "TXT": 16, "AAAA": 28, "HTTPS": 65, "ANY": 255}
+CODES = {0: "NOERROR", 1: "FORMERR", 2: "SERVFAIL", 3: "NXDOMAIN", 4: "NOTIMP", 5: "REFUSED"}
+FREEBIND, FREEBIND6 = 15, 78  # <linux/in.h>; Python has no names for them
+
+
+# Connections.
+
+
+def tcp(host: str, port: int) -> str:
+    """The greeting of a server."""
+    with socket.create_connection((host, port), SECONDS) as connection:
+        return connection.recv(200).decode().strip()
+
+
+def udp(host: str, port: int, text: str = "hello") -> str:
+    """The answer of a server, or how the kernel says that there is none."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(found[0], socket.SOCK_DGRAM) as connection:
+        connection.settimeout(SECONDS)
+        connection.connect(found[4])
+        connection.send(text.encode())
+        return connection.recv(2000).decode()
+
+
+def shout(host: str, port: int) -> str:
+    """Send a datagram that nobody can answer, as to a group."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as connection:
+        connection.settimeout(SECONDS)
+        return str(connection.sendto(b"hello", (host, port)))
+
+
+def ping(host: str) -> str:
+    """An echo, by the kind of socket that everybody may have where the kernel allows it."""
+    six = ":" in host
+    family, protocol = (socket.AF_INET6, 58) if six else (socket.AF_INET, 1)
+    with socket.socket(family, socket.SOCK_DGRAM, protocol) as connection:
+        connection.settimeout(1)  # nobody is far away here
+        connection.connect((host, 0))
+        connection.send(struct.pack("!BBHHH", 128 if six else 8, 0, 0, 1, 1) + b"hello")
+        return str(len(connection.recv(2000)))
+
+
+def make(family: int, kind: int, protocol: int = 0) -> str:
+    """Make a socket of some kind."""
+    with socket.socket(family, kind, protocol):
+        return "made"
+
+
+def vsock(host: int, port: int) -> str:
+    """To the host of a virtual machine, around its network."""
+    with socket.socket(40, socket.SOCK_STREAM) as connection:
+        connection.settimeout(SECONDS)
+        connection.connect((host, port))
+        return "connected"
+
+
+def disguised(source: str, host: str, port: int, source_port: int = 0) -> str:
+    """Send a datagram from another address than one's own."""
+    six = ":" in source
+    family = socket.AF_INET6 if six else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as connection:
+        level, option = (socket.IPPROTO_IPV6, FREEBIND6) if six else (socket.IPPROTO_IP, FREEBIND)
+        connection.setsockopt(level, option, 1)
+        connection.bind((source, source_port))
+        return str(connection.sendto(b"hello", (host, port)))
+
+
+def address() -> list[str]:
+    """One's own addresses."""
+    found: list[str] = []
+    for family, host in ((socket.AF_INET, "8.8.8.8"), (socket.AF_INET6, "2606:4700::1")):
+        with socket.socket(family, socket.SOCK_DGRAM) as connection:
+            connection.connect((host, 9))  # a datagram's socket: nothing is sent
+            found.append(connection.getsockname()[0])
+    return found
+
+
+def overhear(source_port: int, host: str, port: int) -> str:
+    """Wait for what a server sends that was never spoken to, or for somebody's refusal."""
+    with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as connection:
+        connection.bind(("::", source_port))
+        connection.connect((host, port))
+        connection.settimeout(1)
+        print("ready", flush=True)
+        return connection.recv(2000).decode()
+
+
+def listen(port: int) -> None:
+    """Serve everybody who comes, until killed."""
+    with socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True) as server:
+        print("ready", flush=True)
+        while True:
+            connection, source = server.accept()
+            connection.sendall(b"sibling")
+            connection.close()
+            print(source[0], flush=True)
+
+
+# Names.
+
+
+def lookup(name: str) -> list[str]:
+    """The addresses of a name, as every program asks for them."""
+    found = socket.getaddrinfo(name, 80, type=socket.SOCK_STREAM)
+    return sorted({str(item[4][0]) for item in found})
+
+
+def dns(server: str, name: str, kind: str = "A", transport: str = "udp") -> str:
+    """A resolver's answer: its code, and what is in it."""
+    query = question(name, kind)
+    if transport == "udp":
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as connection:
+            connection.settimeout(SECONDS)
+            connection.connect((server, 53))
+            connection.send(query)
+            return read(connection.recv(65535))
+    with socket.create_connection((server, 53), SECONDS) as connection:
+        connection.sendall(len(query).to_bytes(2, "big") + query)
+        size = int.from_bytes(connection.recv(2), "big")
+        return read(connection.recv(size))
+
+
+def question(name: str, kind: str = "A") -> bytes:
+    # %2e is a dot within a label, where a careless reader sees the end of one.
+    labels = [label.encode().replace(b"%2e", b".") for label in name.split(".") if label]
+    body = b"".join(bytes([len(label)]) + label for label in labels) + b"\0"
+    return os.urandom(2) + b"\x01\0\0\1\0\0\0\0\0\0" + body + struct.pack("!HH", TYPES[kind], 1)
+
+
+def read(answer: bytes) -> str:
+    """An answer of k8e's: every record in it repeats the question's name, by a pointer."""
+    code, count = answer[3] & 15, int.from_bytes(answer[6:8], "big")
+    at = answer.index(b"\0", 12) + 5
+    words = [CODES.get(code, str(code))]
+    for _ in range(count):
+        size = int.from_bytes(answer[at + 10 : at + 12], "big")
+        data = answer[at + 12 : at + 12 + size]
+        words.append(str(ipaddress.ip_address(data)) if size in (4, 16) else data.hex())
+        at += 12 + size
+    return " ".join(words)
+
+
+def flood(server: str, name: str, count: int) -> dict[str, int]:
+    """Ask more than anybody needs, without waiting; how many answers and refusals come back."""
+    told = {"answered": 0, "refused": 0}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as connection:
+        connection.connect((server, 53))
+        connection.settimeout(1.0)
+        for number in range(count):
+            try:
+                connection.send(question(name.replace("#", str(number))))
+            except ConnectionRefusedError:
+                told["refused"] += 1
+        while True:
+            try:
+                connection.recv(2000)
+                told["answered"] += 1
+            except ConnectionRefusedError:
+                told["refused"] += 1
+            except TimeoutError:
+                return told
+
+
+def flood_streams(server: str, name: str, streams: int, seconds: float) -> int:
+    """The same over connections; how many answers came."""
+
+    def ask(_: int) -> int:
+        query = question(name)
+        count = 0
+        until = time.monotonic() + seconds
+        with contextlib.suppress(OSError), socket.create_connection((server, 53), 2) as connection:
+            while time.monotonic() < until:
+                connection.sendall(len(query).to_bytes(2, "big") + query)
+                if not connection.recv(2000):
+                    break
+                count += 1
+        return count
+
+    with concurrent.futures.ThreadPoolExecutor(streams) as pool:
+        return sum(pool.map(ask, range(streams)))
+
+
+def tunnel(server: str, base: str, count: int) -> dict[str, Any]:
+    """Carry random bytes out in names below ``base``; how many bytes were asked about."""
+    codes: dict[str, int] = {}
+    for _ in range(count):
+        code = dns(server, f"{os.urandom(20).hex()}.{base}").split()[0]
+        codes[code] = codes.get(code, 0) + 1
+    return codes
+
+
+# What is said on connections.
+
+
+def fetch(url: str, ca: str = "", host: str = "") -> str:
+    """A page, by the usual library; redirects are followed."""
+    headers = {"Host": host} if host else {}
+    context = ssl.create_default_context(cadata=ca) if ca else None
+    request = urllib.request.Request(url, headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=SECONDS, context=context) as response:
+            return response.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return f"{error.code} {error.read().decode()}"
+
+
+def hello(host: str, name: str, ca: str = "", target: str = "") -> str:
+    """TLS with any server name, or none, and a request for another host inside of it."""
+    context = ssl.create_default_context(cadata=ca)
+    context.check_hostname = bool(name)
+    with (
+        socket.create_connection((host, 443), SECONDS) as plain,
+        context.wrap_socket(plain, server_hostname=name or None) as connection,
+    ):
+        connection.sendall(request(target or name))
+        return "".join(_rest(connection))
+
+
+def request(host: str, path: str = "/", connection: str = "close") -> bytes:
+    return f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: {connection}\r\n\r\n".encode()
+
+
+def talk(host: str, port: int, *parts: str) -> list[str]:
+    """Say some things, each after the answer to the one before."""
+    answers: list[str] = []
+    with socket.create_connection((host, port), SECONDS) as connection:
+        for part in parts:
+            try:
+                connection.sendall(part.encode("latin-1"))
+                answers.append(connection.recv(65536).decode("latin-1"))
+            except OSError as error:
+                answers.append(type(error).__name__)
+    return answers
+
+
+def _rest(connection: socket.socket) -> list[str]:
+    parts: list[str] = []
+    while data := connection.recv(65536):
+        parts.append(data.decode())
+    return parts
+
+
+def download(host: str, port: int, first: str = "") -> str:
+    """Receive until the end, and tell of every line."""
+    with socket.create_connection((host, port), SECONDS) as connection:
+        connection.settimeout(30)
+        connection.sendall(first.encode())
+        print("ready", flush=True)
+        with connection.makefile("rb") as lines:
+            for line in lines:
+                print(line.decode().strip(), flush=True)
+    return "the end"
+
+
+def obey(host: str, port: int) -> str:
+    """Do what somebody far away says, as long as there is a connection."""
+    with socket.create_connection((host, port), SECONDS) as connection:
+        connection.settimeout(30)
+        print("ready", flush=True)
+        with connection.makefile("rwb") as stream:
+            for line in stream:
+                stream.write(json.dumps(attempt(json.loads(line))).encode() + b"\n")
+                stream.flush()
+    return "the end"
+
+
+def insist(seconds: float, *words: Any) -> list[Any]:
+    """Try the same thing again and again; how that went each time."""
+    until = time.monotonic() + seconds
+    told: list[Any] = []
+    print("ready", flush=True)
+    while time.monotonic() < until:
+        told.append(attempt(list(words)))
+        time.sleep(0.02)
+    return told
+
+
+# Trying.
+
+
+def attempt(words: list[Any]) -> dict[str, Any]:
+    """Try one thing; what it said, or how it failed, and how long that took."""
+    began = time.perf_counter()
+    told: dict[str, Any] = {"error": "", "said": None}
+    try:
+        told["said"] = globals()[words[0]](*words[1:])
+    except Exception as error:
+        reason = getattr(error, "reason", None)  # urllib packs errors into its own
+        cause = reason if isinstance(reason, Exception) else error
+        told["error"] = type(cause).__name__
+        told["text"] = str(cause)
+    told["seconds"] = time.perf_counter() - began
+    return told
+
+
+def main() -> None:
+    attempts = json.loads(sys.argv[1])
+    with contextlib.suppress(UnicodeError):
+        "a".encode("idna")  # what only the first look-up would pay for
+    if len(sys.argv) > 2:  # at once
+        with concurrent.futures.ThreadPoolExecutor(len(attempts)) as pool:
+            print(json.dumps(list(pool.map(attempt, attempts))))
+    else:
+        print(json.dumps([attempt(words) for words in attempts]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""A sandbox as egress knows it: what is open to it, and the words for what is not."""
+
+from __future__ import annotations
+
+import ipaddress
+
+import dns.message
+import dns.rdatatype
+import pytest
+
+from k8e.egress.answers import Question, Resolved
+from k8e.egress.clients import MAX_OPENED, Client
+from k8e.egress.nflog import Packet
+from k8e.egress.peeking import TLS, Said
+from k8e.egress.policy import Policy, parse_policy, parse_rule
+from k8e.egress.proxy import ALLOWED, PEEK
+from k8e.egress.router import Slot
+from k8e.egress.rules import Bound
+from k8e.model import DNS_ADDRESS
+
+CDN = ipaddress.IPv4Address("93.184.216.34")
+OTHER = ipaddress.IPv4Address("93.184.216.35")
+INSIDE = ipaddress.IPv4Address("10.0.0.5")
+
+
+def client_with(policy: Policy) -> Client:
+    client = Client("sb-x", Slot(1))
+    client.rebind(Bound(policy, 7))
+    return client
+
+
+def asked(client: Client, name: str, *addresses: ipaddress.IPv4Address) -> list[tuple[str, int]]:
+    """Let DNS tell the sandbox of a name; what the kernel is to open."""
+    question = Question(name, dns.rdatatype.A, client.bound.policy.rules_for(name))
+    pins = client.open(client.bound, question, Resolved(list(addresses), 60))
+    return [(str(pin.address), pin.port) for pin in pins]
+
+
+def last_denial(client: Client) -> tuple[str, str, int, str]:
+    told = client.ledger.listing()[-1]
+    return told["name"], told["address"], told["port"], told["rule"]
+
+
+# What DNS opens.
+
+
+def test_a_name_opens_the_ports_of_its_rules() -> None:
+    client = client_with(parse_policy(["a.test:443", "a.test:80", "b.test"]))
+    assert sorted(asked(client, "a.test", CDN)) == [(str(CDN), 80), (str(CDN), 443)]
+    assert asked(client, "b.test", OTHER) == [(str(OTHER), 0)]
+
+
+def test_a_private_address_is_open_as_far_as_the_operator_said() -> None:
+    trusted = parse_rule("index.test:443", trusted=True)
+    client = client_with(Policy((trusted, parse_rule("index.test"))))
+    assert asked(client, "index.test", INSIDE, CDN) == [(str(INSIDE), 443), (str(CDN), 0)]
+
+
+def test_an_answer_under_an_old_policy_is_not_remembered() -> None:
+    client = client_with(parse_policy(["a.test"]))
+    old = client.bound
+    client.rebind(Bound(parse_policy(["b.test"]), 8))
+    question = Question("a.test", dns.rdatatype.A, [])
+    pins = client.open(old, question, Resolved([CDN], 60))
+    assert [pin.generation for pin in pins] == [7]
+    assert client.still_open(parse_policy(["a.test"])) == {}
+
+
+def test_what_is_remembered_is_bounded_and_the_oldest_goes_first() -> None:
+    client = client_with(parse_policy(["a.test"]))
+    for number in range(MAX_OPENED + 10):
+        asked(client, "a.test", CDN + number)
+    kept = client.still_open(client.bound.policy)
+    assert len(kept) == MAX_OPENED
+    assert (CDN, 0) not in kept
+
+
+# Why a packet was refused.
+
+
+def packet(
+    address: str,
+    port: int = 443,
+    protocol: str = "tcp",
+    *,
+    payload: bytes = b"",
+    many: bool = False,
+) -> Packet:
+    return Packet(1, ipaddress.ip_address(address), protocol, port, payload, many)
+
+
+@pytest.mark.parametrize(
+    ("refused", "words"),
+    [
+        (packet("93.184.216.34", 22), "another port than a.test allows"),
+        (packet("8.8.8.8", 53, "udp"), "only the resolver in /etc/resolv.conf may be asked"),
+        (packet("8.8.8.8", 853), "only the resolver in /etc/resolv.conf may be asked"),
+        (packet("169.254.169.254", 80), "private, local and metadata addresses"),
+        (packet("8.8.8.8"), "no allowed name led to this address"),
+        (packet("8.8.8.8", many=True), "too many"),
+    ],
+)
+def test_a_refusal_has_words(refused: Packet, words: str) -> None:
+    client = client_with(parse_policy(["a.test:443"]))
+    asked(client, "a.test", CDN)
+    client.deny_packet(refused)
+    assert words in last_denial(client)[3]
+
+
+def test_a_refused_question_tells_the_name() -> None:
+    client = Client("sb-x", Slot(1))
+    query = dns.message.make_query("secret.evil.test", "A").to_wire()
+    client.deny_packet(packet(DNS_ADDRESS, 53, "udp", payload=query))
+    name, address, port, rule = last_denial(client)
+    assert (name, address, port) == ("secret.evil.test", "", 0)
+    assert "no network" in rule
+
+
+@pytest.mark.parametrize("payload", [b"", b"\xff" * 90, b"\0" * 12 + b"\xc0\x0c"])
+def test_a_refused_question_that_makes_no_sense_is_only_a_packet(payload: bytes) -> None:
+    client = Client("sb-x", Slot(1))
+    client.deny_packet(packet("8.8.8.8", 53, "udp", payload=payload))
+    assert last_denial(client)[1:3] == ("8.8.8.8", 53)
+
+
+# Strict mode.
+
+
+def test_a_strict_connection_must_say_a_name_that_led_there() -> None:
+    client = client_with(parse_policy(["strict", "a.test", "b.test"]))
+    assert asked(client, "a.test", CDN) == []  # nothing for the kernel to open
+    assert client.decide(CDN, 443, None) is PEEK
+    assert client.decide(CDN, 443, Said(TLS, "a.test")) is ALLOWED
+    # Allowed, but nobody said that it lives here.
+    assert client.decide(CDN, 443, Said(TLS, "b.test")).verdict == "refused"
+    assert client.decide(CDN, 443, Said(TLS, "evil.test")).verdict == "refused"
+    assert last_denial(client)[0] == "evil.test"
+    assert client.decide(OTHER, 443, None).verdict == "refused"
+
+
+def test_a_strict_connection_that_says_nothing_is_refused_with_the_reason() -> None:
+    client = client_with(parse_policy(["strict", "a.test"]))
+    asked(client, "a.test", CDN)
+    assert client.decide(CDN, 443, Said(TLS, reason="no server name")).reason == "no server name"
+    assert last_denial(client)[3] == "no server name"
+
+
+def test_a_network_of_a_strict_policy_needs_no_name_but_is_not_private() -> None:
+    client = client_with(parse_policy(["strict", "0.0.0.0/0:443"]))
+    assert client.decide(CDN, 443, None) is ALLOWED
+    assert client.decide(CDN, 80, None).verdict == "refused"
+    assert client.decide(INSIDE, 443, None).verdict == "refused"
