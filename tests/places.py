@@ -36,6 +36,7 @@ class Place:
         ours = {key: value for key, value in os.environ.items() if not key.startswith("K8E_")}
         self.environ = ours | {
             "HOME": str(self.home),
+            "K8E_ALLOWED_HOSTS": "none",  # so that nothing of the machine's network is touched
             "K8E_DATA_DIR": str(self.data),
             "K8E_LISTEN": "none",
             "K8E_RUN_DIR": str(self.run_dir),

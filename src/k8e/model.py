@@ -20,6 +20,8 @@ MAX_ID = 50
 MAX_ENV_BYTES = 32 << 10
 MAX_ENV_KEYS = 64
 MAX_LABELS = 64
+DNS_ADDRESS = "198.19.255.1"
+"""Where sandboxes ask for names: an address of nobody's, which egress answers."""
 
 
 def new_id(prefix: str) -> str:
@@ -119,6 +121,8 @@ class SessionSpec:
     """Seconds until the session is destroyed whatever happens; 0 means the gateway's default."""
     idle_timeout: float = 0
     """Seconds without a running or new operation; 0 means the gateway's default."""
+    allowed_hosts: tuple[str, ...] | None = None
+    """What may be reached, in the words of the policy language; None is the gateway's default."""
 
     def __post_init__(self) -> None:
         check_tenant(self.tenant)
@@ -152,9 +156,18 @@ class SessionSpec:
                 values[key] = str(values.get(key) or known[key].default)
             for key in ("lifetime", "idle_timeout"):
                 values[key] = float(values.get(key) or 0)
+            if "allowed_hosts" in values:
+                values["allowed_hosts"] = words_from_json(values["allowed_hosts"])
         except (TypeError, ValueError, AttributeError, OverflowError) as error:
             raise errors.InvalidRequest(f"malformed session: {error}") from None
         return cls(**values)
+
+
+def words_from_json(value: Any) -> tuple[str, ...]:
+    """The words of an egress policy; what they mean is egress's to say."""
+    if isinstance(value, str) or not all(isinstance(word, str) for word in value):
+        raise errors.InvalidRequest("allowed_hosts must be a list of texts")
+    return tuple(value)
 
 
 def limits_from_json(data: dict[str, Any]) -> Limits:
@@ -190,6 +203,8 @@ class SandboxSpec:
     sandbox_id: str
     limits: Limits
     runtime: str
+    network: str = ""
+    """The path of a network namespace for it; empty for one with nothing but loopback."""
 
 
 @dataclass(frozen=True)
@@ -208,6 +223,8 @@ class Session:
     auto: bool = False
     """Whether this is what the tenant gets when it names no session."""
     ended_reason: str = ""
+    allowed_hosts: tuple[str, ...] = ()
+    """What it may reach now; its specification has what was asked for at first."""
 
     def to_json(self) -> dict[str, Any]:
         """What a client may see."""
@@ -222,5 +239,6 @@ class Session:
             "labels": self.spec.labels,
             "env_keys": sorted(self.spec.env),
             "limits": dataclasses.asdict(self.spec.limits),
+            "allowed_hosts": list(self.allowed_hosts),
             "ended_reason": self.ended_reason,
         }

@@ -59,6 +59,18 @@ class Settings:
     """K8E_MAX_LIFETIME: the longest lifetime that a client may ask for or extend to, in seconds."""
     default_idle_timeout: float = 1800.0
     """K8E_IDLE_TIMEOUT: seconds without activity after which a session is destroyed."""
+    default_allowed_hosts: str = "default"
+    """K8E_ALLOWED_HOSTS: what sessions may reach that do not say it, as words separated by commas:
+    host names, ``*.wildcards``, networks, ``default``, ``open``, ``none``, ``strict``."""
+    trusted_hosts: str = ""
+    """K8E_TRUSTED_HOSTS: the operator's own hosts, separated by commas. They are part of
+    ``default``, and may resolve to private addresses."""
+    resolvers: str = ""
+    """K8E_RESOLVERS: addresses of the DNS resolvers to ask for sandboxes, separated by commas,
+    each with an optional port; empty means those of ``/etc/resolv.conf``."""
+    uplink_namespace: str = ""
+    """K8E_UPLINK_NAMESPACE: path of the network namespace through which sandboxes reach the world,
+    such as one of a VPN; empty means the gateway's own."""
     max_sessions: int = 256
     """K8E_MAX_SESSIONS: how many sessions may live at once on this gateway."""
 

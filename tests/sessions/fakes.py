@@ -86,6 +86,7 @@ class FakeGuest:
 
 class FakeRuntime:
     name = "gvisor"
+    networked = False
 
     def __init__(self) -> None:
         self.launched: list[FakeGuest] = []
@@ -144,7 +145,8 @@ class World:
     """Sessions on a fake runtime, with a real store that outlives them."""
 
     def __init__(self, folder: Path, **flags: Any) -> None:
-        self.settings = settings.load({}, data_dir=folder, run_dir=folder, **flags)
+        environ = {"K8E_ALLOWED_HOSTS": "none"}  # nothing of the machine's network is touched
+        self.settings = settings.load(environ, data_dir=folder, run_dir=folder, **flags)
         self.runtime = FakeRuntime()
         (folder / "sandboxes").mkdir(exist_ok=True)
 

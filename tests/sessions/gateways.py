@@ -114,6 +114,7 @@ class Gateways:
             "K8E_DATA_DIR": str(self.data),
             "K8E_RUN_DIR": str(self.run_dir),
             "K8E_LISTEN": "none",
+            "K8E_ALLOWED_HOSTS": "none",  # nothing of the machine's network is touched
             "K8E_IDLE_EXIT": "0",
             **environ,
         }

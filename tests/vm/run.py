@@ -198,6 +198,7 @@ def initramfs(kernel: Path, busybox: Path) -> bytes:
         "K8E_HOME": str(settings.load().home),
         "K8E_DATA_DIR": "/var/lib/k8e",
         "K8E_RUN_DIR": "/run/k8e",
+        "K8E_ALLOWED_HOSTS": "none",
         "K8E_VM_PATIENCE": PATIENCE,
     }
     start = START.format(

@@ -17,7 +17,7 @@ from typing import Any
 from k8e import errors
 from k8e.gateway.service import Gateway
 from k8e.guest import wire
-from k8e.model import Principal, Session, SessionSpec
+from k8e.model import Principal, Session, SessionSpec, words_from_json
 from k8e.sessions.operations import Operation
 
 log = logging.getLogger(__name__)
@@ -131,7 +131,9 @@ class Conversation:
         spec: dict[str, Any] = target.get("spec") or {}
         runtime = str(spec.get("runtime") or "")
         tenant = str(target["auto"] or "default")
-        known = self._sessions.auto_now(self._principal, tenant, runtime)
+        asked = spec.get("allowed_hosts")
+        hosts = None if asked is None else words_from_json(asked)
+        known = self._sessions.auto_now(self._principal, tenant, runtime, hosts)
         return known.session_id if known is not None else ""
 
     async def _open_later(self, channel: int, target: dict[str, Any], call: dict[str, Any]) -> None:

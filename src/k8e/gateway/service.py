@@ -9,9 +9,9 @@ from collections.abc import Coroutine
 from dataclasses import asdict
 from typing import Any
 
-from k8e import errors
+from k8e import errors, metrics
 from k8e._version import __version__
-from k8e.model import Principal, Role, SessionSpec
+from k8e.model import Principal, Role, SessionSpec, words_from_json
 from k8e.sessions.service import Sessions
 from k8e.settings import Settings
 
@@ -83,10 +83,27 @@ class Gateway:
         session_id = _text(call, "session_id")
         return {"session": self.sessions.extend(principal, session_id, lifetime).to_json()}
 
+    async def call_update_allowed_hosts(
+        self, principal: Principal, call: dict[str, Any]
+    ) -> dict[str, Any]:
+        words = words_from_json(call.get("hosts") or ())
+        session, hosts = await self.sessions.allow(principal, _text(call, "session_id"), words)
+        return {"session": session.to_json(), "hosts": hosts}
+
+    async def call_egress(self, principal: Principal, call: dict[str, Any]) -> dict[str, Any]:
+        return self.sessions.egress(principal, _text(call, "session_id"))
+
+    async def call_metrics(self, principal: Principal, call: dict[str, Any]) -> dict[str, Any]:
+        if Role.ADMIN not in principal.roles:
+            raise errors.Denied("metrics need the admin role")
+        metrics.set_sessions(self.sessions.count())
+        return {"text": metrics.render().decode()}
+
     async def call_doctor(self, principal: Principal, call: dict[str, Any]) -> dict[str, Any]:
         found = await self.sessions.runtimes.support(fresh=bool(call.get("fresh")))
         return {
             "runtimes": [asdict(item) for item in found],
+            "egress": asdict(self.sessions.network_support()),
             "warning": self.sessions.runtimes.warning(),
         }
 

@@ -77,6 +77,8 @@ class Runtime(Protocol):
     """Starts isolated guests."""
 
     name: str
+    networked: bool
+    """Whether its sandboxes can be given a network."""
 
     async def probe(self) -> Support:
         """What this host can do, and why not. May start sandboxes; bounded in time."""

@@ -24,6 +24,8 @@ MASKED = (
 ).split()
 READ_ONLY_BIND = ("ro", "rro", "rnosuid", "rnodev")
 """Read-only with everything mounted below; ``ro`` alone would cover the top mount only."""
+CPUS = "/sys/devices/system/cpu"
+"""All that programs look for in a sysfs, and no secret: /proc tells as much."""
 READ_ONLY = "/proc/bus /proc/fs /proc/irq /proc/sys /proc/sysrq-trigger".split()
 
 
@@ -52,6 +54,8 @@ class Flavour:
     seccomp: bool
     memory_overhead: int
     pids_limit: int
+    sysfs: bool
+    """Whether a sysfs is mounted: gVisor's own tells nothing, the host's would."""
     slot_at: str
     """Where the slot is mounted: the workspace itself, or beside it for a guest that binds."""
     annotations: dict[str, str]
@@ -98,16 +102,17 @@ def _mounts(layout: Layout, flavour: Flavour, limits: Limits) -> list[dict[str, 
             "options": ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"],
         },
         _tmpfs("/dev/shm", small, "1777", "noexec"),  # noqa: S108 - a path in the sandbox
-        {
-            "destination": "/sys",
-            "type": "sysfs",
-            "source": "sysfs",
-            "options": ["nosuid", "noexec", "nodev", "ro"],
-        },
         _tmpfs("/tmp", large),  # noqa: S108 - a path in the sandbox
         _tmpfs("/var/tmp", small),  # noqa: S108 - a path in the sandbox
         _tmpfs("/home", large, "755"),
     ]
+    if flavour.sysfs:
+        options = ["nosuid", "noexec", "nodev", "ro"]
+        mounts.append(
+            {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": options}
+        )
+    else:
+        mounts.append(_bind(CPUS, CPUS, *READ_ONLY_BIND, "noexec"))
     mounts += [_bind(folder, folder, *READ_ONLY_BIND) for folder in layout.bound]
     if layout.tools is not None:
         mounts.append(_bind(layout.tools, "/opt/k8e/tools", *READ_ONLY_BIND))
@@ -145,10 +150,10 @@ def _process(layout: Layout, flavour: Flavour) -> dict[str, Any]:
 
 
 def make_config(
-    sandbox_id: str, layout: Layout, flavour: Flavour, limits: Limits
+    sandbox_id: str, layout: Layout, flavour: Flavour, limits: Limits, network: str = ""
 ) -> dict[str, Any]:
-    """The whole ``config.json`` of one sandbox."""
-    namespaces = ["pid", "ipc", "uts", "mount", "network", "cgroup"]
+    """The whole ``config.json`` of one sandbox; ``network`` is the path of its namespace."""
+    namespaces = ["pid", "ipc", "uts", "mount", "cgroup"]
     linux: dict[str, Any] = {
         "cgroupsPath": cgroups.path_of(sandbox_id),
         # The slot's mounts come from the host; crun's own default would cut them off.
@@ -163,7 +168,8 @@ def make_config(
         linux["uidMappings"] = linux["gidMappings"] = mapping
     if flavour.seccomp:
         linux["seccomp"] = seccomp.profile()
-    linux["namespaces"] = [{"type": name} for name in namespaces]
+    own = {"type": "network", "path": network} if network else {"type": "network"}
+    linux["namespaces"] = [*({"type": name} for name in namespaces), own]
     return {
         "ociVersion": "1.0.2",
         "hostname": "sandbox",

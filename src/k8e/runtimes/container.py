@@ -32,7 +32,7 @@ class Container(OciRuntime):
         super().__init__(host)
         self._program = host.tool(self.tool_name)
 
-    def command(self, *arguments: str) -> list[str]:
+    def command(self, *arguments: str, network: str = "") -> list[str]:
         return [self._program or self.tool_name, "--root", str(self.state), *arguments]
 
     def assign(self, record: Record) -> Record:
@@ -46,6 +46,7 @@ class Container(OciRuntime):
             memory_overhead=0,
             # The guest itself is one of them.
             pids_limit=record.limits.pids + 1,
+            sysfs=False,
             slot_at="/workspace",
             annotations={},
         )

@@ -21,6 +21,7 @@ from working: without that, programs start in four fifths of the time on two CPU
 # gVisor dies as a whole when its host processes reach a cgroup pids limit, so that limit is only a
 # backstop; programs meet RLIMIT_NPROC, which the guest sets.
 BACKSTOP_PIDS = 4096
+NETWORK = "network"
 INSTALL = "run install.sh again; it installs runsc"
 
 
@@ -35,11 +36,12 @@ class GVisor(OciRuntime):
         self._program = host.tool(self.tool_name)
         self._platform = PLATFORMS[0]
 
-    def command(self, *arguments: str) -> list[str]:
+    def command(self, *arguments: str, network: str = "") -> list[str]:
         flags = [f"--root={self.state}", f"--platform={self._platform}"]
         if self._platform == "systrap" and (os.cpu_count() or 1) < SPINNING_CPUS:
             flags.append("--systrap-disable-fast-path")
-        flags.append("--network=none")  # gVisor's own network stack, with loopback alone
+        # Both are gVisor's own network stack; with none, it has nothing but loopback.
+        flags.append("--network=sandbox" if network else "--network=none")
         flags += ["--host-uds=open", "--overlay2=none"]
         return [self._program or self.tool_name, *flags, *arguments]
 
@@ -52,6 +54,7 @@ class GVisor(OciRuntime):
             seccomp=False,
             memory_overhead=bundle.GVISOR_OVERHEAD,
             pids_limit=max(BACKSTOP_PIDS, 8 * record.limits.pids),
+            sysfs=True,
             slot_at="/run/k8e/slot",
             annotations={},
         )
@@ -69,18 +72,30 @@ class GVisor(OciRuntime):
         for self._platform in PLATFORMS:
             launched = await try_launch(self)
             if launched.usable:
-                return await self._found(self._program, launched)
+                network = await self._try_network()
+                return await self._found(self._program, launched, network)
             failures.append(f"{self._platform}: {launched.detail}")
         return Support(self.name, False, "; ".join(failures), "k8e doctor --fresh tries again")
 
-    async def _found(self, program: str, launched: Support) -> Support:
+    async def _try_network(self) -> list[Feature]:
+        """Whether gVisor's network stack takes over the interface of a namespace."""
+        async with self.host.lend_network() as path:
+            if not path:
+                return []
+            launched = await try_launch(self, path)
+        self.networked = launched.usable
+        if launched.usable:
+            return [Feature(NETWORK, True, "gVisor's own network stack on a wire of egress")]
+        return [Feature(NETWORK, False, launched.detail, "install a newer gVisor: install.sh")]
+
+    async def _found(self, program: str, launched: Support, network: list[Feature]) -> Support:
         how = "a guest ran on it and dialled back"
         features = [
             Feature("runsc", True, await version_of(program)),
             Feature(f"platform {self._platform}", True, how),
-            Feature("network none", True, "gVisor's own network stack, loopback alone"),
             Feature("host unix sockets", True, how),
             *launched.features,
+            *network,
         ]
         return Support(self.name, True, launched.detail, "", features)
 
@@ -99,3 +114,6 @@ class GVisor(OciRuntime):
         for platform in PLATFORMS:
             if support.has(f"platform {platform}"):
                 self._platform = platform
+        self.networked = not any(
+            item.name == NETWORK and not item.usable for item in support.features
+        )

@@ -9,6 +9,8 @@ import resource
 import shutil
 import signal
 import threading
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,11 @@ class Record:
             return None
 
 
+@contextlib.asynccontextmanager
+async def _no_network() -> AsyncGenerator[str]:
+    yield ""
+
+
 class Host:
     """Folders and ranges shared by all local runtimes of one gateway."""
 
@@ -63,6 +70,8 @@ class Host:
         self._skeleton: Path | None = None
         self._guest: Path | None = None
         self._ids: dict[str, int] = {}
+        self.lend_network: Callable[[], AbstractAsyncContextManager[str]] = _no_network
+        """A network namespace to try runtimes with; its path is empty where there is none."""
         self._lock = threading.Lock()  # of ids and shared files: launches prepare in threads
 
     def prepare(self) -> None:

@@ -112,6 +112,7 @@ class OciRuntime:
 
     name = ""
     tool_name = ""
+    networked = True
 
     def __init__(self, host: Host) -> None:
         self.host = host
@@ -122,7 +123,7 @@ class OciRuntime:
     def flavour(self, record: Record) -> bundle.Flavour:
         raise NotImplementedError
 
-    def command(self, *arguments: str) -> list[str]:
+    def command(self, *arguments: str, network: str = "") -> list[str]:
         """The argv of this runtime's program with its global flags."""
         raise NotImplementedError
 
@@ -153,10 +154,12 @@ class OciRuntime:
         folder = self.host.folder(spec.sandbox_id)
         listener = link.Listener(folder / "link")
         try:
-            record = await _to_the_end(self._prepare, record)
+            record = await _to_the_end(lambda made: self._prepare(made, spec.network), record)
             await listener.listen()
-            argv = self.command("run", "--detach", "--bundle", str(folder))
-            argv += ["--pid-file", str(folder / "pid"), spec.sandbox_id]
+            arguments = ("--bundle", str(folder), "--pid-file", str(folder / "pid"))
+            argv = self.command(
+                "run", "--detach", *arguments, spec.sandbox_id, network=spec.network
+            )
             await tools.run_tool(argv, log=folder / "log", seconds=RUN_SECONDS)
             pid = int((folder / "pid").read_text("ascii"))
             record = replace(record, pid=pid, pid_started=start_time(pid))
@@ -170,7 +173,7 @@ class OciRuntime:
             raise
         return guest
 
-    def _prepare(self, record: Record) -> Record:
+    def _prepare(self, record: Record, network: str) -> Record:
         """Everything on disk that the sandbox needs before its first process."""
         folder = self.host.folder(record.sandbox_id)
         folder.mkdir()
@@ -188,6 +191,7 @@ class OciRuntime:
             self.host.layout(record.sandbox_id),
             self.flavour(record),
             record.limits,
+            network,
         )
         (folder / "config.json").write_text(json.dumps(config), "utf-8")
         return record

@@ -45,10 +45,12 @@ async def version_of(program: str) -> str:
     )
 
 
-async def try_launch(runtime: Launcher) -> Support:
+async def try_launch(runtime: Launcher, network: str = "") -> Support:
     """Start a sandbox, bind it, run a program in it, and look at each promise."""
     began = time.monotonic()
-    spec = SandboxSpec(sandbox_id=new_id("sb"), limits=_LIMITS, runtime=runtime.name)
+    spec = SandboxSpec(
+        sandbox_id=new_id("sb"), limits=_LIMITS, runtime=runtime.name, network=network
+    )
     try:
         async with asyncio.timeout(PROBE_SECONDS):
             guest = await runtime.launch(spec)

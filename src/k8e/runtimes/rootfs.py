@@ -11,10 +11,12 @@ import os
 import shutil
 from pathlib import Path
 
+from k8e.model import DNS_ADDRESS
+
 MERGED = ("bin", "sbin", "lib", "lib64", "lib32", "libx32")
 FOLDERS = (
-    "dev proc sys tmp home root workspace usr opt/k8e/tools var/tmp var/lib var/cache "
-    "run/k8e/link run/k8e/slot run/k8e/guest mnt srv"
+    "dev proc sys/devices/system/cpu sys/fs/cgroup tmp home root workspace usr opt/k8e/tools "
+    "var/tmp var/lib var/cache run/k8e/link run/k8e/slot run/k8e/guest mnt srv"
 ).split()
 # Copied from the host: loader cache, alternatives (where Debian's /usr/bin links lead), locale,
 # time zone, media types, trusted certificates, and run-time configuration of interpreters.
@@ -30,7 +32,8 @@ FILES = {
     "group": "root:x:0:\ntty:x:5:\nuser:x:1000:\nnogroup:x:65534:\n",
     "hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
     "hostname": "sandbox\n",
-    "resolv.conf": "",
+    # One try, since it is answered for certain: by egress, or by the kernel that nobody is there.
+    "resolv.conf": f"nameserver {DNS_ADDRESS}\noptions timeout:10 attempts:1\n",
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
     "shells": "/bin/sh\n/bin/bash\n",
 }

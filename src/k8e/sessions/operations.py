@@ -103,11 +103,19 @@ def _check_code(call: dict[str, Any]) -> None:
 class Operation:
     """One running call. Frames come to ``on_frame``; the last one is END, EXIT, ERROR or RESULT."""
 
-    def __init__(self, op: str, on_frame: FrameSink, on_done: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        op: str,
+        on_frame: FrameSink,
+        on_done: Callable[[], None],
+        amend_exit: Callable[[bytes], bytes],
+    ) -> None:
+        """``amend_exit`` adds to an EXIT what the guest does not know."""
         self.done = False
         self._op = op
         self._on_frame = on_frame
         self._on_done = on_done
+        self._amend_exit = amend_exit
         self._channel: Channel | None = None
         self._results = 0
         self._upload = wire.WINDOW  # bytes that the client may still send
@@ -138,6 +146,8 @@ class Operation:
             self._finish()
         elif kind == wire.RESULT and self._results > 1:
             raise wire.WireError("the guest answered twice")
+        if kind == wire.EXIT:
+            body = self._amend_exit(body)
         self._on_frame(kind, body)
 
     def _take_credit(self, body: bytes) -> None:

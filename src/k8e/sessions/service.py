@@ -11,13 +11,16 @@ from dataclasses import replace
 from typing import Any
 
 from k8e import errors, link
+from k8e.egress.policy import same_words
 from k8e.link import FrameSink
-from k8e.model import Phase, Principal, SandboxSpec, Session, SessionSpec, new_id
-from k8e.runtimes.base import Binding, Guest
+from k8e.model import Phase, Principal, Session, SessionSpec, new_id
+from k8e.runtimes.base import Feature, Guest
 from k8e.runtimes.host import Host
 from k8e.runtimes.registry import Runtimes
 from k8e.sessions import operations
 from k8e.sessions.live import Live
+from k8e.sessions.making import Maker
+from k8e.sessions.network import Network
 from k8e.sessions.operations import Operation
 from k8e.sessions.store import Store
 from k8e.settings import Settings
@@ -38,7 +41,8 @@ class Sessions:
         self._store = store
         self._host = host
         self._live: dict[str, Live] = {}
-        self._creating: dict[str, asyncio.Task[Session]] = {}
+        self._network = Network(settings)
+        self._maker = Maker(settings, store, runtimes, self._network, self._begin)
         self._tasks: set[asyncio.Task[None]] = set()
 
     @contextlib.asynccontextmanager
@@ -46,13 +50,16 @@ class Sessions:
         """Adopt what is there, then serve until the block ends; sandboxes stay when it does."""
         try:
             await self._adopt()
+            await self._network.start({live.session.sandbox_id for live in self._live.values()})
+            self._host.lend_network = self._network.lent
             yield
         finally:
             for live in self._live.values():
                 live.stop()
-            await self._stop_creating()
+            await self._maker.stop()
             if self._tasks:
                 await asyncio.wait(self._tasks)
+            await self._network.close()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run ``work`` beside everything else; its failure is told and ends nothing but itself."""
@@ -66,17 +73,9 @@ class Sessions:
         if not task.cancelled() and task.exception() is not None:
             log.error("a task failed", exc_info=task.exception())
 
-    async def _stop_creating(self) -> None:
-        """Give up what is being made, and wait until nothing is left of it."""
-        tasks = list(self._creating.values())
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-
     def count(self) -> int:
         """Sessions that exist or are being made."""
-        return len(self._live) + len(self._creating)
+        return len(self._live) + self._maker.count()
 
     def warning(self, session: Session) -> str:
         """What a client must know about a session that got a weaker runtime than the usual."""
@@ -100,7 +99,7 @@ class Sessions:
 
     async def create(self, principal: Principal, spec: SessionSpec) -> Session:
         """A new session; the one of before if the request id was used for the same request."""
-        spec = self._with_defaults(spec)
+        spec = self._maker.with_defaults(spec)
         key = ""
         if spec.request_id:
             key = f"request {principal.name} {spec.request_id}"
@@ -113,11 +112,17 @@ class Sessions:
 
     async def _repeated(self, key: str, known: Session, spec: SessionSpec) -> Session:
         _check_same(known, spec)
-        task = self._creating.get(key)
+        task = self._maker.task(key)
         return await asyncio.shield(task) if task is not None else known
 
-    def auto_now(self, principal: Principal, tenant: str, runtime: str = "") -> Session | None:
-        """The default session of a tenant, if it has a live one; it must be of ``runtime``."""
+    def auto_now(
+        self,
+        principal: Principal,
+        tenant: str,
+        runtime: str = "",
+        allowed_hosts: tuple[str, ...] | None = None,
+    ) -> Session | None:
+        """The default session of a tenant, if it has a live one; it must be as it is asked for."""
         asked = self.runtimes.resolve(runtime)
         known = self._store.find_auto(principal.name, tenant)
         if known is None or known.session_id not in self._live:
@@ -127,84 +132,35 @@ class Sessions:
                 f"the session of tenant {tenant!r} runs on {known.runtime}, not on {asked}",
                 hint=f"k8e sandbox destroy {known.session_id}, or use another --tenant",
             )
+        if allowed_hosts is not None and not same_words(allowed_hosts, known.allowed_hosts):
+            raise errors.Conflict(
+                f"the session of tenant {tenant!r} may reach {' '.join(known.allowed_hosts)}",
+                hint=f"k8e sandbox allow-hosts {known.session_id} changes that, "
+                "or use another --tenant",
+            )
         return known
 
     async def auto(self, principal: Principal, spec: SessionSpec) -> Session:
         """The session that a tenant gets when it names none; made at first use."""
-        spec = self._with_defaults(spec)
-        known = self.auto_now(principal, spec.tenant, spec.runtime)
+        spec = self._maker.with_defaults(spec)
+        known = self.auto_now(principal, spec.tenant, spec.runtime, spec.allowed_hosts)
         if known is not None:
             return known
         key = f"auto {principal.name} {spec.tenant}"
         made = await self._make(key, principal, spec, auto=True)
         # Another call may have begun it, for another runtime.
-        return self.auto_now(principal, spec.tenant, spec.runtime) or made
+        return self.auto_now(principal, spec.tenant, spec.runtime, spec.allowed_hosts) or made
 
     async def _make(
         self, key: str, principal: Principal, spec: SessionSpec, *, auto: bool
     ) -> Session:
-        """Make a session in its own task, so that a caller who leaves does not half make it."""
-        task = self._creating.get(key)
-        if task is None:
-            if self.count() >= self._settings.max_sessions:
-                raise errors.LimitExceeded(
-                    f"{self._settings.max_sessions} sessions are alive, the most this gateway "
-                    "takes (K8E_MAX_SESSIONS)",
-                    hint="destroy some: k8e sandbox sessions, k8e sandbox destroy ID",
-                )
-            task = asyncio.create_task(self._create(principal, spec, auto))
-            self._creating[key] = task
-            task.add_done_callback(lambda done: self._made(key, done))
-        return await asyncio.shield(task)
-
-    def _made(self, key: str, task: asyncio.Task[Session]) -> None:
-        self._creating.pop(key, None)
-        if not task.cancelled():
-            task.exception()  # every caller may have left; the error was theirs
-
-    async def _create(self, principal: Principal, spec: SessionSpec, auto: bool) -> Session:
-        runtime = await self.runtimes.choose(spec.runtime, self._settings.default_runtime)
-        now = time.time()
-        session = Session(
-            session_id=spec.session_id or new_id("sess"),
-            owner=principal.name,
-            spec=spec,
-            runtime=runtime.name,
-            sandbox_id=new_id("sb"),
-            phase=Phase.CREATING,
-            created_at=now,
-            expires_at=now + spec.lifetime,
-            auto=auto,
-        )
-        self._store.insert(session)
-        try:
-            sandbox = SandboxSpec(
-                sandbox_id=session.sandbox_id, limits=spec.limits, runtime=runtime.name
-            )
-            guest = await runtime.launch(sandbox)
-            try:
-                await guest.bind(Binding(env=spec.env))
-            except BaseException:
-                await asyncio.shield(guest.kill())
-                raise
-        except BaseException as error:
-            self._store.end(session.session_id, f"creation failed: {error}", time.time())
-            raise
-        session = self._store.activate(session)
-        self._begin(session, guest)
-        return session
-
-    def _with_defaults(self, spec: SessionSpec) -> SessionSpec:
-        idle_timeout = spec.idle_timeout or self._settings.default_idle_timeout
-        return replace(spec, lifetime=self._lifetime(spec.lifetime), idle_timeout=idle_timeout)
-
-    def _lifetime(self, asked: float) -> float:
-        if asked > self._settings.max_lifetime:
+        if self._maker.task(key) is None and self.count() >= self._settings.max_sessions:
             raise errors.LimitExceeded(
-                f"a lifetime of {asked:g} s is above the limit of "
-                f"{self._settings.max_lifetime:g} s (K8E_MAX_LIFETIME)"
+                f"{self._settings.max_sessions} sessions are alive, the most this gateway "
+                "takes (K8E_MAX_SESSIONS)",
+                hint="destroy some: k8e sandbox sessions, k8e sandbox destroy ID",
             )
-        return asked or self._settings.default_lifetime
+        return await self._maker.make(key, principal, spec, auto=auto)
 
     # Using.
 
@@ -224,13 +180,18 @@ class Sessions:
     ) -> Operation | None:
         """``open`` without a task, for the hot path; None while the guest is dialling."""
         operations.check(call)
-        live = self._live.get(session_id)
-        if live is None or live.session.owner != principal.name:
-            raise self._why_not(principal, session_id)
+        live = self._own(principal, session_id)
         connected = live.guest.link
         if connected is None:
             return None
-        operation = Operation(call["op"], on_frame, lambda: live.finished(operation))
+        sandbox_id = live.session.sandbox_id
+        mark = self._network.mark(sandbox_id)
+        operation = Operation(
+            call["op"],
+            on_frame,
+            lambda: live.finished(operation),
+            lambda body: self._network.add_denials(sandbox_id, mark, body),
+        )
         live.began(operation, float(call.get("timeout") or 0) if call["op"] == "exec" else 0)
         channel = connected.open(call, operation.receive, lambda: self._lost(live, operation))
         operation.attach(channel)
@@ -260,14 +221,39 @@ class Sessions:
         except TimeoutError:
             operation.fail(errors.GuestFailed("the link to the guest was lost"))
 
+    # Changing.
+
+    async def allow(
+        self, principal: Principal, session_id: str, words: tuple[str, ...]
+    ) -> tuple[Session, list[str]]:
+        """Replace what a session may reach; open connections are judged by it too."""
+        live = self._own(principal, session_id)
+        words, policy = await self._network.read(words)
+        await self._network.bind(live.session.sandbox_id, policy)
+        self._store.allow(session_id, words)
+        live.session = replace(live.session, allowed_hosts=words)
+        return live.session, policy.words()
+
+    def egress(self, principal: Principal, session_id: str) -> dict[str, Any]:
+        """What a session may reach, and what it was refused."""
+        return self._network.describe(self._own(principal, session_id).session)
+
+    def network_support(self) -> Feature:
+        """Whether sandboxes can have a network here, and why not."""
+        return self._network.support()
+
+    def _own(self, principal: Principal, session_id: str) -> Live:
+        live = self._live.get(session_id)
+        if live is None or live.session.owner != principal.name:
+            raise self._why_not(principal, session_id)
+        return live
+
     # Ending.
 
     def extend(self, principal: Principal, session_id: str, lifetime: float) -> Session:
         """Let a session live ``lifetime`` seconds from now."""
-        live = self._live.get(session_id)
-        if live is None or live.session.owner != principal.name:
-            raise self._why_not(principal, session_id)
-        expires_at = time.time() + self._lifetime(lifetime)
+        live = self._own(principal, session_id)
+        expires_at = time.time() + self._maker.lifetime(lifetime)
         self._store.extend(session_id, expires_at)
         live.session = replace(live.session, expires_at=expires_at)
         live.schedule()
@@ -281,7 +267,7 @@ class Sessions:
 
     async def destroy_all(self, reason: str) -> None:
         """End every session, for a gateway that is told to leave nothing."""
-        await self._stop_creating()
+        await self._maker.stop()
         for live in list(self._live.values()):
             await self._end(live, reason)
 
@@ -299,6 +285,7 @@ class Sessions:
             for operation in list(live.running):
                 operation.fail(errors.SandboxDied(reason))
             await live.guest.kill()
+            await self._network.detach(live.session.sandbox_id)
         except Exception:
             # Its owner is rid of it; the next start of a gateway tries again to remove the rest.
             log.exception("not everything of session %s could be removed", session_id)

@@ -37,10 +37,11 @@ MIGRATIONS = (
         WHERE request_id != '' AND phase != 'ended';
     CREATE INDEX by_owner ON sessions (owner, phase);
     """,
+    "ALTER TABLE sessions ADD COLUMN allowed_hosts TEXT NOT NULL DEFAULT '[]';",
 )
 _COLUMNS = (
     "session_id, owner, spec, runtime, sandbox_id, phase, created_at, expires_at, auto, "
-    "ended_reason"
+    "ended_reason, allowed_hosts"
 )
 
 
@@ -78,8 +79,8 @@ class Store:
         try:
             self._db.execute(
                 "INSERT INTO sessions (session_id, owner, tenant, auto, phase, runtime, sandbox_id,"
-                " request_id, spec, created_at, expires_at)"
-                " VALUES (?,?,?,?,?,?,?,?,?,?,?)",
+                " request_id, spec, created_at, expires_at, allowed_hosts)"
+                " VALUES (?,?,?,?,?,?,?,?,?,?,?,?)",
                 (
                     session.session_id,
                     session.owner,
@@ -92,6 +93,7 @@ class Store:
                     json.dumps(session.spec.to_json()),
                     session.created_at,
                     session.expires_at,
+                    json.dumps(session.allowed_hosts),
                 ),
             )
         except sqlite3.IntegrityError:
@@ -118,6 +120,12 @@ class Store:
     def extend(self, session_id: str, expires_at: float) -> None:
         self._db.execute(
             "UPDATE sessions SET expires_at=? WHERE session_id=?", (expires_at, session_id)
+        )
+
+    def allow(self, session_id: str, words: tuple[str, ...]) -> None:
+        self._db.execute(
+            "UPDATE sessions SET allowed_hosts=? WHERE session_id=?",
+            (json.dumps(words), session_id),
         )
 
     def forget_ended(self, before: float) -> None:
@@ -161,4 +169,5 @@ def _session(row: tuple[Any, ...]) -> Session:
         expires_at=row[7],
         auto=bool(row[8]),
         ended_reason=row[9],
+        allowed_hosts=tuple(json.loads(row[10])),
     )

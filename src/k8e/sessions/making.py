@@ -1,0 +1,129 @@
+"""How a session comes to be: written down, launched, bound; or nothing of it is left."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from k8e import errors
+from k8e.model import Phase, Principal, SandboxSpec, Session, SessionSpec, new_id
+from k8e.runtimes.base import Binding, Guest, Runtime
+from k8e.runtimes.registry import Runtimes
+from k8e.sessions.network import Network
+from k8e.sessions.store import Store
+from k8e.settings import Settings
+
+
+class Maker:
+    """Makes sessions, each in a task of its own, so that a caller who leaves half makes none."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        runtimes: Runtimes,
+        network: Network,
+        on_made: Callable[[Session, Guest], None],
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._runtimes = runtimes
+        self._network = network
+        self._on_made = on_made
+        self._creating: dict[str, asyncio.Task[Session]] = {}
+
+    def count(self) -> int:
+        return len(self._creating)
+
+    def task(self, key: str) -> asyncio.Task[Session] | None:
+        """What is being made under ``key``."""
+        return self._creating.get(key)
+
+    async def make(
+        self, key: str, principal: Principal, spec: SessionSpec, *, auto: bool
+    ) -> Session:
+        """Make a session, or join whoever makes the one of this key."""
+        task = self._creating.get(key)
+        if task is None:
+            task = asyncio.create_task(self._create(principal, spec, auto))
+            self._creating[key] = task
+            task.add_done_callback(lambda done: self._made(key, done))
+        return await asyncio.shield(task)
+
+    def _made(self, key: str, task: asyncio.Task[Session]) -> None:
+        self._creating.pop(key, None)
+        if not task.cancelled():
+            task.exception()  # every caller may have left; the error was theirs
+
+    async def stop(self) -> None:
+        """Give up what is being made, and wait until nothing is left of it."""
+        tasks = list(self._creating.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def with_defaults(self, spec: SessionSpec) -> SessionSpec:
+        idle_timeout = spec.idle_timeout or self._settings.default_idle_timeout
+        return replace(spec, lifetime=self.lifetime(spec.lifetime), idle_timeout=idle_timeout)
+
+    def lifetime(self, asked: float) -> float:
+        if asked > self._settings.max_lifetime:
+            raise errors.LimitExceeded(
+                f"a lifetime of {asked:g} s is above the limit of "
+                f"{self._settings.max_lifetime:g} s (K8E_MAX_LIFETIME)"
+            )
+        return asked or self._settings.default_lifetime
+
+    async def _create(self, principal: Principal, spec: SessionSpec, auto: bool) -> Session:
+        runtime = await self._runtimes.choose(spec.runtime, self._settings.default_runtime)
+        words, policy = await self._network.read(spec.allowed_hosts)
+        now = time.time()
+        session = Session(
+            session_id=spec.session_id or new_id("sess"),
+            owner=principal.name,
+            spec=spec,
+            runtime=runtime.name,
+            sandbox_id=new_id("sb"),
+            phase=Phase.CREATING,
+            created_at=now,
+            expires_at=now + spec.lifetime,
+            auto=auto,
+            allowed_hosts=words,
+        )
+        self._store.insert(session)
+        try:
+            guest = await self._launch(runtime, session)
+            try:
+                # Until here, the kernel refuses everything; the guest has run nothing yet.
+                await self._network.bind(session.sandbox_id, policy)
+                await guest.bind(Binding(env=spec.env))
+            except BaseException:
+                await asyncio.shield(self._discard(guest))
+                raise
+        except BaseException as error:
+            self._store.end(session.session_id, f"creation failed: {error}", time.time())
+            raise
+        session = self._store.activate(session)
+        self._on_made(session, guest)
+        return session
+
+    async def _launch(self, runtime: Runtime, session: Session) -> Guest:
+        network = await self._network.attach(session.sandbox_id) if runtime.networked else ""
+        sandbox = SandboxSpec(
+            sandbox_id=session.sandbox_id,
+            limits=session.spec.limits,
+            runtime=runtime.name,
+            network=network,
+        )
+        try:
+            return await runtime.launch(sandbox)
+        except BaseException:
+            await asyncio.shield(self._network.detach(session.sandbox_id))
+            raise
+
+    async def _discard(self, guest: Guest) -> None:
+        await guest.kill()
+        await self._network.detach(guest.sandbox_id)
