@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from k8e.client.asynchronous import AsyncSandboxClient
     from k8e.client.blocking import SandboxClient, sandbox_session
     from k8e.client.results import (
+        Denial,
+        Egress,
         ExecEvent,
         ExecInfo,
         ExecResult,
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "AsyncSandboxClient": "k8e.client.asynchronous",
+    "Denial": "k8e.client.results",
+    "Egress": "k8e.client.results",
     "ExecEvent": "k8e.client.results",
     "ExecInfo": "k8e.client.results",
     "ExecResult": "k8e.client.results",
@@ -46,6 +50,8 @@ _HOMES = {
 
 __all__ = [
     "AsyncSandboxClient",
+    "Denial",
+    "Egress",
     "ExecEvent",
     "ExecInfo",
     "ExecResult",

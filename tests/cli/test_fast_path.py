@@ -46,6 +46,8 @@ def test_a_run_imports_nothing_slow(place: Place, session_id: str) -> None:
         ["--raw", "--session-id", "s", "--tenant=t", "x", "--runtime", "container"],
         ["--env", "A=1", "--env=B=2=3", "--cwd", "/tmp", "--", "-x"],
         ["multi\nline ü \udcff"],
+        ["x", "--allowed-hosts", "a.example, b.example:443,", "--allowed-hosts=*.c.example"],
+        ["--allowed-hosts=", "x"],
     ],
 )
 def test_both_parsers_understand_the_same(

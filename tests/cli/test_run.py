@@ -33,6 +33,7 @@ def test_a_run_prints_one_line_with_sorted_keys_that_is_safe_in_html(
     duration = found.pop("duration_ms")
     assert isinstance(duration, int)
     assert found == {
+        "denials": [],
         "exit_code": 0,
         "language": "bash",
         "session_id": session_id,

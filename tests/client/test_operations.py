@@ -9,7 +9,7 @@ import pytest
 from k8e import errors
 from k8e.client import endpoints, operations, requests
 from k8e.client.operations import PULL, RECEIVE, Send
-from k8e.client.results import Chunk, Stdout
+from k8e.client.results import Chunk, Denial, Stdout
 from k8e.guest import wire
 
 RESULT = (wire.RESULT, wire.pack({"session_id": "s", "id": "e", "pid": 2}))
@@ -74,6 +74,38 @@ def test_output_is_collected_by_stream() -> None:
     found = script.play(operations.exec_result({"op": "exec"}))
     assert (found.stdout, found.stderr, found.session_id, found.exec_id) == ("xxx", "no", "s", "e")
     assert script.events == []
+
+
+def test_what_was_refused_meanwhile_is_part_of_the_result() -> None:
+    refused = {
+        "name": "evil.example",
+        "address": "",
+        "port": 443,
+        "protocol": "tcp",
+        "rule": "not in the allow-list",
+        "count": 2,
+        "later": "a newer gateway tells more",
+    }
+    end = wire.unpack_dict(EXIT[1]) | {"denials": [refused]}
+    script = Script(RESULT, (wire.EXIT, wire.pack(end)))
+    found = script.play(operations.exec_result({"op": "exec"}))
+    expected = Denial("evil.example", "", 443, "tcp", "not in the allow-list", 2)
+    assert found.denials == [expected]
+    assert Script(RESULT, EXIT).play(operations.exec_result({"op": "exec"})).denials == []
+
+
+@pytest.mark.parametrize(("hosts", "sent"), [(None, {}), ([], {"allowed_hosts": []})])
+def test_no_allowed_hosts_and_none_at_all_are_different(
+    hosts: list[str] | None, sent: dict[str, Any]
+) -> None:
+    assert requests.create_call("", hosts, "", {}) == {"op": "create_session", "spec": sent}
+
+
+def test_a_text_in_the_place_of_a_list_of_hosts_is_refused() -> None:
+    with pytest.raises(errors.InvalidRequest, match=r"not the text 'example\.org'"):
+        requests.create_call("", "example.org", "", {})
+    with pytest.raises(errors.InvalidRequest, match=r"not the text 'example\.org'"):
+        requests.allow_call("s", "example.org")
 
 
 def test_uploads_never_send_more_than_there_is_credit_for() -> None:

@@ -17,6 +17,8 @@ def test_the_package_exports_exactly_this() -> None:
     assert k8e.__all__ == sorted(k8e.__all__)
     assert set(k8e.__all__) == {
         "AsyncSandboxClient",
+        "Denial",
+        "Egress",
         "ExecEvent",
         "ExecInfo",
         "ExecResult",

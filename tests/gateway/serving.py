@@ -20,8 +20,11 @@ import grpc
 from k8e._generated import sandbox_pb2 as pb
 from k8e._generated import sandbox_pb2_grpc as pb_grpc
 from k8e.guest import wire
+from tests.gateway import worlds
 
 RUNTIMES = ("container", "gvisor")
+USUAL = "usual.example"
+"""What sessions may reach that do not say it; nobody is there."""
 SIZE = 64 << 20
 SIZES = (("grpc.max_receive_message_length", SIZE), ("grpc.max_send_message_length", SIZE))
 START_SECONDS = 50.0
@@ -51,6 +54,12 @@ class Running(NamedTuple):
 @contextlib.contextmanager
 def gateway(**environment: str) -> Generator[Running]:
     """Start a gateway on a port of its own; afterwards nothing of it is left."""
+    with worlds.world() as world, _gateway(world, environment) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def _gateway(world: Path, environment: dict[str, str]) -> Generator[Running]:
     # A short path: unix sockets allow 108 bytes.
     folder = Path(tempfile.mkdtemp(prefix="k8e-", dir="/tmp"))
     folder.chmod(0o711)  # sandboxes have users of their own
@@ -63,6 +72,9 @@ def gateway(**environment: str) -> Generator[Running]:
             "K8E_DATA_DIR": str(folder / "d"),
             "K8E_RUN_DIR": str(folder / "r"),
             "K8E_LISTEN": address,
+            "K8E_ALLOWED_HOSTS": USUAL,
+            "K8E_UPLINK_NAMESPACE": str(world),
+            **worlds.INDEXES,
             **environment,
         },
         pass_fds=[writing],

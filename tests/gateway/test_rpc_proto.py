@@ -111,7 +111,7 @@ UNARY = (
     "TerminalDestroy ExposeService UnexposeService ListExposed UpdateAllowedHosts"
 ).split()
 SERVER_STREAMS = ["ExecStream", "TerminalStream"]
-OURS = {"RunFrame"}
+OURS = {"RunFrame", "EgressDenial", "GetEgressRequest", "GetEgressResponse"}
 TYPES = {
     FieldDescriptor.TYPE_STRING: "string",
     FieldDescriptor.TYPE_BYTES: "bytes",
@@ -154,7 +154,8 @@ def test_our_additions_start_at_100() -> None:
     }
     assert added == {
         "ExecRequest": "100 code bytes",
-        "ExecResponse": "100 stdout_bytes bytes, 101 stderr_bytes bytes",
+        "ExecResponse": "100 stdout_bytes bytes, 101 stderr_bytes bytes, "
+        "102 denials repeated EgressDenial",
         "WriteFileRequest": "100 content_bytes bytes",
         "ReadFileResponse": "100 content_bytes bytes",
     }
@@ -168,6 +169,7 @@ def test_every_rpc_of_k8e_is_there_with_its_kind() -> None:
     assert kinds == {
         **dict.fromkeys(UNARY, (False, False)),
         **dict.fromkeys(SERVER_STREAMS, (False, True)),
+        "GetEgress": (False, False),
         "Run": (True, True),
     }
 

@@ -24,6 +24,8 @@ IMPLEMENTED = {
     "WriteFile",
     "ReadFile",
     "ListFiles",
+    "UpdateAllowedHosts",
+    "GetEgress",
     "Run",
 }
 
@@ -92,11 +94,11 @@ def test_a_call_without_a_session_gets_the_callers_own(stub: Stub) -> None:
         ({"tenant_id": "../x"}, Status.INVALID_ARGUMENT, "not a valid name"),
         ({"env": {"A=B": "1"}}, Status.INVALID_ARGUMENT, "malformed"),
         ({"env": {"A": "x" * 40_000}}, Status.RESOURCE_EXHAUSTED, "environment is larger"),
-        ({"allowed_hosts": ["example.com"]}, Status.UNIMPLEMENTED, "no network"),
+        ({"allowed_hosts": ["a b"]}, Status.INVALID_ARGUMENT, "'a b' is not a host name"),
         (
             {"secret_refs": [pb.SecretRef(secret_name="s", key="k", env_var="E")]},
             Status.UNIMPLEMENTED,
-            "no network",
+            "secret_refs",
         ),
     ],
 )
@@ -120,6 +122,8 @@ def test_a_session_that_cannot_be_is_refused(
         ("ReadFile", {"path": "x"}),
         ("WriteFile", {"path": "x"}),
         ("ListFiles", {}),
+        ("UpdateAllowedHosts", {}),
+        ("GetEgress", {}),
     ],
 )
 def test_an_unknown_session_is_not_found(

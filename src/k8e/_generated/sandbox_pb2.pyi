@@ -170,7 +170,7 @@ class ExecRequest(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., command: _Optional[str] = ..., timeout: _Optional[int] = ..., workdir: _Optional[str] = ..., background: _Optional[bool] = ..., language: _Optional[str] = ..., code: _Optional[bytes] = ...) -> None: ...
 
 class ExecResponse(_message.Message):
-    __slots__ = ("stdout", "stderr", "exit_code", "session_id", "run_id", "status", "duration_ms", "truncated", "language", "stdout_bytes", "stderr_bytes")
+    __slots__ = ("stdout", "stderr", "exit_code", "session_id", "run_id", "status", "duration_ms", "truncated", "language", "stdout_bytes", "stderr_bytes", "denials")
     STDOUT_FIELD_NUMBER: _ClassVar[int]
     STDERR_FIELD_NUMBER: _ClassVar[int]
     EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
@@ -182,6 +182,7 @@ class ExecResponse(_message.Message):
     LANGUAGE_FIELD_NUMBER: _ClassVar[int]
     STDOUT_BYTES_FIELD_NUMBER: _ClassVar[int]
     STDERR_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DENIALS_FIELD_NUMBER: _ClassVar[int]
     stdout: str
     stderr: str
     exit_code: int
@@ -193,7 +194,26 @@ class ExecResponse(_message.Message):
     language: str
     stdout_bytes: bytes
     stderr_bytes: bytes
-    def __init__(self, stdout: _Optional[str] = ..., stderr: _Optional[str] = ..., exit_code: _Optional[int] = ..., session_id: _Optional[str] = ..., run_id: _Optional[str] = ..., status: _Optional[str] = ..., duration_ms: _Optional[int] = ..., truncated: _Optional[bool] = ..., language: _Optional[str] = ..., stdout_bytes: _Optional[bytes] = ..., stderr_bytes: _Optional[bytes] = ...) -> None: ...
+    denials: _containers.RepeatedCompositeFieldContainer[EgressDenial]
+    def __init__(self, stdout: _Optional[str] = ..., stderr: _Optional[str] = ..., exit_code: _Optional[int] = ..., session_id: _Optional[str] = ..., run_id: _Optional[str] = ..., status: _Optional[str] = ..., duration_ms: _Optional[int] = ..., truncated: _Optional[bool] = ..., language: _Optional[str] = ..., stdout_bytes: _Optional[bytes] = ..., stderr_bytes: _Optional[bytes] = ..., denials: _Optional[_Iterable[_Union[EgressDenial, _Mapping]]] = ...) -> None: ...
+
+class EgressDenial(_message.Message):
+    __slots__ = ("name", "address", "port", "protocol", "rule", "count", "at")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    address: str
+    port: int
+    protocol: str
+    rule: str
+    count: int
+    at: int
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., port: _Optional[int] = ..., protocol: _Optional[str] = ..., rule: _Optional[str] = ..., count: _Optional[int] = ..., at: _Optional[int] = ...) -> None: ...
 
 class ExecStreamResponse(_message.Message):
     __slots__ = ("chunk",)
@@ -681,3 +701,27 @@ class UpdateAllowedHostsResponse(_message.Message):
     HOSTS_FIELD_NUMBER: _ClassVar[int]
     hosts: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, hosts: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class GetEgressRequest(_message.Message):
+    __slots__ = ("session_id",)
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+
+class GetEgressResponse(_message.Message):
+    __slots__ = ("session_id", "allowed_hosts", "rules", "network", "reason", "denied", "denials")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_HOSTS_FIELD_NUMBER: _ClassVar[int]
+    RULES_FIELD_NUMBER: _ClassVar[int]
+    NETWORK_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DENIED_FIELD_NUMBER: _ClassVar[int]
+    DENIALS_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    allowed_hosts: _containers.RepeatedScalarFieldContainer[str]
+    rules: _containers.RepeatedScalarFieldContainer[str]
+    network: bool
+    reason: str
+    denied: int
+    denials: _containers.RepeatedCompositeFieldContainer[EgressDenial]
+    def __init__(self, session_id: _Optional[str] = ..., allowed_hosts: _Optional[_Iterable[str]] = ..., rules: _Optional[_Iterable[str]] = ..., network: _Optional[bool] = ..., reason: _Optional[str] = ..., denied: _Optional[int] = ..., denials: _Optional[_Iterable[_Union[EgressDenial, _Mapping]]] = ...) -> None: ...

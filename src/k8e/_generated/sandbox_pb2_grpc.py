@@ -214,6 +214,11 @@ class SandboxServiceStub:
                 request_serializer=sandbox_dot_v1_dot_sandbox__pb2.UpdateAllowedHostsRequest.SerializeToString,
                 response_deserializer=sandbox_dot_v1_dot_sandbox__pb2.UpdateAllowedHostsResponse.FromString,
                 _registered_method=True)
+        self.GetEgress = channel.unary_unary(
+                '/sandbox.v1.SandboxService/GetEgress',
+                request_serializer=sandbox_dot_v1_dot_sandbox__pb2.GetEgressRequest.SerializeToString,
+                response_deserializer=sandbox_dot_v1_dot_sandbox__pb2.GetEgressResponse.FromString,
+                _registered_method=True)
 
 
 class SandboxServiceServicer:
@@ -444,6 +449,12 @@ class SandboxServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetEgress(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SandboxServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -626,6 +637,11 @@ def add_SandboxServiceServicer_to_server(servicer, server):
                     servicer.UpdateAllowedHosts,
                     request_deserializer=sandbox_dot_v1_dot_sandbox__pb2.UpdateAllowedHostsRequest.FromString,
                     response_serializer=sandbox_dot_v1_dot_sandbox__pb2.UpdateAllowedHostsResponse.SerializeToString,
+            ),
+            'GetEgress': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetEgress,
+                    request_deserializer=sandbox_dot_v1_dot_sandbox__pb2.GetEgressRequest.FromString,
+                    response_serializer=sandbox_dot_v1_dot_sandbox__pb2.GetEgressResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1600,6 +1616,33 @@ class SandboxService:
             '/sandbox.v1.SandboxService/UpdateAllowedHosts',
             sandbox_dot_v1_dot_sandbox__pb2.UpdateAllowedHostsRequest.SerializeToString,
             sandbox_dot_v1_dot_sandbox__pb2.UpdateAllowedHostsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetEgress(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sandbox.v1.SandboxService/GetEgress',
+            sandbox_dot_v1_dot_sandbox__pb2.GetEgressRequest.SerializeToString,
+            sandbox_dot_v1_dot_sandbox__pb2.GetEgressResponse.FromString,
             options,
             channel_credentials,
             insecure,

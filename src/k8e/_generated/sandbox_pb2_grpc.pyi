@@ -81,6 +81,7 @@ class SandboxServiceStub:
     UnexposeService: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.UnexposeServiceRequest, _sandbox_pb2.UnexposeServiceResponse]
     ListExposed: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.ListExposedRequest, _sandbox_pb2.ListExposedResponse]
     UpdateAllowedHosts: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.UpdateAllowedHostsRequest, _sandbox_pb2.UpdateAllowedHostsResponse]
+    GetEgress: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.GetEgressRequest, _sandbox_pb2.GetEgressResponse]
 
 @_typing.type_check_only
 class SandboxServiceAsyncStub(SandboxServiceStub):
@@ -130,6 +131,7 @@ class SandboxServiceAsyncStub(SandboxServiceStub):
     UnexposeService: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.UnexposeServiceRequest, _sandbox_pb2.UnexposeServiceResponse]  # type: ignore[assignment]
     ListExposed: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.ListExposedRequest, _sandbox_pb2.ListExposedResponse]  # type: ignore[assignment]
     UpdateAllowedHosts: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.UpdateAllowedHostsRequest, _sandbox_pb2.UpdateAllowedHostsResponse]  # type: ignore[assignment]
+    GetEgress: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.GetEgressRequest, _sandbox_pb2.GetEgressResponse]  # type: ignore[assignment]
 
 class SandboxServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -392,5 +394,12 @@ class SandboxServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _sandbox_pb2.UpdateAllowedHostsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_sandbox_pb2.UpdateAllowedHostsResponse, _abc.Awaitable[_sandbox_pb2.UpdateAllowedHostsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def GetEgress(
+        self,
+        request: _sandbox_pb2.GetEgressRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sandbox_pb2.GetEgressResponse, _abc.Awaitable[_sandbox_pb2.GetEgressResponse]]: ...
 
 def add_SandboxServiceServicer_to_server(servicer: SandboxServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -40,6 +40,8 @@ def table(found: dict[str, Any], *, colours: bool) -> Iterator[str]:
             ("", item["name"], item["usable"], item["detail"], item["fix"])
             for item in runtime["features"]
         ]
+    if egress := found.get("egress"):
+        rows.append((egress["name"], "", egress["usable"], egress["detail"], egress["fix"]))
     names = max(len(row[0]) for row in rows)
     features = max(len(row[1]) for row in rows)
     indent = names + features + 12

@@ -41,6 +41,7 @@ _VALUES = {
     "--runtime": "runtime",
     "--cwd": "cwd",
 }
+_REPEATED = ("--env", "--allowed-hosts")
 
 
 def defaults() -> dict[str, Any]:
@@ -56,6 +57,7 @@ def defaults() -> dict[str, Any]:
         "raw": False,
         "stdin": False,
         "env": {},
+        "allowed_hosts": None,
         "code": b"",
     }
 
@@ -95,25 +97,33 @@ def parse(arguments: list[str]) -> dict[str, Any] | None:
 def _parse_value(argument: str, rest: Any, options: dict[str, Any]) -> bool:
     """Take a flag that has a value, in either spelling."""
     name, equals, value = argument.partition("=")
-    if name not in _VALUES and name != "--env":
+    if name not in _VALUES and name not in _REPEATED:
         return False
     if not equals:
         value = next(rest, None)
         if value is None:
             return False
-    if name != "--env":
+    if name in _VALUES:
         options[_VALUES[name]] = value
+        return True
+    if name == "--allowed-hosts":
+        options["allowed_hosts"] = split_hosts([value], options["allowed_hosts"])
         return True
     key, equals, value = value.partition("=")
     options["env"][key] = value
     return bool(key and equals)
 
 
+def split_hosts(values: list[str], before: list[str] | None = None) -> list[str]:
+    """The words of a policy in comma lists; those of ``before`` come first."""
+    words = [word.strip() for value in values for word in value.split(",")]
+    return [*(before or ()), *(word for word in words if word)]
+
+
 def execute(options: dict[str, Any], connect: Callable[[], Connection] | None = None) -> int:
     """Run the code, print what comes of it; the exit code."""
     try:
-        if len(options["code"]) > wire.MAX_CODE:
-            return _too_long(options)
+        _check(options)
         connection = (connect or _connect)()
         try:
             return _Run(connection, options).finish()
@@ -138,22 +148,33 @@ def _connect() -> Connection:
         return local.Connection(starting.dial())
 
 
-def _too_long(options: dict[str, Any]) -> int:
-    from k8e import errors
-    from k8e.cli import printing
+def _check(options: dict[str, Any]) -> None:
+    """Refuse what no gateway needs to see."""
+    session_id = options["session_id"]
+    if len(options["code"]) > wire.MAX_CODE:
+        from k8e import errors
 
-    error = errors.LimitExceeded(
-        f"the code is longer than the limit of {wire.MAX_CODE} bytes",
-        hint="write it to a file with k8e sandbox write, and run that file",
-    )
-    return printing.failure(error, to=2 if options["raw"] else 1)
+        raise errors.LimitExceeded(
+            f"the code is longer than the limit of {wire.MAX_CODE} bytes",
+            hint="write it to a file with k8e sandbox write, and run that file",
+        )
+    if session_id and options["allowed_hosts"] is not None:
+        from k8e import errors
+
+        raise errors.InvalidRequest(
+            "--allowed-hosts is for a session that is made for the run, and session "
+            f"{session_id[:80]} was named (--session-id, K8E_SANDBOX_SESSION_ID)",
+            hint=f"k8e sandbox allow-hosts {session_id[:80]} HOST... changes what it may reach",
+        )
 
 
 def call(options: dict[str, Any], exec_id: str) -> bytes:
     """The request, packed."""
     session: dict[str, Any] = {"id": options["session_id"]}
     if not options["session_id"]:
-        spec = {"runtime": options["runtime"]} if options["runtime"] else {}
+        spec: dict[str, Any] = {"runtime": options["runtime"]} if options["runtime"] else {}
+        if options["allowed_hosts"] is not None:
+            spec["allowed_hosts"] = options["allowed_hosts"]
         session = {"auto": options["tenant"] or "default", "spec": spec}
     return wire.pack(
         {
@@ -236,19 +257,31 @@ class _Run:
             self._consumed = 0
 
     def _exit(self, exit: dict[str, Any]) -> int:  # noqa: A002 - it is what an EXIT frame says
+        denials = exit.get("denials")
         if not self._options["raw"]:
             line = (
-                f'{{"duration_ms":{exit["duration_ms"]:d},"exit_code":{exit["code"]:d},'
+                f'{{"denials":{_denials(denials) if denials else "[]"},'
+                f'"duration_ms":{exit["duration_ms"]:d},"exit_code":{exit["code"]:d},'
                 f'"language":{quote(self._options["language"])},'
                 f'"session_id":{quote(self._session_id)},"status":{quote(exit["status"])},'
                 f'"stderr":{self._text(wire.ERR)},"stdout":{self._text(wire.OUT)},'
                 f'"truncated":{"true" if exit["truncated"] else "false"}}}\n'
             )
             write(1, line.encode("utf-8", "replace"))
+        elif denials:  # after the output, which is the program's own
+            from k8e.cli import denials as telling
+
+            write(2, telling.lines(denials, self._session_id).encode("utf-8", "replace"))
         return exit["code"]
 
     def _text(self, kind: int) -> str:
         return quote(b"".join(self._output[kind]).decode("utf-8", "replace"))
+
+
+def _denials(found: list[dict[str, Any]]) -> str:
+    from k8e.cli import denials
+
+    return denials.encode(found)
 
 
 def quote(text: str) -> str:

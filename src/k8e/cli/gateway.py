@@ -9,7 +9,7 @@ import os
 from typing import Any
 
 from k8e import _version, errors, settings
-from k8e.cli import printing
+from k8e.cli import fast, printing
 from k8e.client import driving, local, operations
 
 
@@ -71,6 +71,18 @@ def status(options: argparse.Namespace) -> int:
         return errors.GatewayUnreachable.exit_code
     with contextlib.closing(connection):
         printing.answer({"running": True, **_ask(connection, "status")})
+    return 0
+
+
+def metrics(options: argparse.Namespace) -> int:
+    connection = _connect()
+    if connection is None:
+        raise errors.GatewayUnreachable(
+            f"no gateway listens on {settings.load().socket}",
+            hint="k8e gateway starts one; so does the first command that needs it",
+        )
+    with contextlib.closing(connection):
+        fast.write(1, str(_ask(connection, "metrics")["text"]).encode("utf-8", "replace"))
     return 0
 
 

@@ -103,6 +103,7 @@ def _add_sandbox(commands: Any) -> None:
     _add_run(group, common)
     _add_create(group, common)
     _add_sessions(group, common)
+    _add_egress(group, common)
     _add_files(group, common)
 
 
@@ -139,8 +140,20 @@ def _add_run(group: Any, common: Parser) -> None:
         help="pass output on as it is, when it comes; our errors to stderr",
     )
     run.add_argument("-i", "--stdin", action="store_true", help="pass our stdin on to the code")
-    _add_not_yet(run, "--manifest", "--git-repo", "--git-ref", "--git-path", "--allowed-hosts")
+    _add_allowed_hosts(run, "what a session that is made for this may reach")
+    _add_not_yet(run, "--manifest", "--git-repo", "--git-ref", "--git-path")
     _add_not_yet(run, "--background", action="store_true")
+
+
+def _add_allowed_hosts(parser: Parser, meaning: str) -> None:
+    parser.add_argument(
+        "--allowed-hosts",
+        action="append",
+        metavar="HOSTS",
+        help=f"{meaning}: names, *.wildcards and CIDRs, with or without :PORT, and the words "
+        "default, open, none and strict; a comma list, repeatable (by default what the "
+        "gateway's K8E_ALLOWED_HOSTS says)",
+    )
 
 
 def _add_not_yet(parser: Parser, *flags: str, **kind: Any) -> None:
@@ -154,7 +167,8 @@ def _add_create(group: Any, common: Parser) -> None:
         group,
         "create",
         "make a session and print its id",
-        "k8e sandbox create --runtime gvisor --memory 512M --lifetime 3600",
+        "k8e sandbox create --runtime gvisor --memory 512M --lifetime 3600\n"
+        "         k8e sandbox create --allowed-hosts default,api.example.org:443",
         "sandbox.create",
         common,
     )
@@ -177,7 +191,8 @@ def _add_create(group: Any, common: Parser) -> None:
     )
     create.add_argument("--env", action="append", metavar="K=V", help="a variable; repeatable")
     create.add_argument("--label", action="append", metavar="K=V", help="a label; repeatable")
-    _add_not_yet(create, "--manifest", "--git-repo", "--git-ref", "--git-path", "--allowed-hosts")
+    _add_allowed_hosts(create, "what it may reach")
+    _add_not_yet(create, "--manifest", "--git-repo", "--git-ref", "--git-path")
     _add_not_yet(create, "--secret")
 
 
@@ -218,6 +233,40 @@ def _add_sessions(group: Any, common: Parser) -> None:
     extend.add_argument(
         "--lifetime", type=float, required=True, metavar="SECONDS", help="counted from now"
     )
+
+
+def _add_egress(group: Any, common: Parser) -> None:
+    allow = _command(
+        group,
+        "allow-hosts",
+        "replace what a session may reach; open connections are judged anew",
+        "k8e sandbox allow-hosts ID default api.example.org:443\n"
+        "         k8e sandbox allow-hosts ID --add '*.example.net' --remove api.example.org:443\n"
+        "         k8e sandbox allow-hosts ID --clear",
+        "egress.allow_hosts",
+        common,
+    )
+    egress = _command(
+        group,
+        "egress",
+        "show what a session may reach, and what it was refused: a table on a terminal, else JSON",
+        "k8e sandbox egress ID",
+        "egress.egress",
+        common,
+    )
+    for parser in (allow, egress):
+        parser.add_argument("session_id", metavar="ID")
+    allow.add_argument(
+        "hosts", nargs="*", metavar="HOST", help="a word of the policy, or a comma list of them"
+    )
+    # K8E's own way to say the same.
+    allow.add_argument("--hosts", dest="list", action="append", help=argparse.SUPPRESS)
+    for flag, text in (("--add", "allow these too"), ("--remove", "take these words out")):
+        allow.add_argument(
+            flag, action="append", metavar="HOSTS", help=f"{text}; a comma list, repeatable"
+        )
+    allow.add_argument("--clear", action="store_true", help="allow nothing, like the word none")
+    egress.add_argument("--json", action="store_true", help="print JSON on a terminal too")
 
 
 def _add_files(group: Any, common: Parser) -> None:
@@ -283,6 +332,13 @@ def _add_gateway(commands: Any) -> None:
         "gateway.stop",
     )
     stop.add_argument("--destroy", action="store_true", help="destroy all sessions first")
+    _command(
+        group,
+        "metrics",
+        "print the gateway's counters as text for Prometheus",
+        "k8e gateway metrics | grep egress",
+        "gateway.metrics",
+    )
 
 
 def _add_host(commands: Any) -> None:
@@ -313,6 +369,11 @@ def pairs(items: list[str] | None, flag: str) -> dict[str, str]:
             raise errors.InvalidRequest(f"{flag} {item!r} is not of the form K=V")
         found[key] = value
     return found
+
+
+def hosts(items: list[str] | None) -> list[str] | None:
+    """The words in a repeatable comma list; None if the flag was not given."""
+    return None if items is None else fast.split_hosts(items)
 
 
 def tenant(options: argparse.Namespace) -> str:

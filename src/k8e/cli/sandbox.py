@@ -15,14 +15,14 @@ from k8e.client.blocking import SandboxClient
 from k8e.client.results import SessionInfo
 from k8e.guest import wire
 
-_NOT_YET = "manifest git_repo git_ref git_path allowed_hosts background secret".split()
+_NOT_YET = "manifest git_repo git_ref git_path background secret".split()
 
 
 def _endpoint(options: argparse.Namespace) -> endpoints.Endpoint:
     return endpoints.resolve(getattr(options, "endpoint", None), getattr(options, "apikey", None))
 
 
-def _client(options: argparse.Namespace) -> SandboxClient:
+def connect(options: argparse.Namespace) -> SandboxClient:
     return SandboxClient(
         getattr(options, "endpoint", None), api_key=getattr(options, "apikey", None)
     )
@@ -50,6 +50,7 @@ def run(options: argparse.Namespace) -> int:
         env=parsing.pairs(options.env, "--env"),
         session_id=options.session_id or chosen["session_id"],
         tenant=options.tenant or chosen["tenant"],
+        allowed_hosts=parsing.hosts(options.allowed_hosts),
     )
     chosen["code"] = _code(options)
     endpoint = _endpoint(options)
@@ -86,7 +87,7 @@ def status(options: argparse.Namespace) -> int:
     tenant = parsing.tenant(options) or state.DEFAULT_TENANT
     found: dict[str, Any] = {"available": True, "session_id": "", "tenant_id": tenant}
     try:
-        with _client(options) as client:
+        with connect(options) as client:
             client.status()
             found["session_id"] = _living(client, state.load(tenant))
     except errors.GatewayUnreachable as error:
@@ -108,9 +109,10 @@ def _living(client: SandboxClient, session_id: str) -> str:
 def create(options: argparse.Namespace) -> int:
     _refuse_not_yet(options)
     limits = {key: getattr(options, key) for key in ("cpus", "memory", "pids", "disk")}
-    with _client(options) as client:
+    with connect(options) as client:
         session_id = client.create_session(
             options.runtime,
+            parsing.hosts(options.allowed_hosts),
             tenant_id=parsing.tenant(options),
             env=parsing.pairs(options.env, "--env"),
             labels=parsing.pairs(options.label, "--label"),
@@ -124,7 +126,7 @@ def create(options: argparse.Namespace) -> int:
 
 
 def destroy(options: argparse.Namespace) -> int:
-    with _client(options) as client:
+    with connect(options) as client:
         client.destroy_session(options.session_id)
     state.forget(options.session_id)
     printing.answer({"ok": True})
@@ -132,20 +134,20 @@ def destroy(options: argparse.Namespace) -> int:
 
 
 def sessions(options: argparse.Namespace) -> int:
-    with _client(options) as client:
+    with connect(options) as client:
         found = client.list_sessions(options.tenant, ended=options.all)
     printing.answer({"sessions": [_session(item) for item in found]})
     return 0
 
 
 def get(options: argparse.Namespace) -> int:
-    with _client(options) as client:
+    with connect(options) as client:
         printing.answer(_session(client.get_session(options.session_id)))
     return 0
 
 
 def extend(options: argparse.Namespace) -> int:
-    with _client(options) as client:
+    with connect(options) as client:
         printing.answer(_session(client.extend_session(options.session_id, options.lifetime)))
     return 0
 
@@ -158,7 +160,7 @@ def _session(info: SessionInfo) -> dict[str, Any]:
 
 
 def write(options: argparse.Namespace) -> int:
-    with _client(options) as client:
+    with connect(options) as client:
         client.write_file(options.session_id, options.path, _stdin(), append=options.mode == "a")
     printing.answer({"ok": True, "path": options.path})
     return 0
@@ -170,7 +172,7 @@ def _stdin() -> Iterator[bytes]:
 
 
 def read(options: argparse.Namespace) -> int:
-    with _client(options) as client:
+    with connect(options) as client:
         chunks = client.read_chunks(options.session_id, options.path)
         if options.raw:
             for chunk in chunks:
@@ -182,7 +184,7 @@ def read(options: argparse.Namespace) -> int:
 
 
 def list_files(options: argparse.Namespace) -> int:
-    with _client(options) as client:
+    with connect(options) as client:
         found = client.list_files(options.session_id, options.since)
     printing.answer({"files": [{"modified": item.modified, "path": item.path} for item in found]})
     return 0

@@ -181,6 +181,16 @@ class AsyncSandboxClient:
     async def destroy_session(self, session_id: str) -> None:
         await self._call(operations.call({"op": "destroy_session", "session_id": session_id}))
 
+    # Egress.
+
+    async def update_allowed_hosts(self, session_id: str, hosts: Sequence[str]) -> list[str]:
+        call = requests.allow_call(session_id, hosts)
+        return await self._call(operations.update_allowed_hosts(call))
+
+    async def egress(self, session_id: str) -> results.Egress:
+        call = {"op": "egress", "session_id": session_id}
+        return await self._call(operations.egress(call))
+
     # Files.
 
     async def write_file(
@@ -259,7 +269,7 @@ class AsyncSandboxClient:
         await self._call(operations.call(call))
 
     async def pip_install(self, session_id: str, packages: Sequence[str]) -> ExecResult:
-        raise requests.not_yet("pip_install", "sessions have no network in this release")
+        raise requests.not_yet("pip_install", "run pip with exec instead")
 
     # The gateway.
 

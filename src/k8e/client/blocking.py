@@ -176,7 +176,12 @@ class SandboxClient:
         tenant_id: str = "",
         **options: Unpack[SessionOptions],
     ) -> str:
-        """Make a session; its id. See :class:`SessionOptions` for what it can be given."""
+        """Make a session; its id. See :class:`SessionOptions` for what it can be given.
+
+        ``allowed_hosts`` are the words of its egress policy: host names, ``*.wildcards`` and CIDRs,
+        with or without ``:port``, and ``default``, ``open``, ``none``, ``strict``. None means the
+        gateway's default, an empty list nothing.
+        """
         tenant = tenant_id or self.tenant_id
         call = requests.create_call(runtime_class, allowed_hosts, tenant, options)
         return self._call(operations.session(call)).session_id
@@ -195,6 +200,21 @@ class SandboxClient:
 
     def destroy_session(self, session_id: str) -> None:
         self._call(operations.call({"op": "destroy_session", "session_id": session_id}))
+
+    # Egress.
+
+    def update_allowed_hosts(self, session_id: str, hosts: Sequence[str]) -> list[str]:
+        """Replace what a session may reach; what is in effect, with ``default`` spelled out.
+
+        Open connections are judged by the new policy too. An empty list allows nothing.
+        """
+        call = requests.allow_call(session_id, hosts)
+        return self._call(operations.update_allowed_hosts(call))
+
+    def egress(self, session_id: str) -> results.Egress:
+        """What a session may reach, and what it was refused."""
+        call = {"op": "egress", "session_id": session_id}
+        return self._call(operations.egress(call))
 
     # Files.
 
@@ -277,7 +297,7 @@ class SandboxClient:
         self._call(operations.call(call))
 
     def pip_install(self, session_id: str, packages: Sequence[str]) -> ExecResult:
-        raise requests.not_yet("pip_install", "sessions have no network in this release")
+        raise requests.not_yet("pip_install", "run pip with exec instead")
 
     # The gateway.
 

@@ -124,6 +124,7 @@ def _exit(data: dict[str, Any], session_id: str, exec_id: str) -> Exit:
         truncated=bool(data["truncated"]),
         session_id=session_id,
         exec_id=exec_id,
+        denials=[results.denial(item) for item in data.get("denials") or ()],
     )
 
 
@@ -160,6 +161,7 @@ def _collected(end: Exit, stdout: bytes, stderr: bytes) -> ExecResult:
         truncated=end.truncated,
         status=end.status,
         exec_id=end.exec_id,
+        denials=end.denials,
     )
 
 
@@ -254,6 +256,14 @@ def session(fields: Mapping[str, Any]) -> Operation[results.SessionInfo]:
 
 def sessions(fields: Mapping[str, Any]) -> Operation[list[results.SessionInfo]]:
     return [results.session(item) for item in (yield from call(fields))["sessions"]]
+
+
+def update_allowed_hosts(fields: Mapping[str, Any]) -> Operation[list[str]]:
+    return list((yield from call(fields))["hosts"])
+
+
+def egress(fields: Mapping[str, Any]) -> Operation[results.Egress]:
+    return results.egress((yield from call(fields)))
 
 
 def execs(fields: Mapping[str, Any]) -> Operation[list[results.ExecInfo]]:

@@ -157,15 +157,31 @@ def create_call(
     tenant_id: str,
     options: SessionOptions,
 ) -> dict[str, Any]:
-    if allowed_hosts is not None:
-        raise not_yet("allowed_hosts", "sessions have no network in this release")
     spec: dict[str, Any] = {"tenant": tenant_id, "runtime": runtime_class, **options}
     if limits := options.get("limits"):
         spec["limits"] = {key: parse_limit(key, value) for key, value in limits.items()}
     for key in ("env", "labels"):
         if key in spec:
             spec[key] = dict(spec[key])
-    return {"op": "create_session", "spec": {k: v for k, v in spec.items() if v}}
+    given = {k: v for k, v in spec.items() if v}
+    if allowed_hosts is not None:  # an empty list says something: nothing is allowed
+        given["allowed_hosts"] = words(allowed_hosts)
+    return {"op": "create_session", "spec": given}
+
+
+def allow_call(session_id: str, hosts: Sequence[str]) -> dict[str, Any]:
+    """Replace the policy of a session."""
+    return {"op": "update_allowed_hosts", "session_id": session_id, "hosts": words(hosts)}
+
+
+def words(hosts: Sequence[str]) -> list[str]:
+    """The words of a policy. A lone text would be taken for a list of its letters."""
+    if isinstance(hosts, str):
+        raise errors.InvalidRequest(
+            f"allowed hosts are a list of texts, not the text {hosts[:80]!r}",
+            hint=f"write [{hosts[:80]!r}]",
+        )
+    return list(hosts)
 
 
 def parse_limit(name: str, value: float | str) -> float | int:

@@ -25,6 +25,29 @@ class Stderr:
 
 
 @dataclass(frozen=True, slots=True)
+class Denial:
+    """Something that a sandbox wanted to reach and its policy refused. Not an outage."""
+
+    name: str
+    """The host name, if it is known; empty for a bare address."""
+    address: str
+    """Empty for a name that was not resolved."""
+    port: int
+    protocol: str
+    """``tcp``, ``udp``, ``icmp`` or ``dns``."""
+    rule: str
+    """Why, in words."""
+    count: int = 1
+    """How often, in a row or in the run."""
+    at: float = 0.0
+    """Unix time of the last one; 0 in the result of a run, which was just now."""
+
+
+def _no_denials() -> list[Denial]:
+    return []
+
+
+@dataclass(frozen=True, slots=True)
 class Exit:
     """The end of a command."""
 
@@ -38,6 +61,8 @@ class Exit:
     """Whether output above the limit was dropped."""
     session_id: str
     exec_id: str
+    denials: list[Denial] = field(default_factory=_no_denials)
+    """What the session's policy refused while the command ran."""
 
 
 ExecEvent = Stdout | Stderr | Exit
@@ -64,6 +89,8 @@ class ExecResult:
     status: str
     """``completed``, ``timed_out`` or ``killed``."""
     exec_id: str
+    denials: list[Denial] = field(default_factory=_no_denials)
+    """What the session's policy refused while the command ran; usually nothing."""
 
     @property
     def stdout(self) -> str:
@@ -123,15 +150,52 @@ class SessionInfo:
     env_keys: list[str]
     limits: Mapping[str, float]
     ended_reason: str = ""
+    allowed_hosts: list[str] = field(default_factory=list[str])
+    """What it may reach, in the words that were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Egress:
+    """What a session may reach, and what it was refused."""
+
+    session_id: str
+    allowed_hosts: list[str]
+    """The policy in the words that were asked for."""
+    rules: list[str]
+    """The policy in effect: ``default`` is spelled out."""
+    network: bool
+    """Whether this session has a network at all; :attr:`reason` says why not."""
+    reason: str
+    denied: int
+    """How often something was refused in all."""
+    denials: list[Denial]
+    """The newest refusals, newest last."""
 
 
 _SESSION_FIELDS = frozenset(item.name for item in fields(SessionInfo))
+_DENIAL_FIELDS = frozenset(item.name for item in fields(Denial))
 _ENTRY_FIELDS = frozenset(item.name for item in fields(FileEntry))
 
 
 def session(data: Mapping[str, Any]) -> SessionInfo:
     """From the wire; a newer gateway may tell more than this client knows."""
     return SessionInfo(**{key: value for key, value in data.items() if key in _SESSION_FIELDS})
+
+
+def denial(data: Mapping[str, Any]) -> Denial:
+    return Denial(**{key: value for key, value in data.items() if key in _DENIAL_FIELDS})
+
+
+def egress(data: Mapping[str, Any]) -> Egress:
+    return Egress(
+        session_id=data["session_id"],
+        allowed_hosts=data["allowed_hosts"],
+        rules=data["rules"],
+        network=data["network"],
+        reason=data.get("reason", ""),
+        denied=data["denied"],
+        denials=[denial(item) for item in data["denials"]],
+    )
 
 
 def entry(data: Mapping[str, Any]) -> FileEntry:

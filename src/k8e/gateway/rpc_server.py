@@ -72,7 +72,7 @@ def _credentials(certificates: tls.Certificates) -> grpc.ServerCredentials:
 def _handlers(gateway: Gateway, endpoint: peers.Endpoint) -> grpc.GenericRpcHandler:
     """Every RPC of the proto: implemented, or answered with UNIMPLEMENTED."""
     descriptor = pb.DESCRIPTOR.services_by_name["SandboxService"]
-    service = Service(gateway.sessions)
+    service = Service(gateway)
     run = functools.partial(rpc_run.run, gateway)
     table: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
     for method in descriptor.methods:

@@ -10,11 +10,12 @@ import grpc
 
 from k8e import errors
 from k8e._generated import sandbox_pb2 as pb
+from k8e.gateway import rpc_egress
 from k8e.gateway.calls import Call, GuestOSError, decode
 from k8e.gateway.rpc_errors import as_text
+from k8e.gateway.service import Gateway
 from k8e.guest import wire
 from k8e.model import Phase, Principal, Session, SessionSpec
-from k8e.sessions.service import Sessions
 
 MAX_MESSAGE = 64 << 20
 """Bytes of one message, either way; K8E's newest clients have the same limit."""
@@ -38,30 +39,32 @@ class Ending(NamedTuple):
     status: str
     duration_ms: int
     truncated: bool
+    denials: list[pb.EgressDenial]
 
 
 class Service:
     """What is implemented of ``sandbox.v1.SandboxService``, for callers that are known."""
 
-    def __init__(self, sessions: Sessions) -> None:
-        self._sessions = sessions
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._sessions = gateway.sessions
 
     # Sessions.
 
     async def CreateSession(
         self, principal: Principal, request: pb.CreateSessionRequest
     ) -> pb.CreateSessionResponse:
-        # Sessions have no network yet. Taking these and ignoring them would be a false promise.
-        if any(request.allowed_hosts) or request.secret_refs:
+        # Taking these and ignoring them would be a false promise.
+        if request.secret_refs:
             raise errors.NotImplementedYet(
-                "allowed_hosts and secret_refs are not implemented yet: sessions have no network",
-                hint="create the session without them",
+                "secret_refs are not implemented yet", hint="create the session without them"
             )
         spec = SessionSpec(
             tenant=request.tenant_id or _NO_TENANT,
             runtime=request.runtime_class,
             session_id=request.session_id,
             env=dict(request.env),
+            allowed_hosts=tuple(rpc_egress.hosts(request.allowed_hosts)) or None,
         )
         session = await self._sessions.create(principal, spec)
         return pb.CreateSessionResponse(session_id=session.session_id)
@@ -91,6 +94,21 @@ class Service:
         found = self._sessions.listing(principal, ended=phase in ("all", Phase.ENDED))
         listed = [_session(item) for item in found if phase in ("all", item.phase)]
         return pb.ListSessionsResponse(sessions=listed)
+
+    # Egress.
+
+    async def UpdateAllowedHosts(
+        self, principal: Principal, request: pb.UpdateAllowedHostsRequest
+    ) -> pb.UpdateAllowedHostsResponse:
+        call = {"session_id": request.session_id, "hosts": rpc_egress.hosts(request.hosts)}
+        told = await self._gateway.call_update_allowed_hosts(principal, call)
+        return pb.UpdateAllowedHostsResponse(hosts=told["hosts"])
+
+    async def GetEgress(
+        self, principal: Principal, request: pb.GetEgressRequest
+    ) -> pb.GetEgressResponse:
+        call = {"session_id": request.session_id}
+        return rpc_egress.egress(await self._gateway.call_egress(principal, call))
 
     async def _resolve(self, principal: Principal, session_id: str) -> str:
         """The session that a call means; K8E's TypeScript SDK never sends an id."""
@@ -135,6 +153,7 @@ class Service:
             duration_ms=end.duration_ms,
             truncated=end.truncated or overflow,
             language=request.language,
+            denials=end.denials,
         )
 
     async def ExecStream(
@@ -214,6 +233,7 @@ def _session(session: Session) -> pb.GetSessionResponse:
         tenant_id=session.spec.tenant,
         expires_at=int(session.expires_at),
         env_keys=sorted(session.spec.env),
+        allowed_hosts=session.allowed_hosts,
     )
 
 
@@ -299,7 +319,8 @@ def _ending(body: bytes) -> Ending:
         raise errors.GuestFailed("the guest reported no exit code")
     status = str(end.get("status"))
     known = status if status in ("completed", "timed_out", "killed") else "failed"
-    return Ending(code, known, duration, bool(end.get("truncated")))
+    denied = rpc_egress.denials(end.get("denials"))
+    return Ending(code, known, duration, bool(end.get("truncated")), denied)
 
 
 def _entries(body: bytes) -> list[pb.FileEntry]:
