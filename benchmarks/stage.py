@@ -128,6 +128,7 @@ def environment(config: settings.Settings, **extra: str) -> dict[str, str]:
         "K8E_DATA_DIR": str(config.data_dir),
         "K8E_RUN_DIR": str(config.run_dir),
         "K8E_LISTEN": config.listen,
+        "K8E_ALLOWED_HOSTS": "none",  # so that nothing of the machine's network is touched
         "K8E_CONFIG": str(config.data_dir / "none.toml"),
         **extra,
     }

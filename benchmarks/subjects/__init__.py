@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from benchmarks.samples import Row
 from benchmarks.stage import Stage
-from benchmarks.subjects import commands, creating, execs, files, footprint, parallel
+from benchmarks.subjects import commands, creating, egress, execs, files, footprint, parallel
 
 Subject = Callable[[Stage], Iterator[Row]]
 
@@ -17,4 +17,5 @@ SUBJECTS: dict[str, Subject] = {
     "cli": commands.measure,
     "files": files.measure,
     "parallel": parallel.measure,
+    "egress": egress.measure,
 }

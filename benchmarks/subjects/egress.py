@@ -1,0 +1,165 @@
+"""What a policy costs: HTTP of a live sandbox with and without one, and the making of a network."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+from benchmarks import stage as stages
+from benchmarks import world
+from benchmarks.samples import Bar, Row, Series
+from benchmarks.serving import Gateway
+from benchmarks.stage import Stage
+from k8e import SandboxClient
+from k8e.egress import namespaces
+from k8e.egress.asking import Upstream
+from k8e.egress.nftables import Nftables
+from k8e.egress.policy import parse_policy
+from k8e.egress.service import Egress
+
+ROUNDS = 12
+REQUESTS = 150
+SIZE = 200 << 20
+ALIVE = 200
+SLOTS = 50
+# Run in the sandbox: new connections with a small answer each, then one large download.
+CLIENT = f"""
+import json, socket, time
+address = socket.getaddrinfo({world.NAME!r}, 80, socket.AF_INET)[0][4]
+def get(size):
+    with socket.create_connection(address) as c:
+        c.sendall(f"GET /{{size}} HTTP/1.1\\r\\nHost: {world.NAME}\\r\\n\\r\\n".encode())
+        left, buffer = size, bytearray(1 << 20)
+        got = c.recv_into(buffer)
+        left -= got - buffer.index(b"\\r\\n\\r\\n") - 4
+        while left > 0:
+            left -= c.recv_into(buffer)
+took = []
+for _ in range({REQUESTS}):
+    began = time.perf_counter()
+    get(100)
+    took.append(time.perf_counter() - began)
+began = time.perf_counter()
+get({SIZE})
+download = time.perf_counter() - began
+print(json.dumps({{"request": sorted(took)[len(took) // 2], "download": download}}))
+"""
+# The same path with nothing on it but the translation of addresses.
+BARE = """
+flush chain inet k8e arrive
+flush chain inet k8e divert
+flush chain inet k8e forward
+chain inet k8e forward { policy accept; }
+"""
+
+
+def measure(stage: Stage) -> Iterator[Row]:
+    with world.made(stage.folder / "world") as uplink:
+        for runtime in stage.runtimes:
+            yield from _traffic(stage, uplink, runtime)
+        yield from asyncio.run(_slots(stage, uplink))
+
+
+@contextlib.contextmanager
+def _serving(stage: Stage, name: str, uplink: Path) -> Generator[tuple[SandboxClient, Path]]:
+    """A gateway whose sandboxes live in our world, and the folder of its networks."""
+    config = stages.make_settings(stage.folder / name)
+    extra = {"K8E_UPLINK_NAMESPACE": str(uplink), "K8E_RESOLVERS": world.RESOLVER}
+    gateway = Gateway(config, stages.environment(config, HOME=str(stage.folder), **extra))
+    try:
+        with SandboxClient(f"unix:{config.socket}") as client:
+            yield client, config.run_dir / "net"
+    finally:
+        gateway.stop()
+
+
+def _traffic(stage: Stage, uplink: Path, runtime: str) -> Iterator[Row]:
+    took: dict[str, dict[str, list[float]]] = {}
+    with (
+        _serving(stage, f"{runtime}-a", uplink) as (client, _),
+        _serving(stage, f"{runtime}-b", uplink) as (bare, network),
+    ):
+        plain = bare.create_session(runtime, [world.NAME])
+        namespaces.run_in(network / "router", lambda: _flush(BARE))
+        sandboxes = {
+            "policy": (client, client.create_session(runtime, [world.NAME])),
+            "strict": (client, client.create_session(runtime, ["strict", world.NAME])),
+            "without policy": (bare, plain),
+        }
+        for turn in range(-1, stage.rounds(ROUNDS)):
+            for name in sorted(sandboxes, reverse=bool(turn % 2)):
+                for what, seconds in _run(*sandboxes[name]).items():
+                    if turn >= 0:
+                        took.setdefault(name, {}).setdefault(what, []).append(seconds)
+    yield from _rows(runtime, took)
+
+
+def _run(client: SandboxClient, session_id: str) -> dict[str, float]:
+    done = client.run(CLIENT, "python", session_id=session_id, timeout=120)
+    return json.loads(done.stdout)
+
+
+def _flush(commands: str) -> None:
+    nft = Nftables()
+    try:
+        nft.run(commands)
+    finally:
+        nft.close()
+
+
+def _rows(runtime: str, took: dict[str, dict[str, list[float]]]) -> Iterator[Row]:
+    peer = took["without policy"]
+    for name, bars in (("policy", (Bar("most", 0.2), Bar("ratio", 1.1))), ("strict", (None, None))):
+        pairs = zip(took[name]["request"], peer["request"], strict=True)
+        added = [(ours - theirs) * 1000 for ours, theirs in pairs]
+        yield Row(
+            "egress", runtime, Series(f"{name}: added to a request", "ms", added), bar=bars[0]
+        )
+        ours, theirs = (
+            Series(f"{label}: request", "ms", [s * 1000 for s in took[label]["request"]])
+            for label in (name, "without policy")
+        )
+        yield Row("egress", runtime, ours, theirs)
+        ours, theirs = (
+            Series(f"{label}: {SIZE >> 20} MiB", "ms", [s * 1000 for s in took[label]["download"]])
+            for label in (name, "without policy")
+        )
+        yield Row("egress", runtime, ours, theirs, bars[1])
+
+
+async def _slots(stage: Stage, uplink: Path) -> list[Row]:
+    """A sandbox's network made anew, and taken from those that are kept ready."""
+    count, alive = stage.rounds(SLOTS), stage.rounds(ALIVE)
+    upstreams = [Upstream(world.RESOLVER)]
+    egress = Egress(stage.folder / "slots", world=uplink, upstreams=upstreams, spare=0)
+    policy = parse_policy([world.NAME, "*.bench.test:443", "192.88.0.0/16:80"])
+    names: list[str] = []
+
+    async def timed() -> float:
+        names.append(f"sb-{len(names)}")
+        began = time.perf_counter()
+        await egress.attach(names[-1])
+        await egress.bind(names[-1], policy)
+        return (time.perf_counter() - began) * 1000
+
+    await egress.start(set())
+    try:
+        for _ in range(alive):
+            await timed()
+        new = [await timed() for _ in range(count)]
+        await egress.prepare(count)
+        ready = [await timed() for _ in range(count)]
+    finally:
+        for name in names:
+            await egress.detach(name)
+        await egress.close()
+    note = f"with {alive} sandboxes alive"
+    rows = [("made anew", new, 15), ("from a ready slot", ready, 1)]
+    return [
+        Row("egress", "", Series(f"network {name}", "ms", took), bar=Bar("most", bar), note=note)
+        for name, took, bar in rows
+    ]
