@@ -19,6 +19,7 @@ from k8e.cli import parsing
 # pyright: reportPrivateUsage=false, reportUnknownVariableType=false
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
 
+_OPTIONAL = {"?": "[{}]", "*": "[{} ...]"}
 TARGET = Path(__file__).parent / "reference" / "cli.md"
 HEAD = """\
 <!-- Written by docs/generate.py. Change src/k8e/cli/parsing.py, then run it again. -->
@@ -96,7 +97,7 @@ def _usage(
     if any(item.option_strings for item in others):
         words.append("[flags]")
     places = [item for item in others if not item.option_strings]
-    words += [f"[{_value(item)}]" if item.nargs == "?" else _value(item) for item in places]
+    words += [_OPTIONAL.get(str(item.nargs), "{}").format(_value(item)) for item in places]
     for group in groups:
         words.append(group.metavar if isinstance(group.metavar, str) else "COMMAND")
         if not group.required and path != ["sandbox"]:

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.docs.documents import Step, matches
-from tests.places import Place, free_port
+from tests.gateway import worlds
+from tests.places import Place
 
 PATIENCE = 55  # seconds for one document
 
@@ -21,13 +22,9 @@ PATIENCE = 55  # seconds for one document
 class Shell:
     """Runs the steps of a document in one bash, as a reader would."""
 
-    def __init__(self) -> None:
-        self.port = free_port()
-        self.place = Place(
-            K8E_LISTEN=f"127.0.0.1:{self.port}",
-            LANG="C.UTF-8",
-            PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        )
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.port = int(place.environ["K8E_LISTEN"].rpartition(":")[2])
         self.place.json("gateway", "--background")
 
     def python(self, script: Path) -> str:
@@ -89,11 +86,9 @@ def _status(step: Step) -> str:
 
 @pytest.fixture(scope="session")
 def gateway() -> Generator[Shell]:
-    if os.geteuid() != 0:
-        pytest.skip("the local runtimes need root")
-    shell = Shell()
-    yield shell
-    shell.place.close()
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    with worlds.networked(K8E_ALLOWED_HOSTS="default", LANG="C.UTF-8", PATH=path) as place:
+        yield Shell(place)
 
 
 @pytest.fixture

@@ -120,7 +120,7 @@ log group {LOG_GROUP} snaplen {LOG_BYTES} queue-threshold 1
         iifname @open goto allow
         goto refuse
     }}
-    {tproxy.chain(DNS_ADDRESS)}
+    {tproxy.chain(DNS_ADDRESS, uplink=UPLINK)}
     chain forward {{
         type filter hook forward priority filter; policy drop;
         ct state invalid drop

@@ -98,6 +98,7 @@ class Egress:
         if self._mending is not None:
             await asyncio.wait([self._mending])
         self.abandon()
+        await self._proxy.wait_closed()
         for slot in self._spare:
             await asyncio.to_thread(namespaces.unmount, self._router.namespace(slot))
         if not self._clients:
