@@ -48,3 +48,25 @@ class Budget:
         if len(self._known) > REMEMBERED:
             self._known.popitem(last=False)
         return True
+
+
+class Rate:
+    """So many a second, and some at once."""
+
+    def __init__(
+        self, per_second: float, burst: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._per_second = per_second
+        self._burst = self._left = burst
+        self._clock = clock
+        self._at = clock()
+
+    def allows(self) -> bool:
+        """Whether there may be one more now; counts it if so."""
+        now = self._clock()
+        self._left = min(self._burst, self._left + (now - self._at) * self._per_second)
+        self._at = now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True

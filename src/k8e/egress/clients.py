@@ -9,7 +9,7 @@ import dns.exception
 import dns.name
 
 from k8e.egress import answers, denials, rules
-from k8e.egress.budget import Budget
+from k8e.egress.budget import Budget, Rate
 from k8e.egress.denials import Denial, Ledger
 from k8e.egress.nflog import Packet
 from k8e.egress.policy import Address, Policy, is_public
@@ -21,6 +21,7 @@ from k8e.model import DNS_ADDRESS
 log = logging.getLogger(__name__)
 
 MAX_OPENED = 1024  # addresses that are remembered with their names
+MAX_QUESTIONS = 100  # of DNS, per second
 MAX_NAMES = 64  # of one address
 
 
@@ -32,6 +33,7 @@ class Client:
         self.slot = slot
         self.bound = Bound()
         self.budget = Budget()
+        self.rate = Rate(MAX_QUESTIONS, 2 * MAX_QUESTIONS)
         self.ledger = Ledger()
         self.asking = 0
         self.changing = asyncio.Lock()  # of its policy
@@ -107,7 +109,7 @@ class Client:
         if self.bound.policy.silent:
             return denials.NO_NETWORK
         if packet.many:
-            return denials.RATE
+            return denials.RATE if packet.port == rules.DNS_PORT else denials.FLOWS
         if packet.port in (rules.DNS_PORT, 853):
             return denials.RESOLVER
         if not is_public(packet.address):

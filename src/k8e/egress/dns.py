@@ -71,7 +71,7 @@ class Responder:
         if client is None or self._transport is None:
             return
         transport = self._transport
-        if client.asking >= MAX_AT_ONCE:
+        if client.asking >= MAX_AT_ONCE or not client.rate.allows():
             client.deny(denials.RATE, protocol="dns")
             transport.sendto(answers.refuse(None, data, _TOO_MANY), source)
             return
@@ -105,6 +105,9 @@ class Responder:
             async with asyncio.timeout(TCP_SECONDS):
                 while True:
                     size = int.from_bytes(await reader.readexactly(2), "big")
+                    if not client.rate.allows():
+                        client.deny(denials.RATE, protocol="dns")
+                        return
                     answer = await self._answer(client, await reader.readexactly(size))
                     writer.write(len(answer).to_bytes(2, "big") + answer)
                     await writer.drain()

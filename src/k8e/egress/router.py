@@ -27,6 +27,15 @@ from k8e.egress.rules import Bound, Pin
 _SLOTS4 = ipaddress.ip_network("198.18.0.0/16")
 _SLOTS6 = ipaddress.ip_network("fd6b:3865:0:1::/112")
 MAX_SLOTS = 16_000
+# In the router's namespace. Refusals of UDP are ICMP, of which the kernel would send one a second.
+_SETTINGS = {
+    "ipv4/ip_forward": "1",
+    "ipv6/conf/all/forwarding": "1",
+    "ipv4/icmp_ratelimit": "0",
+    "ipv6/icmp/ratelimit": "0",
+    "ipv4/icmp_msgs_per_sec": "100000",
+    "ipv4/icmp_msgs_burst": "10000",
+}
 CARRIED_SECONDS = 60  # what was open stays open that long after a change, until it is asked again
 
 T = TypeVar("T")
@@ -101,9 +110,9 @@ class Router:
         loopback = socket.if_nametoindex("lo")
         self._netlink.configure(loopback, [_with_prefix(DNS_ADDRESS, 32)])
         tproxy.set_up_routing(self._netlink)
-        for file in ("ipv4/ip_forward", "ipv6/conf/all/forwarding"):
-            with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
-                Path("/proc/sys/net", file).write_text("1", "ascii")
+        for file, value in _SETTINGS.items():
+            with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6, or an older one
+                Path("/proc/sys/net", file).write_text(value, "ascii")
         return _generations(listed)
 
     def close(self) -> None:

@@ -91,12 +91,14 @@ log group {LOG_GROUP} snaplen {LOG_BYTES} queue-threshold 1
         accept
     }}
     chain arrive {{
-        type filter hook prerouting priority filter; policy accept;
+        type filter hook prerouting priority mangle - 10; policy accept;
         iifname {{ "lo", "{UPLINK}" }} accept
+        iifname . ip saddr @members4 accept
+        iifname . ip6 saddr @members6 accept
         icmpv6 type {{ nd-neighbor-solicit, nd-neighbor-advert }} accept
         meta l4proto ipv6-icmp ip6 daddr ff02::/16 drop comment "what every IPv6 stack says"
-        iifname . ip saddr != @members4 meta nfproto ipv4 goto refuse
-        iifname . ip6 saddr != @members6 meta nfproto ipv6 goto refuse
+        fib saddr . iif oif 0 drop comment "a refusal would go to somebody else"
+        goto refuse
     }}
     chain judge {{
         ip daddr @own4 goto refuse
@@ -142,6 +144,8 @@ log group {LOG_GROUP} snaplen {LOG_BYTES} queue-threshold 1
     }}
     chain ask {{
         udp dport {DNS_PORT} \
+update @asking {{ iifname limit rate over {DNS_RATE} }} goto refuse_more
+        tcp dport {DNS_PORT} tcp flags & (syn | ack) == syn \
 update @asking {{ iifname limit rate over {DNS_RATE} }} goto refuse_more
         meta l4proto {{ tcp, udp }} th dport {DNS_PORT} accept
         goto refuse
