@@ -268,7 +268,7 @@ def _rest(connection: socket.socket) -> list[str]:
 def download(host: str, port: int, first: str = "") -> str:
     """Receive until the end, and tell of every line."""
     with socket.create_connection((host, port), SECONDS) as connection:
-        connection.settimeout(30)
+        connection.settimeout(10)
         connection.sendall(first.encode())
         print("ready", flush=True)
         with connection.makefile("rb") as lines:

@@ -27,6 +27,7 @@ from tests.egress.far import Far, Tap
 from tests.egress.internet import RESOLVER, Internet
 from tests.places import Place, free_port
 
+RUNTIMES = ("container", "gvisor")
 QUICKLY = 2.0  # seconds within which everything is refused
 PROGRAM = "inside.py"
 EXEC_SECONDS = 40.0
@@ -93,6 +94,7 @@ class Puppet:
     """A program in a sandbox that obeys over its own connection, whether or not a gateway runs."""
 
     def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
         self._stream = connection.makefile("rwb")
 
     def attempt(self, *words: Any) -> Outcome:
@@ -101,6 +103,15 @@ class Puppet:
         line = self._stream.readline()
         assert line, "the puppet's connection is cut"
         return _outcomes([list(words)], f"[{line.decode()}]")[0]
+
+    def is_cut(self) -> bool:
+        """Whether nothing comes back any more; the far end of a cut connection is not told."""
+        self._connection.settimeout(1)
+        try:
+            self.attempt("address")
+        except (OSError, AssertionError):
+            return True
+        return False
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -197,6 +208,7 @@ class Scene:
             K8E_UPLINK_NAMESPACE=str(self.internet.world),
         )
         self.client = self._connected()
+        self._former: list[SandboxClient] = []
 
     def _connected(self) -> SandboxClient:
         self.place.json("gateway", "--background")
@@ -241,11 +253,12 @@ class Scene:
 
     def restart(self) -> None:
         """Have a new gateway, as the next command would, after the old one is gone."""
-        self.client.close()
+        self._former.append(self.client)  # programs that it started are still to be ended
         self.client = self._connected()
 
     def close(self) -> None:
-        self.client.close()
+        for client in (self.client, *self._former):
+            client.close()
         try:
             self.place.close()
         finally:

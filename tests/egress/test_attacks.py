@@ -38,6 +38,11 @@ def scene() -> Generator[Scene]:
         yield made
 
 
+@pytest.fixture(scope="module", params=places.RUNTIMES)
+def runtime(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
 @pytest.fixture(scope="module")
 def kept(scene: Scene, runtime: str) -> Generator[Room]:
     """A session that all tests of a runtime share."""

@@ -25,6 +25,11 @@ def scene() -> Generator[Scene]:
         yield made
 
 
+@pytest.fixture(scope="module", params=places.RUNTIMES)
+def runtime(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
 @pytest.fixture(scope="module")
 def kept(scene: Scene, runtime: str) -> Generator[Room]:
     """A session that all tests of a runtime share."""
@@ -56,7 +61,8 @@ WAYS = pytest.mark.parametrize(
 
 def lines(program: Program) -> Generator[str]:
     """What a download prints, without what HTTP says first."""
-    while line := program.line():
+    while program.end is None:
+        line = program.line()
         if line.startswith(("line", "[")):
             yield line
 
@@ -101,8 +107,7 @@ def test_whoever_speaks_under_an_old_policy_is_cut_at_once(room: Room) -> None:
         assert puppet.attempt("tcp", "web.test", 8080).said == WEB
         room.allow("web.test")
         room.scene.tap.take()
-        with pytest.raises((OSError, AssertionError)):
-            puppet.attempt("tcp", WEB, 8080)
+        assert puppet.is_cut()
         assert f"tcp {OTHER} {CALLING_PORT}" not in room.scene.tap.take()
 
 
@@ -135,8 +140,7 @@ def test_a_killed_gateway_leaves_policies_and_connections_as_they_were(room: Roo
         assert "a.cdn.test" in {denial.name for denial in told.denials}
         assert set(told.rules) == {"web.test", f"{OTHER}/32:{CALLING_PORT}"}
         room.allow("web.test")
-        with pytest.raises((OSError, AssertionError)):
-            puppet.attempt("tcp", WEB, 8080)
+        assert puppet.is_cut()
     assert room.ask("tcp", "web.test", 8080).said == WEB
 
 
@@ -153,7 +157,7 @@ def test_a_killed_gateway_lets_nothing_of_a_strict_sandbox_out(room: Room) -> No
                 eventually(wire.take)
             assert scene.tap.take() == []
         scene.restart()
-    told = room.rejoin(*words, exec_id="insist").said
+        told = room.rejoin(*words, exec_id="insist").said
     refused = [outcome for outcome in told if outcome["error"] == "ConnectionRefusedError"]
     assert refused
     assert max(outcome["seconds"] for outcome in refused) < QUICKLY
@@ -163,14 +167,15 @@ def test_a_killed_gateway_lets_nothing_of_a_strict_sandbox_out(room: Room) -> No
 
 
 def test_resolvers_that_do_not_answer_are_named_as_the_cause(scene: Scene) -> None:
-    rooms = [Room(scene, runtime, "web.test") for runtime in ("container", "gvisor")]
+    rooms = [Room(scene, runtime, "web.test") for runtime in places.RUNTIMES]
     scene.internet.craft = lambda _: []
     try:
         with concurrent.futures.ThreadPoolExecutor() as pool:
-            found = list(pool.map(lambda room: room.attempt(["lookup", "web.test"]), rooms))
+            runs = [pool.submit(room.attempt, ["lookup", "web.test"]) for room in rooms]
     finally:
         scene.internet.craft = None
-    for tried in found:
+    for run in runs:
+        tried = run.result()
         assert tried.outcomes[0].error == "gaierror"
         assert tried.outcomes[0].seconds < 15
         assert {(denial.name, denial.rule) for denial in tried.denials} == {
@@ -181,8 +186,8 @@ def test_resolvers_that_do_not_answer_are_named_as_the_cause(scene: Scene) -> No
         room.close()
 
 
-def test_without_an_uplink_everything_fails_quickly(room: Room) -> None:
-    room.allow("web.test", WEB, WEB6)
+def test_an_uplink_that_is_taken_away_comes_back(room: Room) -> None:
+    room.allow("web.test")
     assert room.ask("tcp", "web.test", 8080).said == WEB
 
     def cut() -> None:
@@ -190,8 +195,6 @@ def test_without_an_uplink_everything_fails_quickly(room: Room) -> None:
             netlink.delete_link("up")
 
     namespaces.run_in(room.scene.router, cut)
-    tries = [["tcp", WEB, 8080], ["tcp", WEB6, 8080], ["udp", WEB, 443], ["tcp", "web.test", 8080]]
-    assert room.attempt(*tries).not_refused() == []
-    room.scene.place.kill_gateway()
-    room.scene.restart()
-    assert room.ask("tcp", "web.test", 8080).said == WEB, "the next gateway makes a new one"
+    tried = room.attempt(["tcp", WEB, 8080], ["tcp", WEB6, 8080])
+    assert max(outcome.seconds for outcome in tried.outcomes) < QUICKLY
+    assert eventually(lambda: room.ask("tcp", "web.test", 8080).said) == WEB

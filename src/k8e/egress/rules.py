@@ -36,8 +36,29 @@ LOG_BYTES = 128  # of a refused packet: its headers
 LOG_RATE = "20/second burst 40 packets"  # per sandbox; more is refused without being told
 TOO_MANY = "many"
 MAX_FLOWS = 8192  # connections of one sandbox: nobody fills the router's table for the others
+# What still comes in by a connection that ended with its policy: enough for its owner to answer,
+# and so to be told.
+END_RATE = "10/second burst 20 packets"
 DNS_PORT = 53
 DNS_RATE = "100/second burst 200 packets"  # questions of one sandbox; more are refused
+
+
+def _allowing(sandbox: str, address4: str, address6: str, port: str) -> str:
+    """The rules that allow something: of what a sandbox sends, and of what answers it."""
+    lines = [f"meta mark set {sandbox} map @generation"]
+    for version, address in ((4, address4), (6, address6)):
+        private = "goto refuse" if sandbox == "iifname" else "goto end"
+        lines += [
+            f"meta mark . {address} . {port} @host{version} goto allow",
+            f"meta mark . {address} @any{version} goto allow",
+            f"{sandbox} . {address} @trustnet{version} goto allow",
+            f"{sandbox} . {address} . {port} @trustport{version} goto allow",
+            f"{address} @private{version} {private}",
+            f"{sandbox} . {address} @net{version} goto allow",
+            f"{sandbox} . {address} . {port} @port{version} goto allow",
+        ]
+    lines.append(f"{sandbox} @open goto allow")
+    return "\n        ".join(lines)
 
 
 def _private(version: int) -> str:
@@ -69,6 +90,7 @@ table {TABLE} {{
     set private4 {{ type ipv4_addr; flags interval; elements = {{ {_private(4)} }} }}
     set private6 {{ type ipv6_addr; flags interval; elements = {{ {_private(6)} }} }}
     set logged {{ type ifname; size 65536; flags dynamic, timeout; timeout 1m; }}
+    set ending {{ type ifname; size 65536; flags dynamic, timeout; timeout 1m; }}
     set flows {{ type ifname; size 65536; flags dynamic; }}
     set asking {{ type ifname; size 65536; flags dynamic, timeout; timeout 1m; }}
     {tproxy.SETS}
@@ -104,23 +126,16 @@ log group {LOG_GROUP} snaplen {LOG_BYTES} queue-threshold 1
         ip daddr @own4 goto refuse
         ip6 daddr @own6 goto refuse
         ct state new add @flows {{ iifname ct count over {MAX_FLOWS} }} goto refuse_more
-        meta mark set iifname map @generation
-        meta mark . ip daddr . th dport @host4 goto allow
-        meta mark . ip6 daddr . th dport @host6 goto allow
-        meta mark . ip daddr @any4 goto allow
-        meta mark . ip6 daddr @any6 goto allow
-        iifname . ip daddr @trustnet4 goto allow
-        iifname . ip6 daddr @trustnet6 goto allow
-        iifname . ip daddr . th dport @trustport4 goto allow
-        iifname . ip6 daddr . th dport @trustport6 goto allow
-        ip daddr @private4 goto refuse
-        ip6 daddr @private6 goto refuse
-        iifname . ip daddr @net4 goto allow
-        iifname . ip6 daddr @net6 goto allow
-        iifname . ip daddr . th dport @port4 goto allow
-        iifname . ip6 daddr . th dport @port6 goto allow
-        iifname @open goto allow
+        {_allowing("iifname", "ip daddr", "ip6 daddr", "th dport")}
         goto refuse
+    }}
+    chain judge_reply {{
+        {_allowing("oifname", "ip saddr", "ip6 saddr", "th sport")}
+        goto end
+    }}
+    chain end {{
+        meta l4proto tcp update @ending {{ oifname limit rate {END_RATE} }} accept
+        drop
     }}
     {tproxy.chain(DNS_ADDRESS, uplink=UPLINK)}
     chain forward {{
@@ -128,6 +143,7 @@ log group {LOG_GROUP} snaplen {LOG_BYTES} queue-threshold 1
         ct state invalid drop
         oifname . ct mark @live ct direction reply accept
         iifname . ct mark @live ct state established accept
+        iifname "{UPLINK}" ct direction reply ct state established,related goto judge_reply
         iifname "{UPLINK}" drop
         oifname "{UPLINK}" goto judge
         goto refuse
