@@ -29,6 +29,7 @@ class Recorded:
 
     def __init__(self, runtime: Runtime) -> None:
         self.name = runtime.name
+        self.networked = runtime.networked
         self.launched: list[str] = []
         self._runtime = runtime
 

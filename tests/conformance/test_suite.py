@@ -14,6 +14,7 @@ class NoSandboxes:
     """A runtime that can do nothing."""
 
     name = "nothing"
+    networked = False
 
     async def probe(self) -> Support:
         return Support(self.name, usable=False)
