@@ -36,7 +36,10 @@ class Responder:
         upstreams: list[Upstream],
         make_socket: MakeSocket,
     ) -> None:
-        """``clients`` are known by their addresses; nftables lets nobody use another's."""
+        """``clients`` are known by their addresses; nftables lets nobody use another's.
+
+        ``upstreams`` are the resolvers to ask; none means the host's.
+        """
         self._router = router
         self._clients = clients
         self._upstreams = upstreams
@@ -134,7 +137,9 @@ class Responder:
     async def _resolve(self, client: Client, question: answers.Question) -> answers.Resolved:
         try:
             query = answers.ask(question)
-            reply = await asking.ask(query, self._upstreams, self._make_socket)
+            # Those of the host may change with the network that it is in.
+            upstreams = self._upstreams or asking.host_resolvers()
+            reply = await asking.ask(query, upstreams, self._make_socket)
         except asking.NoAnswer:
             raise answers.Refused(dns.rcode.SERVFAIL, denials.UPSTREAM, question.name) from None
         if reply.rcode() != dns.rcode.NOERROR:

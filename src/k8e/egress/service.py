@@ -9,7 +9,7 @@ from typing import Any
 
 from k8e import errors, metrics
 from k8e.egress import namespaces, uplink
-from k8e.egress.asking import Upstream, host_resolvers
+from k8e.egress.asking import Upstream
 from k8e.egress.clients import Client
 from k8e.egress.dns import Responder
 from k8e.egress.nflog import PacketLog
@@ -46,7 +46,7 @@ class Egress:
         self._indexes: dict[Slot, int] = {}
         self._last = -1
         self._responder = Responder(
-            self._router, self._by_address, upstreams or host_resolvers(), self._world_socket
+            self._router, self._by_address, upstreams or [], self._world_socket
         )
         self._proxy = Proxy(self._router.socket, self._decide)
         self._log: PacketLog | None = None

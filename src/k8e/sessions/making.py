@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +15,8 @@ from k8e.runtimes.registry import Runtimes
 from k8e.sessions.network import Network
 from k8e.sessions.store import Store
 from k8e.settings import Settings
+
+log = logging.getLogger(__name__)
 
 
 class Maker:
@@ -94,6 +97,8 @@ class Maker:
             allowed_hosts=words,
         )
         self._store.insert(session)
+        # What egress tells, it tells of sandboxes.
+        log.info("session %s is sandbox %s", session.session_id, session.sandbox_id)
         try:
             guest = await self._launch(runtime, session)
             try:
