@@ -169,9 +169,10 @@ update @asking {{ iifname limit rate over {DNS_RATE} }} goto refuse_more
     chain output {{
         type filter hook output priority filter; policy drop;
         oifname lo accept
-        ct state established,related accept
+        ct state established accept
         {tproxy.OUTPUT}
         icmpv6 type {{ nd-neighbor-solicit, nd-neighbor-advert }} accept
+        oifname "{UPLINK}" drop comment "no refusal leaves the router, whoever it is for"
         meta l4proto {{ icmp, ipv6-icmp }} accept
         meta l4proto tcp tcp flags rst accept
     }}
