@@ -15,10 +15,10 @@ from k8e.client.blocking import SandboxClient
 from k8e.client.results import SessionInfo
 from k8e.guest import wire
 
-_NOT_YET = "manifest git_repo git_ref git_path background secret".split()
+_NOT_YET = "manifest git_repo git_ref git_path secret".split()
 
 
-def _endpoint(options: argparse.Namespace) -> endpoints.Endpoint:
+def endpoint(options: argparse.Namespace) -> endpoints.Endpoint:
     return endpoints.resolve(getattr(options, "endpoint", None), getattr(options, "apikey", None))
 
 
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
     chosen = fast.defaults()
     chosen.update(
         language=options.lang,
-        timeout=options.timeout,
+        timeout=_timeout(options),
         runtime=options.runtime,
         cwd=options.cwd,
         raw=options.raw,
@@ -53,10 +53,20 @@ def run(options: argparse.Namespace) -> int:
         allowed_hosts=parsing.hosts(options.allowed_hosts),
     )
     chosen["code"] = _code(options)
-    endpoint = _endpoint(options)
-    if not endpoint.target and not endpoint.socket:
+    target = endpoint(options)
+    if options.background:
+        from k8e.cli import runs
+
+        return runs.start(options, chosen)
+    if not target.target and not target.socket:
         return fast.execute(chosen)
-    return fast.execute(chosen, driving.connector(endpoint).connect)
+    return fast.execute(chosen, driving.connector(target).connect)
+
+
+def _timeout(options: argparse.Namespace) -> float:
+    if options.timeout is not None:
+        return options.timeout
+    return 0 if options.background else fast.DEFAULT_TIMEOUT
 
 
 def _code(options: argparse.Namespace) -> bytes:

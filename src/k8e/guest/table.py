@@ -22,6 +22,7 @@ from k8e.guest.wire import (
 )
 
 KEEP_SECONDS = 600  # how long a finished exec can still be read
+KEEP_BACKGROUND = 24 * 3600  # the same, for one that nobody waited for
 KEEP_COUNT = 64
 KEEP_BYTES = 4 << 20
 LISTED = 256  # the most execs in one answer, and the most bytes: the host takes 256 KiB
@@ -140,11 +141,14 @@ class Execs:
 
     def _forget_old(self) -> None:
         finished = [item for item in self._by_id.values() if item.code is not None]
-        horizon = time.monotonic() - KEEP_SECONDS
+        # Dicts keep order, so the oldest come first; but who started a background run will ask.
+        finished.sort(key=lambda item: item.background)
+        now = time.monotonic()
         count, size = len(finished), sum(item.output.held for item in finished)
-        for item in finished:  # dicts keep order, so the oldest come first
-            if count < KEEP_COUNT and size < KEEP_BYTES and item.ended > horizon:
-                return
+        for item in finished:
+            keep = KEEP_BACKGROUND if item.background else KEEP_SECONDS
+            if count < KEEP_COUNT and size < KEEP_BYTES and item.ended > now - keep:
+                continue
             if not item.output.readers:
                 count -= 1
                 size -= item.output.held
