@@ -8,7 +8,7 @@ from typing import Any
 
 from k8e import errors
 from k8e.cli import fast, printing, sandbox
-from k8e.client import driving, operations, requests
+from k8e.client import operations, requests
 from k8e.client.blocking import SandboxClient
 from k8e.client.results import ExecInfo, Exit, Stdout
 from k8e.client.runs import Run
@@ -23,15 +23,8 @@ def start(options: argparse.Namespace, chosen: dict[str, Any]) -> int:
             )
     fast.check(chosen)
     call = requests.in_background(fast.fields(chosen, requests.new_exec_id()))
-    pool = driving.Pool(driving.connector(sandbox.endpoint(options)))
-    try:
-        running = driving.Running(pool.take(), operations.start(call), None)
-        while running.next_event() is not None:
-            pass
-        running.connection.close()
-    finally:
-        pool.close()
-    session_id, exec_id = str(running.result["session_id"]), str(running.result["id"])
+    told = sandbox.ask(options, operations.start(call))
+    session_id, exec_id = str(told["session_id"]), str(told["id"])
     if not chosen["session_id"]:
         fast.note_session(chosen["tenant"] or "default", session_id)
     run_id = requests.run_id(session_id, exec_id)

@@ -12,6 +12,7 @@ from k8e import errors
 from k8e.cli import fast, parsing, printing, state
 from k8e.client import driving, endpoints, requests
 from k8e.client.blocking import SandboxClient
+from k8e.client.operations import Operation
 from k8e.client.results import SessionInfo
 from k8e.guest import wire
 
@@ -26,6 +27,19 @@ def connect(options: argparse.Namespace) -> SandboxClient:
     return SandboxClient(
         getattr(options, "endpoint", None), api_key=getattr(options, "apikey", None)
     )
+
+
+def ask(options: argparse.Namespace, operation: Operation[Any]) -> Any:
+    """The result of one operation that the SDK has no method for."""
+    pool = driving.Pool(driving.connector(endpoint(options)))
+    try:
+        running = driving.Running(pool.take(), operation, None)
+        while running.next_event() is not None:
+            pass
+        running.connection.close()
+        return running.result
+    finally:
+        pool.close()
 
 
 def _refuse_not_yet(options: argparse.Namespace) -> None:
