@@ -18,14 +18,16 @@ PATIENCE = 20.0
 class Terminal:
     """The command on a terminal of its own, which also sends it signals when it is resized."""
 
-    def __init__(self, place: Place, *arguments: str, rows: int = 30, columns: int = 100) -> None:
+    def __init__(
+        self, place: Place, *arguments: str, rows: int = 30, columns: int = 100, **environ: str
+    ) -> None:
         self.master, self.slave = pty.openpty()
         self.resize(rows, columns)
         self.modes = self.state()
         self.seen = b""
         self.process = subprocess.Popen(
             ["setsid", "-c", *COMMAND, *arguments],
-            env=place.environ | {"TERM": "xterm"},
+            env=place.environ | {"TERM": "xterm"} | environ,
             stdin=self.slave,
             stdout=self.slave,
             stderr=self.slave,

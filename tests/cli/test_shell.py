@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
 
 import pytest
 
@@ -100,6 +101,28 @@ def test_a_program_that_cannot_start_is_an_error_on_a_whole_terminal(
 
 def test_stdin_that_is_no_terminal_is_an_error(place: Place) -> None:
     assert "stdin is not a terminal" in place.error("sandbox", "shell")
+
+
+def test_over_grpc_keys_sizes_and_signals_arrive_too(place: Place, session_id: str) -> None:
+    place.wait_for_grpc()
+    remote: dict[str, Any] = {
+        "K8E_SANDBOX_ENDPOINT": place.environ["K8E_LISTEN"],
+        "K8E_SANDBOX_CERT": str(place.data / "tls" / "ca.crt"),
+    }
+    with Terminal(place, "sandbox", "shell", session_id, **remote) as terminal:
+        terminal.until(PROMPT)
+        terminal.resize(44, 99)
+        terminal.type(b"until stty size | grep '44 99'; do sleep 0.1; done\r")
+        terminal.until(b"44 99\r\n")
+        terminal.until(PROMPT)
+        terminal.type(b"exit 6\r")
+        assert terminal.end() == 6
+        assert terminal.state() == terminal.modes
+    with Terminal(place, "sandbox", "shell", session_id, **remote) as terminal:
+        terminal.until(PROMPT)
+        terminal.process.send_signal(signal.SIGTERM)
+        assert terminal.end() == 143
+        assert terminal.state() == terminal.modes
 
 
 def test_a_shell_survives_the_death_of_the_gateway(new_place: NewPlace) -> None:

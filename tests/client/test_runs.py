@@ -82,6 +82,16 @@ def test_a_run_that_nobody_reads_is_never_held_up(client: SandboxClient, session
     assert result.exit_code == 0
 
 
+def test_quick_commands_do_not_push_out_a_background_run(
+    client: SandboxClient, session_id: str
+) -> None:
+    run = client.start(session_id, "echo kept")
+    assert run.wait().exit_code == 0
+    for _ in range(70):
+        client.exec(session_id, ["true"])
+    assert run.poll().stdout == "kept\n"
+
+
 def test_what_is_no_run_is_told(client: SandboxClient, session_id: str) -> None:
     with pytest.raises(errors.ExecNotFound):
         client.get_run(f"{session_id}.unknown").poll()

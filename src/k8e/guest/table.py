@@ -140,15 +140,17 @@ class Execs:
                 pass  # already gone, or a kernel without it
 
     def _forget_old(self) -> None:
+        # Apart, so that many quick commands push out no background run, nor the other way round.
         finished = [item for item in self._by_id.values() if item.code is not None]
-        # Dicts keep order, so the oldest come first; but who started a background run will ask.
-        finished.sort(key=lambda item: item.background)
-        now = time.monotonic()
+        self._forget([item for item in finished if not item.background], KEEP_SECONDS)
+        self._forget([item for item in finished if item.background], KEEP_BACKGROUND)
+
+    def _forget(self, finished: list[Exec], seconds: float) -> None:
+        horizon = time.monotonic() - seconds
         count, size = len(finished), sum(item.output.held for item in finished)
-        for item in finished:
-            keep = KEEP_BACKGROUND if item.background else KEEP_SECONDS
-            if count < KEEP_COUNT and size < KEEP_BYTES and item.ended > now - keep:
-                continue
+        for item in finished:  # dicts keep order, so the oldest come first
+            if count < KEEP_COUNT and size < KEEP_BYTES and item.ended > horizon:
+                return
             if not item.output.readers:
                 count -= 1
                 size -= item.output.held
