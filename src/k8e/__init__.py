@@ -15,6 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from k8e import errors
     from k8e._version import __version__
+    from k8e.client.async_runs import AsyncRun
     from k8e.client.asynchronous import AsyncSandboxClient
     from k8e.client.blocking import SandboxClient, sandbox_session
     from k8e.client.results import (
@@ -25,12 +26,16 @@ if TYPE_CHECKING:
         ExecResult,
         Exit,
         FileEntry,
+        ProcessInfo,
+        RunState,
         SessionInfo,
         Stderr,
         Stdout,
     )
+    from k8e.client.runs import Run
 
 _HOMES = {
+    "AsyncRun": "k8e.client.async_runs",
     "AsyncSandboxClient": "k8e.client.asynchronous",
     "Denial": "k8e.client.results",
     "Egress": "k8e.client.results",
@@ -39,6 +44,9 @@ _HOMES = {
     "ExecResult": "k8e.client.results",
     "Exit": "k8e.client.results",
     "FileEntry": "k8e.client.results",
+    "ProcessInfo": "k8e.client.results",
+    "Run": "k8e.client.runs",
+    "RunState": "k8e.client.results",
     "SandboxClient": "k8e.client.blocking",
     "SessionInfo": "k8e.client.results",
     "Stderr": "k8e.client.results",
@@ -49,6 +57,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "AsyncRun",
     "AsyncSandboxClient",
     "Denial",
     "Egress",
@@ -57,6 +66,9 @@ __all__ = [
     "ExecResult",
     "Exit",
     "FileEntry",
+    "ProcessInfo",
+    "Run",
+    "RunState",
     "SandboxClient",
     "SessionInfo",
     "Stderr",

@@ -92,14 +92,12 @@ def test_a_missing_file_of_code_is_named(place: Place) -> None:
         ["--git-repo", "https://example.org/r"],
         ["--git-ref", "main"],
         ["--git-path", "repo"],
-        ["--background"],
     ],
     ids=lambda flags: flags[0],
 )
 def test_what_is_not_there_yet_is_refused_and_never_ignored(place: Place, flags: list[str]) -> None:
     assert f"{flags[0]} is not implemented yet" in place.error("sandbox", "run", "true", *flags)
-    if flags != ["--background"]:
-        assert f"{flags[0]} is not implemented yet" in place.error("sandbox", "create", *flags)
+    assert f"{flags[0]} is not implemented yet" in place.error("sandbox", "create", *flags)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from k8e import AsyncSandboxClient, SandboxClient
 def test_the_package_exports_exactly_this() -> None:
     assert k8e.__all__ == sorted(k8e.__all__)
     assert set(k8e.__all__) == {
+        "AsyncRun",
         "AsyncSandboxClient",
         "Denial",
         "Egress",
@@ -24,6 +25,9 @@ def test_the_package_exports_exactly_this() -> None:
         "ExecResult",
         "Exit",
         "FileEntry",
+        "ProcessInfo",
+        "Run",
+        "RunState",
         "SandboxClient",
         "SessionInfo",
         "Stderr",
@@ -61,6 +65,14 @@ def test_both_clients_have_the_same_methods_with_the_same_arguments() -> None:
         assert [(item.name, item.kind, item.default) for item in ours.values()] == [
             (item.name, item.kind, item.default) for item in theirs.values()
         ], name
+
+
+def test_both_handles_of_a_run_have_the_same_methods_with_the_same_arguments() -> None:
+    blocking, asynchronous = methods(k8e.Run), methods(k8e.AsyncRun)
+    assert set(blocking) == set(asynchronous)
+    for name, method in blocking.items():
+        ours, theirs = inspect.signature(method), inspect.signature(asynchronous[name])
+        assert list(ours.parameters) == list(theirs.parameters), name
 
 
 def test_k8e_s_positional_arguments_are_where_its_users_expect_them() -> None:

@@ -110,7 +110,6 @@ def test_a_language_beside_a_command_is_only_a_label(stub: Stub, session: str) -
 @pytest.mark.parametrize(
     ("fields", "status", "text"),
     [
-        ({"command": "true", "background": True}, Status.UNIMPLEMENTED, "background"),
         ({"command": " "}, Status.INVALID_ARGUMENT, "the command is empty"),
         ({"command": "true", "timeout": -1}, Status.INVALID_ARGUMENT, "timeout"),
         ({"code": b"1", "language": "cobol"}, Status.INVALID_ARGUMENT, "unknown language"),

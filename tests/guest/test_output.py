@@ -67,6 +67,16 @@ def test_the_end_is_told_once_and_only_after_everything_was_read() -> None:
     assert output.readers == []
 
 
+def test_a_reader_that_comes_at_the_end_gets_what_is_added_to_the_newest_chunk() -> None:
+    output = Output(ring=False, limit=0)
+    output.add(OUT, b"before")
+    _, sink, ends = attach(output, start=6)
+    output.add(OUT, b" and after")
+    output.finish()
+    assert sink.frames == [(OUT, 6, b" and after")]
+    assert ends == [16]
+
+
 def test_a_reader_of_nothing_is_told_the_end_at_once() -> None:
     output = Output(ring=False, limit=0)
     output.finish()

@@ -123,7 +123,7 @@ def split_hosts(values: list[str], before: list[str] | None = None) -> list[str]
 def execute(options: dict[str, Any], connect: Callable[[], Connection] | None = None) -> int:
     """Run the code, print what comes of it; the exit code."""
     try:
-        _check(options)
+        check(options)
         connection = (connect or _connect)()
         try:
             return _Run(connection, options).finish()
@@ -148,7 +148,7 @@ def _connect() -> Connection:
         return local.Connection(starting.dial())
 
 
-def _check(options: dict[str, Any]) -> None:
+def check(options: dict[str, Any]) -> None:
     """Refuse what no gateway needs to see."""
     session_id = options["session_id"]
     if len(options["code"]) > wire.MAX_CODE:
@@ -168,29 +168,32 @@ def _check(options: dict[str, Any]) -> None:
         )
 
 
-def call(options: dict[str, Any], exec_id: str) -> bytes:
-    """The request, packed."""
+def fields(options: dict[str, Any], exec_id: str) -> dict[str, Any]:
+    """What is asked of the gateway."""
     session: dict[str, Any] = {"id": options["session_id"]}
     if not options["session_id"]:
         spec: dict[str, Any] = {"runtime": options["runtime"]} if options["runtime"] else {}
         if options["allowed_hosts"] is not None:
             spec["allowed_hosts"] = options["allowed_hosts"]
         session = {"auto": options["tenant"] or "default", "spec": spec}
-    return wire.pack(
-        {
-            "op": "exec",
-            "session": session,
-            "id": exec_id,
-            "code": options["code"],
-            "language": options["language"],
-            "timeout": options["timeout"],
-            "cwd": options["cwd"],
-            "env": options["env"],
-            "stdin": options["stdin"],
-            "limit": 0 if options["raw"] else OUTPUT_LIMIT,
-            "kill_on_disconnect": True,
-        }
-    )
+    return {
+        "op": "exec",
+        "session": session,
+        "id": exec_id,
+        "code": options["code"],
+        "language": options["language"],
+        "timeout": options["timeout"],
+        "cwd": options["cwd"],
+        "env": options["env"],
+        "stdin": options["stdin"],
+        "limit": 0 if options["raw"] else OUTPUT_LIMIT,
+        "kill_on_disconnect": True,
+    }
+
+
+def call(options: dict[str, Any], exec_id: str) -> bytes:
+    """The request, packed."""
+    return wire.pack(fields(options, exec_id))
 
 
 class _Run:
@@ -239,7 +242,7 @@ class _Run:
         if result.get("warning"):  # a weaker runtime than usual is never silent
             write(2, f"k8e: warning: {result['warning']}\n".encode("utf-8", "replace"))
         if not self._options["session_id"]:
-            _note_session(self._options["tenant"] or "default", self._session_id)
+            note_session(self._options["tenant"] or "default", self._session_id)
         if self._options["stdin"]:
             from k8e.cli import feeding
 
@@ -304,7 +307,7 @@ def write(fd: int, data: bytes | memoryview) -> None:
             select.select([], [fd], [])
 
 
-def _note_session(tenant: str, session_id: str) -> None:
+def note_session(tenant: str, session_id: str) -> None:
     """Keep K8E's state file true; reading it is cheap, and it seldom changes."""
     home = posix.environ.get(b"HOME")
     if not home:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from k8e.guest import wire
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from k8e.cli.fast import Connection
 
 
@@ -30,6 +32,14 @@ class Feeder:
         with self._granted:
             self._credit += count
             self._granted.notify()
+
+    def move(self, connect: Callable[[], Connection]) -> None:
+        """Go on with another connection, whose credit is whole; what is typed meanwhile waits."""
+        with self._sending:
+            self._connection = connect()
+            with self._granted:
+                self._credit = wire.WINDOW
+                self._granted.notify()
 
     def _spend(self, count: int) -> None:
         """Wait until so many bytes may be sent."""

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from k8e import errors
-from k8e.cli import fast, printing
+from k8e.cli import fast, printing, run_commands
 
 
 class Parser(argparse.ArgumentParser):
@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> int:
         arguments = arguments[:1]  # their own flags come with them, in a later release
     warnings.showwarning = printing.show_warning
     try:
-        options = build().parse_args(arguments)
+        options = _parse(arguments)
         return options.handler(options)
     except BrokenPipeError:
         return fast.CLOSED_PIPE
@@ -33,6 +33,16 @@ def main(arguments: list[str]) -> int:
         return int(end.code or 0)
     except Exception as error:
         return printing.failure(error)
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    """Parse; what stands behind ``--`` in ``sandbox shell`` is a program and none of our flags."""
+    if arguments[:2] != ["sandbox", "shell"] or "--" not in arguments:
+        return build().parse_args(arguments)
+    at = arguments.index("--")
+    options = build().parse_args(arguments[:at])
+    options.program = [*options.program, *arguments[at + 1 :]]
+    return options
 
 
 def build() -> Parser:
@@ -101,6 +111,7 @@ def _add_sandbox(commands: Any) -> None:
     sandbox.set_defaults(handler=partial(_help, sandbox))
     group = sandbox.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
     _add_run(group, common)
+    run_commands.add(group, common, _command)
     _add_create(group, common)
     _add_sessions(group, common)
     _add_egress(group, common)
@@ -123,9 +134,8 @@ def _add_run(group: Any, common: Parser) -> None:
     run.add_argument(
         "--timeout",
         type=float,
-        default=fast.DEFAULT_TIMEOUT,
         metavar="SECONDS",
-        help="kill it after this long (default 30; 0: never)",
+        help="kill it after this long (default 30, with --background none; 0: never)",
     )
     run.add_argument("--session-id", metavar="ID", help="where to run [K8E_SANDBOX_SESSION_ID]")
     run.add_argument(
@@ -142,7 +152,11 @@ def _add_run(group: Any, common: Parser) -> None:
     run.add_argument("-i", "--stdin", action="store_true", help="pass our stdin on to the code")
     _add_allowed_hosts(run, "what a session that is made for this may reach")
     _add_not_yet(run, "--manifest", "--git-repo", "--git-ref", "--git-path")
-    _add_not_yet(run, "--background", action="store_true")
+    run.add_argument(
+        "--background",
+        action="store_true",
+        help="start it and leave: prints the run's id for poll, log and kill",
+    )
 
 
 def _add_allowed_hosts(parser: Parser, meaning: str) -> None:

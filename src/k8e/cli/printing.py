@@ -11,6 +11,7 @@ from k8e.cli import fast
 
 _HINTS = {
     "session_not_found": "k8e sandbox sessions lists your sessions",
+    "exec_not_found": "k8e sandbox ps ID lists the runs of a session",
     "runtime_unusable": "k8e doctor shows which runtimes work on this host and how to fix others",
     "gateway_unreachable": "k8e gateway in the foreground shows what is wrong",
     "invalid_request": "correct it and try again; k8e --help explains commands and arguments",

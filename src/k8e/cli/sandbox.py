@@ -12,13 +12,14 @@ from k8e import errors
 from k8e.cli import fast, parsing, printing, state
 from k8e.client import driving, endpoints, requests
 from k8e.client.blocking import SandboxClient
+from k8e.client.operations import Operation
 from k8e.client.results import SessionInfo
 from k8e.guest import wire
 
-_NOT_YET = "manifest git_repo git_ref git_path background secret".split()
+_NOT_YET = "manifest git_repo git_ref git_path secret".split()
 
 
-def _endpoint(options: argparse.Namespace) -> endpoints.Endpoint:
+def endpoint(options: argparse.Namespace) -> endpoints.Endpoint:
     return endpoints.resolve(getattr(options, "endpoint", None), getattr(options, "apikey", None))
 
 
@@ -26,6 +27,19 @@ def connect(options: argparse.Namespace) -> SandboxClient:
     return SandboxClient(
         getattr(options, "endpoint", None), api_key=getattr(options, "apikey", None)
     )
+
+
+def ask(options: argparse.Namespace, operation: Operation[Any]) -> Any:
+    """The result of one operation that the SDK has no method for."""
+    pool = driving.Pool(driving.connector(endpoint(options)))
+    try:
+        running = driving.Running(pool.take(), operation, None)
+        while running.next_event() is not None:
+            pass
+        running.connection.close()
+        return running.result
+    finally:
+        pool.close()
 
 
 def _refuse_not_yet(options: argparse.Namespace) -> None:
@@ -42,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
     chosen = fast.defaults()
     chosen.update(
         language=options.lang,
-        timeout=options.timeout,
+        timeout=_timeout(options),
         runtime=options.runtime,
         cwd=options.cwd,
         raw=options.raw,
@@ -53,10 +67,20 @@ def run(options: argparse.Namespace) -> int:
         allowed_hosts=parsing.hosts(options.allowed_hosts),
     )
     chosen["code"] = _code(options)
-    endpoint = _endpoint(options)
-    if not endpoint.target and not endpoint.socket:
+    target = endpoint(options)
+    if options.background:
+        from k8e.cli import runs
+
+        return runs.start(options, chosen)
+    if not target.target and not target.socket:
         return fast.execute(chosen)
-    return fast.execute(chosen, driving.connector(endpoint).connect)
+    return fast.execute(chosen, driving.connector(target).connect)
+
+
+def _timeout(options: argparse.Namespace) -> float:
+    if options.timeout is not None:
+        return options.timeout
+    return 0 if options.background else fast.DEFAULT_TIMEOUT
 
 
 def _code(options: argparse.Namespace) -> bytes:

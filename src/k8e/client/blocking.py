@@ -15,11 +15,12 @@ from k8e.client import driving, endpoints, operations, requests, results
 from k8e.client.operations import Operation
 from k8e.client.requests import Content, ExecOptions, SessionOptions
 from k8e.client.results import ExecEvent, ExecResult, FileEntry, SessionInfo, Stdout
+from k8e.client.runs import Runs
 
 T = TypeVar("T")
 
 
-class SandboxClient:
+class SandboxClient(Runs):
     """Runs code in sandboxes.
 
     Without ``endpoint`` and K8E_SANDBOX_ENDPOINT it uses the gateway of this host, and starts it if

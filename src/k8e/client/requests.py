@@ -130,6 +130,61 @@ def _exec_call(
     return fields
 
 
+def start_call(
+    session_id: str,
+    command: str | Sequence[str],
+    *,
+    language: str,
+    timeout: float,
+    options: ExecOptions,
+) -> dict[str, Any]:
+    """Start a command, or source code in ``language``, that goes on without us."""
+    session = by_id(session_id)
+    if not language:
+        call = command_call(session, command, timeout=timeout, stdin=False, options=options)
+    elif isinstance(command, str):
+        call = code_call(
+            session, command, language=language, timeout=timeout, stdin=False, options=options
+        )
+    else:
+        raise errors.InvalidRequest("source code is text, not a list")
+    return in_background(call, limit=options.get("output_limit", 0))
+
+
+def in_background(exec_call: Mapping[str, Any], *, limit: int = 0) -> dict[str, Any]:
+    """The same command, to be left to itself: nobody reads, so it may wait for no reader."""
+    return {
+        **exec_call,
+        "background": True,
+        "kill_on_disconnect": False,
+        "limit": limit,
+        "output": "ring",
+        "window": 1,
+    }
+
+
+def run_id(session_id: str, exec_id: str) -> str:
+    """What names a run: its session and its exec, so that nobody needs to keep a table."""
+    return f"{session_id}.{exec_id}"
+
+
+def split_run_id(text: str) -> tuple[str, str]:
+    """Session and exec of a run."""
+    session_id, dot, exec_id = text.partition(".")
+    if not session_id or not dot or not exec_id:
+        raise errors.InvalidRequest(
+            f"{text[:120]!r} is not the id of a run",
+            hint="a run id is what k8e sandbox run --background prints, like sess-….…",
+        )
+    return session_id, exec_id
+
+
+def run_call(op: str, run: str, **fields: Any) -> dict[str, Any]:
+    """An operation on a run."""
+    session_id, exec_id = split_run_id(run)
+    return {"op": op, "session": by_id(session_id), "id": exec_id, **fields}
+
+
 def terminate_call(exec_call: Mapping[str, Any]) -> dict[str, Any]:
     """Kill the command that another call started."""
     return {

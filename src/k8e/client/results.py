@@ -131,6 +131,47 @@ class ExecInfo:
     status: str
     exit_code: int | None
     duration_ms: int
+    background: bool = False
+    """Whether it was started to run on without its caller."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """A background run at one moment."""
+
+    run_id: str
+    session_id: str
+    exec_id: str
+    status: str
+    """``running``, ``completed``, ``timed_out`` or ``killed``."""
+    exit_code: int | None
+    """None while it runs."""
+    duration_ms: int
+    stdout_bytes: bytes = field(repr=False)
+    stderr_bytes: bytes = field(repr=False)
+    truncated: bool
+    """Whether older output is no longer kept."""
+
+    @property
+    def stdout(self) -> str:
+        """The output so far as text; what is not UTF-8 is replaced."""
+        return self.stdout_bytes.decode("utf-8", "replace")
+
+    @property
+    def stderr(self) -> str:
+        return self.stderr_bytes.decode("utf-8", "replace")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessInfo:
+    """A process in a sandbox, as the programs in there see it."""
+
+    pid: int
+    ppid: int
+    comm: str
+    """The name of its program, at most 15 bytes."""
+    state: str
+    """A letter of ``ps``: ``R`` runs, ``S`` sleeps, ``Z`` has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,4 +251,14 @@ def exec_info(data: Mapping[str, Any]) -> ExecInfo:
         status=data["status"],
         exit_code=data["code"],
         duration_ms=data["duration_ms"],
+        background=bool(data.get("background")),
+    )
+
+
+def process(data: Mapping[str, Any]) -> ProcessInfo:
+    return ProcessInfo(
+        pid=int(data["pid"]),
+        ppid=int(data["ppid"]),
+        comm=str(data["comm"]),
+        state=str(data["state"]),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import errno
 from typing import Any, NamedTuple
 
 import grpc
@@ -11,9 +10,9 @@ import grpc
 from k8e import errors
 from k8e._generated import sandbox_pb2 as pb
 from k8e.gateway import rpc_egress
-from k8e.gateway.calls import Call, GuestOSError, decode
+from k8e.gateway.calls import Call, decode
 from k8e.gateway.rpc_errors import as_text
-from k8e.gateway.service import Gateway
+from k8e.gateway.rpc_runs import Runs, started
 from k8e.guest import wire
 from k8e.model import Phase, Principal, Session, SessionSpec
 
@@ -42,12 +41,8 @@ class Ending(NamedTuple):
     denials: list[pb.EgressDenial]
 
 
-class Service:
+class Service(Runs):
     """What is implemented of ``sandbox.v1.SandboxService``, for callers that are known."""
-
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-        self._sessions = gateway.sessions
 
     # Sessions.
 
@@ -116,17 +111,16 @@ class Service:
             return session_id
         return (await self._sessions.auto(principal, SessionSpec(tenant=_NO_TENANT))).session_id
 
-    def _call(self, principal: Principal, session_id: str, call: dict[str, Any]) -> Call:
-        return Call(self._sessions, principal, session_id, call)
-
     # Commands.
 
     async def Exec(self, principal: Principal, request: pb.ExecRequest) -> pb.ExecResponse:
         call = _exec_call(request, limit=OUTPUT_CAP)
         session_id = await self._resolve(principal, request.session_id)
+        if request.background:
+            return await self._start(principal, session_id, call)
         output = {wire.OUT: bytearray(), wire.ERR: bytearray()}
         async with self._call(principal, session_id, call) as running:
-            await _started(running)
+            await started(running)
             overflow = False
             while True:
                 kind, body = await running.receive()
@@ -160,12 +154,16 @@ class Service:
         self, principal: Principal, request: pb.ExecRequest, context: StreamContext
     ) -> None:
         """Send output as it comes; not yielded but written, so that a client's leaving ends us."""
+        if request.background:
+            raise errors.InvalidRequest(
+                "a background run has no stream", hint="start it with Exec, and use GetTranscript"
+            )
         call = _exec_call(request, limit=0)
         session_id = await self._resolve(principal, request.session_id)
         # A character may be cut by a chunk's end, and then the other stream may come in between.
         decoders = {kind: _DECODER("replace") for kind in (wire.OUT, wire.ERR)}
         async with self._call(principal, session_id, call) as running:
-            await _started(running)
+            await started(running)
             while True:
                 kind, body = await running.receive()
                 if kind == wire.EXIT:
@@ -238,14 +236,11 @@ def _session(session: Session) -> pb.GetSessionResponse:
 
 
 def _exec_call(request: pb.ExecRequest, *, limit: int) -> dict[str, Any]:
-    if request.background:
-        raise errors.NotImplementedYet(
-            "background runs are not implemented yet", hint="leave background away"
-        )
+    timeout = request.timeout or (0 if request.background else DEFAULT_TIMEOUT)
     call: dict[str, Any] = {
         "op": "exec",
         "cwd": request.workdir,
-        "timeout": request.timeout or DEFAULT_TIMEOUT,
+        "timeout": timeout,
         "limit": limit,
         "kill_on_disconnect": True,
     }
@@ -255,17 +250,6 @@ def _exec_call(request: pb.ExecRequest, *, limit: int) -> dict[str, Any]:
     if not request.command.strip():
         raise errors.InvalidRequest("the command is empty")
     return {**call, "argv": ["/bin/sh", "-c", request.command]}
-
-
-async def _started(running: Call) -> None:
-    """Wait until the program runs."""
-    try:
-        await running.result()
-    except GuestOSError as error:
-        if error.errno != errno.ENOENT:
-            raise
-        # NOT_FOUND would tell K8E's clients that the session is gone: they would make a new one.
-        raise errors.InvalidRequest(f"the command cannot start: {error}") from None
 
 
 async def _write(context: StreamContext, text: str) -> None:

@@ -49,6 +49,7 @@ class Exec:
         self.id = exec_id
         self.output = Output(spec.get("output") == "ring", int(spec.get("limit") or 0))
         self.kill_on_disconnect = bool(spec.get("kill_on_disconnect"))
+        self.background = bool(spec.get("background"))
         self.tty: list[int] = spec.get("tty") or []
         self.argv: list[str] = []
         self.pid = 0
@@ -335,6 +336,7 @@ class Exec:
             "id": self.id,
             "pid": self.pid,
             "argv": [part[:part_size] for part in self.argv[:parts]],
+            "background": self.background,
             "status": self.status,
             "code": self.code,
             "signal": self.signal,

@@ -16,7 +16,9 @@ from k8e.guest.files import (
     make_directory,
     rename_path,
 )
+from k8e.guest.links import make_link, set_mode
 from k8e.guest.loop import READ, Loop
+from k8e.guest.processes import list_processes
 from k8e.guest.spawn import GID, HOME, UID, WORKSPACE
 from k8e.guest.table import Execs
 from k8e.guest.trees import Listing, remove_path
@@ -46,6 +48,9 @@ class Guest:
             "remove": self._remove,
             "rename": _answered(rename_path),
             "mkdir": _answered(make_directory),
+            "symlink": _answered(make_link),
+            "chmod": _answered(set_mode),
+            "processes": _answered(list_processes),
             "ping": _answered(lambda _: {}),
             "bind": self._bind,
         }

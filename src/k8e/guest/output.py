@@ -75,11 +75,11 @@ class Output:
         return self._chunks[at] if at < len(self._chunks) else None
 
     def locate(self, seq: int) -> int:
-        """The number of the chunk that holds ``seq``."""
+        """The number of the chunk that holds ``seq``; for the end the newest, which may grow."""
         for at, (start, _, data) in enumerate(self._chunks):
             if seq < start + len(data):
                 return self._first + at
-        return self._first + len(self._chunks)
+        return self._first + max(0, len(self._chunks) - 1)
 
     @property
     def start(self) -> int:

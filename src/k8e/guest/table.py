@@ -22,6 +22,7 @@ from k8e.guest.wire import (
 )
 
 KEEP_SECONDS = 600  # how long a finished exec can still be read
+KEEP_BACKGROUND = 24 * 3600  # the same, for one that nobody waited for
 KEEP_COUNT = 64
 KEEP_BYTES = 4 << 20
 LISTED = 256  # the most execs in one answer, and the most bytes: the host takes 256 KiB
@@ -139,8 +140,13 @@ class Execs:
                 pass  # already gone, or a kernel without it
 
     def _forget_old(self) -> None:
+        # Apart, so that many quick commands push out no background run, nor the other way round.
         finished = [item for item in self._by_id.values() if item.code is not None]
-        horizon = time.monotonic() - KEEP_SECONDS
+        self._forget([item for item in finished if not item.background], KEEP_SECONDS)
+        self._forget([item for item in finished if item.background], KEEP_BACKGROUND)
+
+    def _forget(self, finished: list[Exec], seconds: float) -> None:
+        horizon = time.monotonic() - seconds
         count, size = len(finished), sum(item.output.held for item in finished)
         for item in finished:  # dicts keep order, so the oldest come first
             if count < KEEP_COUNT and size < KEEP_BYTES and item.ended > horizon:

@@ -26,6 +26,8 @@ MODULES = (
     "table",
     "files",
     "trees",
+    "links",
+    "processes",
     "dial",
     "main",
 )

@@ -12,6 +12,8 @@ from k8e.sessions.operations import Operation
 
 FIRST_ANSWER = 30.0
 """Seconds that a guest has to answer a call at all, before somebody looks whether it lives."""
+IDLE = "it was idle"
+"""Why a session ends that nobody uses."""
 EXIT_GRACE = 10.0
 """Seconds that a guest has to end an exec after its time-out."""
 
@@ -32,6 +34,8 @@ class Live:
         self.running: dict[Operation, asyncio.TimerHandle] = {}
         self.watcher: asyncio.Task[None] | None = None
         self.ending: asyncio.Task[None] | None = None
+        self.has_background = False
+        """Whether programs may run in it that nobody waits for; only its guest knows until when."""
         # Also after a restart: an early end would lose work, a late one costs little.
         self._last_active = time.time()
         self._on_due = on_due
@@ -65,6 +69,10 @@ class Live:
             timer.cancel()
         self._last_active = time.time()
 
+    def touch(self) -> None:
+        """It was seen to be in use just now."""
+        self._last_active = time.time()
+
     # Time.
 
     def schedule(self) -> None:
@@ -86,7 +94,7 @@ class Live:
         if now >= self.session.expires_at:
             return "its lifetime was over"
         if not self.running and now >= self._last_active + self.session.spec.idle_timeout:
-            return "it was idle"
+            return IDLE
         return ""
 
     def stop(self) -> None:

@@ -15,7 +15,8 @@ from k8e.link import Channel, FrameSink
 from k8e.model import check_env
 
 OPERATIONS = frozenset(
-    "exec attach signal resize execs read write list stat remove rename mkdir ping".split()
+    "exec attach signal resize execs processes read write list stat remove rename mkdir symlink "
+    "chmod ping".split()
 )
 """What a client may ask of a guest; ``bind`` is the gateway's alone."""
 # What ends each kind of operation, seen from the client: operations not named here are answered

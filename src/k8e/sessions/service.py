@@ -17,8 +17,8 @@ from k8e.model import Phase, Principal, Session, SessionSpec, new_id
 from k8e.runtimes.base import Feature, Guest
 from k8e.runtimes.host import Host
 from k8e.runtimes.registry import Runtimes
-from k8e.sessions import operations
-from k8e.sessions.live import Live
+from k8e.sessions import operations, working
+from k8e.sessions.live import IDLE, Live
 from k8e.sessions.making import Maker
 from k8e.sessions.network import Network
 from k8e.sessions.operations import Operation
@@ -192,6 +192,7 @@ class Sessions:
             lambda: live.finished(operation),
             lambda body: self._network.add_denials(sandbox_id, mark, body),
         )
+        live.has_background |= bool(call.get("background"))
         live.began(operation, float(call.get("timeout") or 0) if call["op"] == "exec" else 0)
         channel = connected.open(call, operation.receive, lambda: self._lost(live, operation))
         operation.attach(channel)
@@ -310,10 +311,21 @@ class Sessions:
 
     def _on_due(self, live: Live) -> None:
         reason = live.why_over()
-        if reason:
+        if reason == IDLE and live.has_background:
+            self._spawn(self._end_idle(live))
+        elif reason:
             self._spawn(self._end(live, reason))
         else:
             live.schedule()
+
+    async def _end_idle(self, live: Live) -> None:
+        """End a session that is not used, unless a background run is still under way."""
+        live.has_background = False  # another may begin while we ask
+        if await working.has_background_run(live.guest):
+            live.has_background = True
+            live.touch()
+        if live.ending is None:
+            self._on_due(live)
 
     def _on_overdue(self, live: Live, operation: Operation) -> None:
         self._spawn(self._check_guest(live))
@@ -345,6 +357,7 @@ class Sessions:
                 continue
             log.info("session %s is adopted", session.session_id)
             self._begin(session, guest)
+            self._live[session.session_id].has_background = True  # perhaps: it will be asked
         for guest in guests.values():
             with _told("ending sandbox %s failed", guest.sandbox_id):
                 await guest.kill()

@@ -1,0 +1,139 @@
+"""Runs that outlive their caller, for the synchronous SDK. A part of its client."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, TypeVar, Unpack
+
+from k8e import errors
+from k8e.client import operations, requests
+from k8e.client.operations import Operation
+from k8e.client.requests import Content, ExecOptions
+from k8e.client.results import ExecEvent, ExecResult, Exit, ProcessInfo, RunState
+
+T = TypeVar("T")
+
+
+class Runs:
+    """What a client can do with programs that nobody waits for, and with processes."""
+
+    @abstractmethod
+    def _call(self, operation: Operation[T], source: Content | None = None) -> T: ...
+
+    @abstractmethod
+    def _stream(
+        self, operation: Operation[Any], source: Content | None = None
+    ) -> Generator[Any]: ...
+
+    def start(
+        self,
+        session_id: str,
+        command: str | Sequence[str],
+        timeout: float = 0,
+        *,
+        language: str = "",
+        **options: Unpack[ExecOptions],
+    ) -> Run:
+        """Start a command that goes on without us; a handle to come back to it.
+
+        Its newest 512 KiB of output are kept, and its end for a day.
+
+        Args:
+            session_id: where to run it.
+            command: text for the shell, a list for no shell; with ``language``, source code.
+            timeout: seconds after which it is killed; 0 means never.
+            language: what the source code is written in.
+            options: see :class:`ExecOptions`.
+        """
+        call = requests.start_call(
+            session_id, command, language=language, timeout=timeout, options=options
+        )
+        told = self._call(operations.start(call))
+        return self.get_run(requests.run_id(str(told["session_id"]), str(told["id"])))
+
+    def get_run(self, run_id: str) -> Run:
+        """The handle of a run that was started before, here or elsewhere; asks nobody."""
+        return Run(run_id, self._call, self._stream)
+
+    def processes(self, session_id: str) -> list[ProcessInfo]:
+        """Everything that runs in a session's sandbox."""
+        call = {"op": "processes", "session": requests.by_id(session_id)}
+        return self._call(operations.processes(call))
+
+    def resize(self, session_id: str, exec_id: str, rows: int, columns: int) -> None:
+        """Tell a command on a terminal that its window has another size."""
+        call = requests.run_call("resize", requests.run_id(session_id, exec_id))
+        self._call(operations.call({**call, "rows": rows, "cols": columns}))
+
+    def symlink(self, session_id: str, path: str, target: str) -> None:
+        """Make a symbolic link in a sandbox, replacing a file or link of that name."""
+        self._call(operations.call(requests.file_call("symlink", session_id, path, target=target)))
+
+    def chmod(self, session_id: str, path: str, mode: int) -> None:
+        """Change the permissions of a file of a sandbox."""
+        self._call(operations.call(requests.file_call("chmod", session_id, path, mode=mode)))
+
+
+class Run:
+    """A command that goes on without us. Made by :class:`SandboxClient`."""
+
+    def __init__(
+        self,
+        run_id: str,
+        call: Callable[[Operation[Any]], Any],
+        stream: Callable[[Operation[Any]], Generator[Any]],
+    ) -> None:
+        self.run_id = run_id
+        """Names the run, also for other programs and on the command line."""
+        self.session_id, self.exec_id = requests.split_run_id(run_id)
+        self._call = call
+        self._stream = stream
+
+    def __repr__(self) -> str:
+        return f"Run({self.run_id!r})"
+
+    def poll(self) -> RunState:
+        """How it is, and what it printed so far. Does not wait for its end."""
+        return self._call(operations.snapshot(requests.run_call("attach", self.run_id)))
+
+    def output(self, start: int = 0, *, follow: bool = True) -> Generator[ExecEvent]:
+        """Iterate over its output from byte ``start`` and, last, its exit.
+
+        Leaving the loop does not disturb it. Without ``follow``, only what there is by now, and
+        the exit only if it has ended. A gateway that restarts meanwhile is asked again.
+        """
+        delays = iter(operations.RETRY_DELAYS)
+        while True:
+            call = requests.run_call("attach", self.run_id, seq=start)
+            try:
+                events = self._stream(operations.output(call, follow=follow))
+                with contextlib.closing(events):
+                    for event in events:
+                        if not isinstance(event, Exit):
+                            start = event.seq + len(event.data)
+                        delays = iter(operations.RETRY_DELAYS)
+                        yield event
+                return
+            except errors.GatewayUnreachable:
+                delay = next(delays, None)
+                if delay is None:
+                    raise
+                time.sleep(delay)
+
+    def wait(self) -> ExecResult:
+        """Wait for its end; what came of it, and the output that is still kept."""
+        collected = operations.Collected()
+        for event in self.output():
+            collected.add(event)
+        return collected.result()
+
+    def kill(self) -> None:
+        """End it and everything that it started; nothing happens if it has ended."""
+        self._call(operations.call(requests.run_call("signal", self.run_id, terminate=True)))
+
+    def signal(self, number: int) -> None:
+        """Send a signal to its process group."""
+        self._call(operations.call(requests.run_call("signal", self.run_id, signal=number)))

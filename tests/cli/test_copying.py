@@ -1,0 +1,263 @@
+"""``k8e sandbox cp``: trees there and back, and trees that want to break out."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from k8e import errors
+from k8e.cli import copying, downloading
+from k8e.cli.progress import Report
+from k8e.client.results import FileEntry
+from tests.cli.terminals import Terminal
+from tests.places import Place
+
+MIB = 1 << 20
+
+
+def make_tree(folder: Path) -> dict[str, Any]:
+    """A tree with everything in it that a copy has to keep."""
+    (folder / "deep/er").mkdir(parents=True)
+    (folder / "empty").mkdir()
+    (folder / "data.bin").write_bytes(os.urandom(3 * MIB))
+    (folder / "deep/er/run.sh").write_text("#!/bin/sh\necho ran\n")
+    (folder / "deep/er/run.sh").chmod(0o755)
+    (folder / "deep/secret").write_text("s")
+    (folder / "deep/secret").chmod(0o600)
+    Path(os.fsdecode(bytes(folder) + b"/odd \xff\n name")).write_text("odd")
+    (folder / "link").symlink_to("deep/er/run.sh")
+    (folder / "deep/up").symlink_to("../data.bin")
+    (folder / "dangling").symlink_to("nowhere")
+    (folder / "deep/er").chmod(0o555)
+    (folder / "empty").chmod(0o750)
+    return look(folder)
+
+
+def look(folder: Path) -> dict[str, Any]:
+    """Everything in a tree, by its path."""
+    found: dict[str, Any] = {}
+    for path in folder.rglob("*"):
+        name = str(path.relative_to(folder))
+        if path.is_symlink():
+            found[name] = ("link", str(path.readlink()))
+        elif path.is_dir():
+            found[name] = ("dir", path.stat().st_mode & 0o777 | 0o700)
+        else:
+            found[name] = ("file", path.stat().st_mode & 0o777, path.read_bytes())
+    return found
+
+
+def test_a_tree_goes_in_and_comes_out_unchanged(
+    place: Place, session_id: str, tmp_path: Path
+) -> None:
+    source = tmp_path / "project"
+    made = make_tree(source)
+    told = place.json("sandbox", "cp", str(source), f"{session_id}:copies")
+    assert (told["files"], told["folders"], told["links"], told["skipped"]) == (4, 4, 3, 0)
+    assert told["bytes"] == 3 * MIB + 19 + 1 + 3
+    script = "cd copies; ./link; stat -c %a deep/er deep/secret empty; readlink deep/up"
+    ran = place.json("sandbox", "run", "--session-id", session_id, script)
+    assert ran["stdout"] == "ran\n555\n600\n750\n../data.bin\n"
+
+    assert (
+        place.json("sandbox", "cp", f"{session_id}:copies", str(tmp_path / "back"))["failed"] == 0
+    )
+    assert look(tmp_path / "back") == made
+    # Into a folder that is there, as a folder of its own; or only the content.
+    (tmp_path / "into").mkdir()
+    place.json("sandbox", "cp", f"{session_id}:/workspace/copies/", str(tmp_path / "into"))
+    assert look(tmp_path / "into/copies") == made
+    place.json("sandbox", "cp", f"{session_id}:copies/.", str(tmp_path / "into"))
+    assert (tmp_path / "into/data.bin").exists()
+    place.json("sandbox", "run", "--session-id", session_id, "chmod -R u+w copies")
+    place.json("sandbox", "cp", str(source) + "/.", f"{session_id}:copies")
+    place.json("sandbox", "cp", str(source), f"{session_id}:copies")
+    ran = place.json("sandbox", "run", "--session-id", session_id, "ls copies copies/project")
+    assert ran["stdout"].count("data.bin") == 2
+
+
+def test_single_files_are_copied_both_ways(place: Place, session_id: str, tmp_path: Path) -> None:
+    (tmp_path / "one").write_bytes(b"\0\xff")
+    (tmp_path / "one").chmod(0o751)
+    for target in ("single/", "single", "single/two"):
+        place.json("sandbox", "cp", str(tmp_path / "one"), f"{session_id}:{target}")
+    ran = place.json("sandbox", "run", "--session-id", session_id, "stat -c '%n %a' single/*")
+    assert ran["stdout"] == "single/one 751\nsingle/two 751\n"
+    place.json("sandbox", "cp", f"{session_id}:single/two", str(tmp_path))
+    place.json("sandbox", "cp", f"{session_id}:single/one", str(tmp_path / "three"))
+    for name in ("two", "three"):
+        assert (tmp_path / name).read_bytes() == b"\0\xff"
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o751
+
+
+def test_what_is_no_file_is_skipped_and_told(place: Place, session_id: str, tmp_path: Path) -> None:
+    code = "mkdir odd; cd odd; mkfifo pipe; echo x > file; ln -s /etc/passwd out; ln -s ../.. up"
+    place.json("sandbox", "run", "--session-id", session_id, code)
+    done = place.cli("sandbox", "cp", f"{session_id}:odd", str(tmp_path / "odd"))
+    assert done.returncode == 0
+    assert [path.name for path in (tmp_path / "odd").iterdir()] == ["file"]
+    told = done.stderr.decode()
+    assert "pipe is not copied: it is a fifo" in told
+    assert "out is not copied: the link leads out" in told
+    assert "up is not copied: the link leads out" in told
+
+    (tmp_path / "local").mkdir()
+    os.mkfifo(tmp_path / "local/pipe")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "local/sock"))
+    done = place.cli("sandbox", "cp", str(tmp_path / "local"), f"{session_id}:odd")
+    assert done.stderr.count(b"is not copied") == 2
+
+
+def test_what_cannot_be_read_is_told_and_the_rest_copied(
+    place: Place, session_id: str, tmp_path: Path
+) -> None:
+    code = "mkdir closed; echo a > closed/a; echo b > closed/b; chmod 0 closed/a"
+    place.json("sandbox", "run", "--session-id", session_id, code)
+    done = place.cli("sandbox", "cp", f"{session_id}:closed", str(tmp_path / "closed"))
+    assert done.returncode == 1
+    assert b"closed/a is not copied: " in done.stderr
+    assert [path.name for path in (tmp_path / "closed").iterdir()] == ["b"]
+
+
+def test_the_standing_session_needs_no_name(place: Place, runtime: str, tmp_path: Path) -> None:
+    tenant = f"cp-{runtime}"
+    ran = place.json("sandbox", "run", "--tenant", tenant, "--runtime", runtime, "echo 1 > made")
+    (tmp_path / "note").write_text("hello")
+    told = place.json("sandbox", "cp", "--tenant", tenant, str(tmp_path / "note"), ":")
+    assert told["session_id"] == ran["session_id"]
+    place.json("sandbox", "cp", "--tenant", tenant, ":", str(tmp_path / "all"))
+    assert {path.name for path in (tmp_path / "all").iterdir()} >= {"made", "note"}
+    place.json("sandbox", "destroy", ran["session_id"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["a", "b"], "SESSION:PATH"),
+        (["x:a", "y:b"], "SESSION:PATH"),
+        (["./a:b", "b"], "SESSION:PATH"),
+        (["/nonexistent", "nobody:b"], "/nonexistent"),
+        (["nobody:b", "c"], "not found"),
+    ],
+)
+def test_mistakes_are_told(place: Place, arguments: list[str], expected: str) -> None:
+    assert expected in place.error("sandbox", "cp", *arguments)
+
+
+def test_a_bar_is_shown_on_a_terminal_only(place: Place, session_id: str, tmp_path: Path) -> None:
+    (tmp_path / "big").write_bytes(bytes(8 * MIB))
+    with Terminal(place, "sandbox", "cp", str(tmp_path / "big"), f"{session_id}:big") as terminal:
+        shown = terminal.until(b'"files":1')
+        assert terminal.end() == 0
+    assert b"MiB/s" in shown
+    assert b"\r\x1b[K{" in shown, "the bar is gone in the end"
+
+
+# Trees that want to break out, told by a sandbox that lies.
+
+
+class Liar:
+    """A client whose sandbox lists what it likes."""
+
+    def __init__(self, *entries: FileEntry, kind: str = "dir") -> None:
+        self._entries = entries
+        self._kind = kind
+
+    def stat(self, _: str, path: str, *, follow: bool = False) -> FileEntry:
+        if follow:
+            return FileEntry(path, self._kind, 0, 0o777, 0)
+        return next(item for item in self._entries if item.path == path)
+
+    def list_files(self, *_: object, **__: object) -> list[FileEntry]:
+        return list(self._entries)
+
+    def read_chunks(self, *_: object) -> Iterator[bytes]:
+        yield b"evil"
+
+
+def entry(path: str, kind: str = "file", target: str = "") -> FileEntry:
+    return FileEntry(f"/workspace/t/{path}", kind, 4, 0o777, 0, target)
+
+
+def receive(liar: Liar, target: Path, path: str = "t") -> Report:
+    report = Report(visible=False)
+    downloading.receive(cast("Any", liar), "s", path, str(target), report)
+    return report
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["../evil", "a/../../evil", "", "./x", "a//x", "x/", "x\0y", "n" * 256, "../t2/evil"],
+)
+def test_a_name_that_is_no_name_is_refused(tmp_path: Path, path: str) -> None:
+    with pytest.raises(errors.GuestFailed, match="names a file"):
+        receive(Liar(entry("a", "dir"), entry(path)), tmp_path / "t")
+    assert [item.name for item in tmp_path.iterdir()] == ["t"]
+
+
+def test_a_file_that_was_not_asked_for_is_refused(tmp_path: Path) -> None:
+    for path in ("/etc/evil", "/workspace/tt/evil", "/workspace/t"):
+        with pytest.raises(errors.GuestFailed, match="not asked for"):
+            receive(Liar(FileEntry(path, "file", 4, 0o644, 0)), tmp_path / "t")
+
+
+def test_a_file_below_a_link_is_not_written_through_it(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    # A link of the same name that the sandbox lists first, or that is there already.
+    with pytest.raises(errors.InvalidRequest, match="cannot be entered"):
+        receive(Liar(entry("l", "link", "../outside"), entry("l/evil")), tmp_path / "t")
+    (tmp_path / "t2").mkdir()
+    (tmp_path / "t2/l").symlink_to(outside)
+    with pytest.raises(errors.InvalidRequest, match="cannot be entered"):
+        receive(Liar(entry("l", "dir"), entry("l/evil")), tmp_path / "t2", "t/.")
+    assert list(outside.iterdir()) == []
+
+
+def test_a_file_takes_the_place_of_a_link_and_leaves_its_target(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t/f").symlink_to(tmp_path / "mine")
+    receive(Liar(entry("f")), tmp_path / "t", "t/.")
+    assert (tmp_path / "mine").read_text() == "mine"
+    assert not (tmp_path / "t/f").is_symlink()
+    assert (tmp_path / "t/f").read_text() == "evil"
+
+
+def test_no_copied_file_runs_as_its_owner(tmp_path: Path) -> None:
+    receive(Liar(FileEntry("/workspace/t/f", "file", 4, 0o6777, 0)), tmp_path / "t")
+    assert (tmp_path / "t/f").stat().st_mode & 0o7000 == 0
+
+
+@pytest.mark.parametrize(
+    ("place_of_link", "target", "inside"),
+    [
+        ("l", "file", True),
+        ("l", "./a/b", True),
+        ("a/l", "../file", True),
+        ("a/b/l", "../../c/d", True),
+        ("l", "/etc/passwd", False),
+        ("l", "..", False),
+        ("l", "../t/file", False),
+        ("a/l", "../../x", False),
+        ("a/l", "b/../..", False),
+        ("a/b/l", "s/..", False),
+        ("l", "", False),
+    ],
+)
+def test_links_stay_inside(place_of_link: str, target: str, inside: bool) -> None:
+    assert downloading.stays_inside(tuple(place_of_link.split("/")), target) is inside
+
+
+def test_paths_with_a_session_are_told_from_local_ones() -> None:
+    assert copying.parse("sess-1:/a:b") == copying.Remote("sess-1", "/a:b")
+    assert copying.parse(":") == copying.Remote("", ".")
+    assert copying.parse("s:") == copying.Remote("s", ".")
+    for local in ("a", "./a:b", "/a:b", "A:b", "-x:y", "a_b:c"):
+        assert copying.parse(local) == local
