@@ -15,6 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from k8e import errors
     from k8e._version import __version__
+    from k8e.client.approving import Approval
     from k8e.client.asynchronous import AsyncSandboxClient
     from k8e.client.blocking import SandboxClient, sandbox_session
     from k8e.client.results import (
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
+    "Approval": "k8e.client.approving",
     "AsyncSandboxClient": "k8e.client.asynchronous",
     "Denial": "k8e.client.results",
     "Egress": "k8e.client.results",
@@ -49,6 +51,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Approval",
     "AsyncSandboxClient",
     "Denial",
     "Egress",

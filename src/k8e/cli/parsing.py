@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from k8e import errors
-from k8e.cli import fast, printing
+from k8e.cli import fast, parsing_approvals, printing
 
 
 class Parser(argparse.ArgumentParser):
@@ -105,6 +105,8 @@ def _add_sandbox(commands: Any) -> None:
     _add_sessions(group, common)
     _add_egress(group, common)
     _add_files(group, common)
+    parsing_approvals.add_to_sandbox(_command, group, common)
+    parsing_approvals.add_approver(_command, commands, common)
 
 
 def _add_run(group: Any, common: Parser) -> None:

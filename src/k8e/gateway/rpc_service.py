@@ -12,6 +12,7 @@ from k8e import errors
 from k8e._generated import sandbox_pb2 as pb
 from k8e.gateway import rpc_egress
 from k8e.gateway.calls import Call, GuestOSError, decode
+from k8e.gateway.rpc_approvals import ApprovalRpcs
 from k8e.gateway.rpc_errors import as_text
 from k8e.gateway.service import Gateway
 from k8e.guest import wire
@@ -42,10 +43,11 @@ class Ending(NamedTuple):
     denials: list[pb.EgressDenial]
 
 
-class Service:
+class Service(ApprovalRpcs):
     """What is implemented of ``sandbox.v1.SandboxService``, for callers that are known."""
 
     def __init__(self, gateway: Gateway) -> None:
+        super().__init__(gateway)
         self._gateway = gateway
         self._sessions = gateway.sessions
 
