@@ -27,8 +27,8 @@ def ask(place: Place, session_id: str, action: str = ACTION) -> str:
     return told["approval_id"]
 
 
-def approve(place: Place, *arguments: str, **environ: str) -> dict[str, object]:
-    done = place.cli("sandbox", "approve", *arguments, **environ)
+def approve(place: Place, *arguments: str, secret: str = "") -> dict[str, object]:
+    done = place.cli("sandbox", "approve", *arguments, K8E_APPROVER_SECRET=secret)
     assert done.returncode == 0, done
     assert SHOWN in done.stderr.decode(), "the approver sees what is decided on"
     return json.loads(done.stdout)
@@ -83,11 +83,11 @@ def test_with_an_approver_the_agent_cannot_approve_itself(new_place: NewPlace) -
     assert "already" in place.error("approver", "init")
 
     approval_id = ask(place, session_id)
-    for environ in ({}, {"K8E_APPROVER_SECRET": "guessing " * 3}):
-        done = place.cli("sandbox", "approve", approval_id, **environ)
+    for guess in ("", "guessing " * 3):
+        done = place.cli("sandbox", "approve", approval_id, K8E_APPROVER_SECRET=guess)
         assert done.returncode == 1
         assert "secret" in json.loads(done.stdout)["error"]
-    told = approve(place, approval_id, K8E_APPROVER_SECRET=secret)
+    told = approve(place, approval_id, secret=secret)
     assert told == {"advisory": False, "ok": True}
     done = place.cli("sandbox", "confirm", "--approval-id", approval_id, session_id, ACTION)
     assert json.loads(done.stdout)["advisory"] is False

@@ -118,7 +118,7 @@ def test_public_names_of_the_sdk_are_documented() -> None:
     assert public
     missing = [name for name in public if name not in text]
     for kind in (k8e.SandboxClient, k8e.AsyncSandboxClient):
-        methods = [item for item in vars(kind) if not item.startswith("_")]
+        methods = [item for item in dir(kind) if not item.startswith("_")]
         missing += [item for item in methods if not re.search(rf"`{item}\b", text)]
     assert not missing
 
@@ -128,7 +128,7 @@ def test_sdk_page_names_only_what_exists() -> None:
     calls = [re.match(r"(\w+)\(", head) for head in heads]
     names = [found[1] for found in calls if found]
     assert names
-    known = {*vars(k8e.SandboxClient), *dir(k8e)}
+    known = {*dir(k8e.SandboxClient), *dir(k8e)}
     assert not [name for name in names if name not in known]
 
 

@@ -34,8 +34,8 @@ async def asked(approvals: Approvals, sessions: Sessions) -> Approval:
     return approvals.ask(ME, session.session_id, ACTION)
 
 
-def waiting(approvals: Approvals, approval_id: str, **bound: str) -> asyncio.Task[Approval]:
-    return asyncio.create_task(approvals.wait(ME, approval_id, seconds=PATIENCE, **bound))
+def waiting(approvals: Approvals, approval_id: str) -> asyncio.Task[Approval]:
+    return asyncio.create_task(approvals.wait(ME, approval_id, seconds=PATIENCE))
 
 
 async def test_a_yes_wakes_the_one_that_waits_and_is_good_once(
@@ -70,14 +70,14 @@ async def test_the_first_decision_stands(approvals: Approvals, asked: Approval) 
 
 
 @pytest.mark.parametrize(
-    "bound", [{"session_id": "other"}, {"action": "drop"}, {"action": ACTION + " "}]
+    ("session_id", "action"), [("other", ACTION), ("", "drop"), ("mine", ACTION + " ")]
 )
 async def test_an_approval_of_something_else_is_none(
-    approvals: Approvals, asked: Approval, bound: dict[str, str]
+    approvals: Approvals, asked: Approval, session_id: str, action: str
 ) -> None:
     await approvals.decide(ME, asked.approval_id, approved=True)
     with pytest.raises(errors.Conflict, match="was asked for another"):
-        await approvals.wait(ME, asked.approval_id, **bound)
+        await approvals.wait(ME, asked.approval_id, session_id=session_id, action=action)
     same = await approvals.wait(ME, asked.approval_id, session_id="mine", action=ACTION)
     assert same.status == "approved", "a wrong question uses nothing up"
 
