@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from k8e import errors
-from k8e.cli import fast, parsing_approvals, printing
+from k8e.cli import completing, fast, parsing_approvals, printing
 
 
 class Parser(argparse.ArgumentParser):
@@ -354,6 +354,7 @@ def _add_host(commands: Any) -> None:
     )
     doctor.add_argument("--json", action="store_true", help="print JSON")
     doctor.add_argument("--fresh", action="store_true", help="try everything out again")
+    completing.add(_command, commands)
     _command(commands, "version", "print the version", "k8e version", "gateway.version")
     for name in ("server", "agent"):
         parser = _command(
