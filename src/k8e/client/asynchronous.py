@@ -269,8 +269,10 @@ class AsyncSandboxClient(AsyncApproving):
         call = requests.file_call("mkdir", session_id, path, exist_ok=exist_ok)
         await self._call(operations.call(call))
 
-    async def pip_install(self, session_id: str, packages: Sequence[str]) -> ExecResult:
-        raise requests.not_yet("pip_install", "run pip with exec instead")
+    async def pip_install(
+        self, session_id: str, packages: Sequence[str], *, timeout: float = 120
+    ) -> ExecResult:
+        return await self._exec(requests.pip_call(session_id, packages, timeout), None)
 
     # The gateway.
 

@@ -297,8 +297,11 @@ class SandboxClient(Approving):
         call = requests.file_call("mkdir", session_id, path, exist_ok=exist_ok)
         self._call(operations.call(call))
 
-    def pip_install(self, session_id: str, packages: Sequence[str]) -> ExecResult:
-        raise requests.not_yet("pip_install", "run pip with exec instead")
+    def pip_install(
+        self, session_id: str, packages: Sequence[str], *, timeout: float = 120
+    ) -> ExecResult:
+        """Install Python packages (``["requests>=2.28"]``); the next import finds them."""
+        return self._exec(requests.pip_call(session_id, packages, timeout), None)
 
     # The gateway.
 
