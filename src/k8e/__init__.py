@@ -15,6 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from k8e import errors
     from k8e._version import __version__
+    from k8e.client.approving import Approval
     from k8e.client.async_runs import AsyncRun
     from k8e.client.asynchronous import AsyncSandboxClient
     from k8e.client.blocking import SandboxClient, sandbox_session
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from k8e.client.runs import Run
 
 _HOMES = {
+    "Approval": "k8e.client.approving",
     "AsyncRun": "k8e.client.async_runs",
     "AsyncSandboxClient": "k8e.client.asynchronous",
     "Denial": "k8e.client.results",
@@ -57,6 +59,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Approval",
     "AsyncRun",
     "AsyncSandboxClient",
     "Denial",

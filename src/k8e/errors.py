@@ -4,9 +4,11 @@
     ├─ InvalidRequest        the caller asked for something that cannot be
     ├─ SessionNotFound       no such session, or not the caller's
     ├─ ExecNotFound          no such exec in the session
+    ├─ ApprovalNotFound      no such approval, or not the caller's
     ├─ Conflict              a name or request id is taken by something different
     ├─ Denied                the caller may not do this
     ├─ LimitExceeded         a limit was reached; the message names it
+    ├─ TimedOut              nobody answered in time, or it is too late
     ├─ RuntimeUnusable       a runtime that was asked for does not work on this host
     ├─ NotImplementedYet     the interface exists, the function does not
     ├─ SandboxDied           the sandbox of a session ended by itself
@@ -56,6 +58,18 @@ class ExecNotFound(K8eError):
     """The session has no exec of this id (it may have ended long ago)."""
 
     code, grpc_status, http_status = "exec_not_found", "NOT_FOUND", 404
+
+
+class ApprovalNotFound(K8eError):
+    """No approval has this id, or it belongs to somebody else, or it is long over."""
+
+    code, grpc_status, http_status = "approval_not_found", "NOT_FOUND", 404
+
+
+class TimedOut(K8eError):
+    """Nobody decided in time, or an approval has expired."""
+
+    code, grpc_status, http_status = "timed_out", "DEADLINE_EXCEEDED", 504
 
 
 class Conflict(K8eError):
@@ -118,6 +132,8 @@ _BY_CODE: dict[str, type[K8eError]] = {
         InvalidRequest,
         SessionNotFound,
         ExecNotFound,
+        ApprovalNotFound,
+        TimedOut,
         Conflict,
         Denied,
         LimitExceeded,

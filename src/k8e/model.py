@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import secrets
 import string
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,9 @@ MAX_ID = 50
 MAX_ENV_BYTES = 32 << 10
 MAX_ENV_KEYS = 64
 MAX_LABELS = 64
+MAX_PACKAGES = 200
+PIP_SECONDS = 120.0
+"""How long an installation may take, unless the caller says otherwise."""
 DNS_ADDRESS = "198.19.255.1"
 """Where sandboxes ask for names: an address of nobody's, which egress answers."""
 
@@ -161,6 +165,18 @@ class SessionSpec:
         except (TypeError, ValueError, AttributeError, OverflowError) as error:
             raise errors.InvalidRequest(f"malformed session: {error}") from None
         return cls(**values)
+
+
+def pip_command(packages: Sequence[str]) -> list[str]:
+    """How packages are installed. They are data: no shell sees them, and none is an option."""
+    if isinstance(packages, str) or not packages or len(packages) > MAX_PACKAGES:
+        raise errors.InvalidRequest(
+            f"packages must be a list of 1 to {MAX_PACKAGES} requirements, like ['requests>=2.28']"
+        )
+    for item in packages:
+        if not item.strip() or item.lstrip().startswith("-") or "\0" in item or len(item) > 1000:
+            raise errors.InvalidRequest(f"{item[:80]!r} is not a package")
+    return ["python3", "-m", "pip", "install", "--no-input", "--", *packages]
 
 
 def words_from_json(value: Any) -> tuple[str, ...]:

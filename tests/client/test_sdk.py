@@ -360,11 +360,6 @@ def test_the_session_of_a_tenant_outlives_the_client(endpoint: str, place: Place
 # Refusals.
 
 
-def test_what_is_not_there_yet_is_refused(client: SandboxClient, session_id: str) -> None:
-    with pytest.raises(errors.NotImplementedYet):
-        client.pip_install(session_id, ["requests"])
-
-
 def test_bad_input_is_refused_with_a_reason(client: SandboxClient, session_id: str) -> None:
     with pytest.raises(errors.InvalidRequest, match="empty"):
         client.run("", session_id=session_id)

@@ -16,6 +16,7 @@ from k8e import AsyncSandboxClient, SandboxClient
 def test_the_package_exports_exactly_this() -> None:
     assert k8e.__all__ == sorted(k8e.__all__)
     assert set(k8e.__all__) == {
+        "Approval",
         "AsyncRun",
         "AsyncSandboxClient",
         "Denial",

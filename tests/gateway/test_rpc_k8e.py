@@ -73,11 +73,6 @@ def test_a_file_above_grpcs_default_size_is_the_clients_limit(client: K8EClient)
     assert failed.status is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def test_pip_install_says_that_it_is_not_there_yet(client: K8EClient) -> None:
-    failed = failing(lambda: client.pip_install("any", ["requests"]))
-    assert failed.status is grpc.StatusCode.UNIMPLEMENTED
-
-
 def test_the_gateway_is_healthy_and_a_dead_port_is_not(
     client: K8EClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

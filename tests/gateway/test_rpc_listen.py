@@ -21,6 +21,7 @@ from k8e import errors, settings
 from k8e.gateway import peers, rpc, rpc_errors, rpc_server, tls
 from k8e.gateway.calls import GuestOSError
 from k8e.gateway.service import Gateway
+from k8e.sessions.approvals import Approvals
 from k8e.sessions.service import Sessions
 
 
@@ -32,7 +33,7 @@ async def gateway(tmp_path: Path) -> Gateway:
 def without_sessions(folder: Path, listen: str) -> Gateway:
     """A gateway on which nobody makes a call."""
     config = settings.load({}, data_dir=folder, listen=listen)
-    return Gateway(config, cast("Sessions", None))
+    return Gateway(config, cast("Sessions", None), cast("Approvals", None))
 
 
 @pytest.mark.parametrize(

@@ -111,13 +111,21 @@ UNARY = (
     "TerminalDestroy ExposeService UnexposeService ListExposed UpdateAllowedHosts"
 ).split()
 SERVER_STREAMS = ["ExecStream", "TerminalStream"]
-OURS = {"RunFrame", "EgressDenial", "GetEgressRequest", "GetEgressResponse"}
+OURS = {
+    "RunFrame",
+    "EgressDenial",
+    "GetEgressRequest",
+    "GetEgressResponse",
+    "ListApprovalsRequest",
+    "ListApprovalsResponse",
+}
 TYPES = {
     FieldDescriptor.TYPE_STRING: "string",
     FieldDescriptor.TYPE_BYTES: "bytes",
     FieldDescriptor.TYPE_BOOL: "bool",
     FieldDescriptor.TYPE_INT32: "int32",
     FieldDescriptor.TYPE_INT64: "int64",
+    FieldDescriptor.TYPE_DOUBLE: "double",
 }
 
 
@@ -158,6 +166,11 @@ def test_our_additions_start_at_100() -> None:
         "102 denials repeated EgressDenial",
         "WriteFileRequest": "100 content_bytes bytes",
         "ReadFileResponse": "100 content_bytes bytes",
+        "ConfirmActionRequest": "100 timeout double, 101 expires double",
+        "ConfirmActionResponse": "100 status string, 101 advisory bool, 102 reason string, "
+        "103 session_id string, 104 action string, 105 created_at int64, 106 expires_at int64",
+        "ApproveActionRequest": "100 secret string",
+        "ApproveActionResponse": "100 advisory bool",
     }
 
 
@@ -170,6 +183,7 @@ def test_every_rpc_of_k8e_is_there_with_its_kind() -> None:
         **dict.fromkeys(UNARY, (False, False)),
         **dict.fromkeys(SERVER_STREAMS, (False, True)),
         "GetEgress": (False, False),
+        "ListApprovals": (False, False),
         "Run": (True, True),
     }
 

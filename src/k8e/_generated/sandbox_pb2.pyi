@@ -406,38 +406,72 @@ class RunSubAgentResponse(_message.Message):
     def __init__(self, session_id: _Optional[str] = ...) -> None: ...
 
 class ConfirmActionRequest(_message.Message):
-    __slots__ = ("session_id", "action", "approval_id")
+    __slots__ = ("session_id", "action", "approval_id", "timeout", "expires")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     ACTION_FIELD_NUMBER: _ClassVar[int]
     APPROVAL_ID_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     action: str
     approval_id: str
-    def __init__(self, session_id: _Optional[str] = ..., action: _Optional[str] = ..., approval_id: _Optional[str] = ...) -> None: ...
+    timeout: float
+    expires: float
+    def __init__(self, session_id: _Optional[str] = ..., action: _Optional[str] = ..., approval_id: _Optional[str] = ..., timeout: _Optional[float] = ..., expires: _Optional[float] = ...) -> None: ...
 
 class ConfirmActionResponse(_message.Message):
-    __slots__ = ("approval_id", "approved")
+    __slots__ = ("approval_id", "approved", "status", "advisory", "reason", "session_id", "action", "created_at", "expires_at")
     APPROVAL_ID_FIELD_NUMBER: _ClassVar[int]
     APPROVED_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    ADVISORY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
     approval_id: str
     approved: bool
-    def __init__(self, approval_id: _Optional[str] = ..., approved: _Optional[bool] = ...) -> None: ...
+    status: str
+    advisory: bool
+    reason: str
+    session_id: str
+    action: str
+    created_at: int
+    expires_at: int
+    def __init__(self, approval_id: _Optional[str] = ..., approved: _Optional[bool] = ..., status: _Optional[str] = ..., advisory: _Optional[bool] = ..., reason: _Optional[str] = ..., session_id: _Optional[str] = ..., action: _Optional[str] = ..., created_at: _Optional[int] = ..., expires_at: _Optional[int] = ...) -> None: ...
 
 class ApproveActionRequest(_message.Message):
-    __slots__ = ("approval_id", "approved", "reason")
+    __slots__ = ("approval_id", "approved", "reason", "secret")
     APPROVAL_ID_FIELD_NUMBER: _ClassVar[int]
     APPROVED_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
     approval_id: str
     approved: bool
     reason: str
-    def __init__(self, approval_id: _Optional[str] = ..., approved: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...
+    secret: str
+    def __init__(self, approval_id: _Optional[str] = ..., approved: _Optional[bool] = ..., reason: _Optional[str] = ..., secret: _Optional[str] = ...) -> None: ...
 
 class ApproveActionResponse(_message.Message):
-    __slots__ = ("ok",)
+    __slots__ = ("ok", "advisory")
     OK_FIELD_NUMBER: _ClassVar[int]
+    ADVISORY_FIELD_NUMBER: _ClassVar[int]
     ok: bool
-    def __init__(self, ok: _Optional[bool] = ...) -> None: ...
+    advisory: bool
+    def __init__(self, ok: _Optional[bool] = ..., advisory: _Optional[bool] = ...) -> None: ...
+
+class ListApprovalsRequest(_message.Message):
+    __slots__ = ("session_id",)
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+
+class ListApprovalsResponse(_message.Message):
+    __slots__ = ("approvals",)
+    APPROVALS_FIELD_NUMBER: _ClassVar[int]
+    approvals: _containers.RepeatedCompositeFieldContainer[ConfirmActionResponse]
+    def __init__(self, approvals: _Optional[_Iterable[_Union[ConfirmActionResponse, _Mapping]]] = ...) -> None: ...
 
 class LoginRequest(_message.Message):
     __slots__ = ("csr", "device_name", "client_version")

@@ -134,6 +134,11 @@ class SandboxServiceStub:
                 request_serializer=sandbox_dot_v1_dot_sandbox__pb2.ApproveActionRequest.SerializeToString,
                 response_deserializer=sandbox_dot_v1_dot_sandbox__pb2.ApproveActionResponse.FromString,
                 _registered_method=True)
+        self.ListApprovals = channel.unary_unary(
+                '/sandbox.v1.SandboxService/ListApprovals',
+                request_serializer=sandbox_dot_v1_dot_sandbox__pb2.ListApprovalsRequest.SerializeToString,
+                response_deserializer=sandbox_dot_v1_dot_sandbox__pb2.ListApprovalsResponse.FromString,
+                _registered_method=True)
         self.Login = channel.unary_unary(
                 '/sandbox.v1.SandboxService/Login',
                 request_serializer=sandbox_dot_v1_dot_sandbox__pb2.LoginRequest.SerializeToString,
@@ -349,6 +354,12 @@ class SandboxServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListApprovals(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Login(self, request, context):
         """Certificates.
         """
@@ -557,6 +568,11 @@ def add_SandboxServiceServicer_to_server(servicer, server):
                     servicer.ApproveAction,
                     request_deserializer=sandbox_dot_v1_dot_sandbox__pb2.ApproveActionRequest.FromString,
                     response_serializer=sandbox_dot_v1_dot_sandbox__pb2.ApproveActionResponse.SerializeToString,
+            ),
+            'ListApprovals': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListApprovals,
+                    request_deserializer=sandbox_dot_v1_dot_sandbox__pb2.ListApprovalsRequest.FromString,
+                    response_serializer=sandbox_dot_v1_dot_sandbox__pb2.ListApprovalsResponse.SerializeToString,
             ),
             'Login': grpc.unary_unary_rpc_method_handler(
                     servicer.Login,
@@ -1184,6 +1200,33 @@ class SandboxService:
             '/sandbox.v1.SandboxService/ApproveAction',
             sandbox_dot_v1_dot_sandbox__pb2.ApproveActionRequest.SerializeToString,
             sandbox_dot_v1_dot_sandbox__pb2.ApproveActionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListApprovals(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sandbox.v1.SandboxService/ListApprovals',
+            sandbox_dot_v1_dot_sandbox__pb2.ListApprovalsRequest.SerializeToString,
+            sandbox_dot_v1_dot_sandbox__pb2.ListApprovalsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -61,6 +61,7 @@ class SandboxServiceStub:
     """Agents and approvals."""
     ConfirmAction: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.ConfirmActionRequest, _sandbox_pb2.ConfirmActionResponse]
     ApproveAction: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.ApproveActionRequest, _sandbox_pb2.ApproveActionResponse]
+    ListApprovals: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.ListApprovalsRequest, _sandbox_pb2.ListApprovalsResponse]
     Login: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.LoginRequest, _sandbox_pb2.LoginResponse]
     """Certificates."""
     GetCACert: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.GetCACertRequest, _sandbox_pb2.GetCACertResponse]
@@ -111,6 +112,7 @@ class SandboxServiceAsyncStub(SandboxServiceStub):
     """Agents and approvals."""
     ConfirmAction: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.ConfirmActionRequest, _sandbox_pb2.ConfirmActionResponse]  # type: ignore[assignment]
     ApproveAction: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.ApproveActionRequest, _sandbox_pb2.ApproveActionResponse]  # type: ignore[assignment]
+    ListApprovals: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.ListApprovalsRequest, _sandbox_pb2.ListApprovalsResponse]  # type: ignore[assignment]
     Login: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.LoginRequest, _sandbox_pb2.LoginResponse]  # type: ignore[assignment]
     """Certificates."""
     GetCACert: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.GetCACertRequest, _sandbox_pb2.GetCACertResponse]  # type: ignore[assignment]
@@ -278,6 +280,13 @@ class SandboxServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _sandbox_pb2.ApproveActionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_sandbox_pb2.ApproveActionResponse, _abc.Awaitable[_sandbox_pb2.ApproveActionResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ListApprovals(
+        self,
+        request: _sandbox_pb2.ListApprovalsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sandbox_pb2.ListApprovalsResponse, _abc.Awaitable[_sandbox_pb2.ListApprovalsResponse]]: ...
 
     @_abc_1.abstractmethod
     def Login(

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from k8e import errors
-from k8e.cli import fast, printing, run_commands
+from k8e.cli import completing, fast, parsing_approvals, printing, run_commands
 
 
 class Parser(argparse.ArgumentParser):
@@ -116,6 +116,8 @@ def _add_sandbox(commands: Any) -> None:
     _add_sessions(group, common)
     _add_egress(group, common)
     _add_files(group, common)
+    parsing_approvals.add_to_sandbox(_command, group, common)
+    parsing_approvals.add_approver(_command, commands, common)
 
 
 def _add_run(group: Any, common: Parser) -> None:
@@ -366,6 +368,7 @@ def _add_host(commands: Any) -> None:
     )
     doctor.add_argument("--json", action="store_true", help="print JSON")
     doctor.add_argument("--fresh", action="store_true", help="try everything out again")
+    completing.add(_command, commands)
     _command(commands, "version", "print the version", "k8e version", "gateway.version")
     for name in ("server", "agent"):
         parser = _command(

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, TypeVar, Unpack
 
 from k8e import errors
 from k8e.client import async_driving, endpoints, operations, requests, results
+from k8e.client.approving import AsyncApproving
 from k8e.client.async_runs import AsyncRuns
 from k8e.client.operations import Operation
 from k8e.client.requests import AsyncContent, ExecOptions, SessionOptions
@@ -25,7 +26,7 @@ T = TypeVar("T")
 KILL_SECONDS = 5.0  # how long a cancelled caller waits for its command to be killed
 
 
-class AsyncSandboxClient(AsyncRuns):
+class AsyncSandboxClient(AsyncRuns, AsyncApproving):
     """Runs code in sandboxes, from any number of tasks at once.
 
     async with AsyncSandboxClient() as client:
@@ -269,8 +270,10 @@ class AsyncSandboxClient(AsyncRuns):
         call = requests.file_call("mkdir", session_id, path, exist_ok=exist_ok)
         await self._call(operations.call(call))
 
-    async def pip_install(self, session_id: str, packages: Sequence[str]) -> ExecResult:
-        raise requests.not_yet("pip_install", "run pip with exec instead")
+    async def pip_install(
+        self, session_id: str, packages: Sequence[str], *, timeout: float = 120
+    ) -> ExecResult:
+        return await self._exec(requests.pip_call(session_id, packages, timeout), None)
 
     # The gateway.
 

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO, TypeVar, Unpack
 
 from k8e import errors
 from k8e.client import driving, endpoints, operations, requests, results
+from k8e.client.approving import Approving
 from k8e.client.operations import Operation
 from k8e.client.requests import Content, ExecOptions, SessionOptions
 from k8e.client.results import ExecEvent, ExecResult, FileEntry, SessionInfo, Stdout
@@ -20,7 +21,7 @@ from k8e.client.runs import Runs
 T = TypeVar("T")
 
 
-class SandboxClient(Runs):
+class SandboxClient(Runs, Approving):
     """Runs code in sandboxes.
 
     Without ``endpoint`` and K8E_SANDBOX_ENDPOINT it uses the gateway of this host, and starts it if
@@ -297,8 +298,11 @@ class SandboxClient(Runs):
         call = requests.file_call("mkdir", session_id, path, exist_ok=exist_ok)
         self._call(operations.call(call))
 
-    def pip_install(self, session_id: str, packages: Sequence[str]) -> ExecResult:
-        raise requests.not_yet("pip_install", "run pip with exec instead")
+    def pip_install(
+        self, session_id: str, packages: Sequence[str], *, timeout: float = 120
+    ) -> ExecResult:
+        """Install Python packages (``["requests>=2.28"]``); the next import finds them."""
+        return self._exec(requests.pip_call(session_id, packages, timeout), None)
 
     # The gateway.
 

@@ -70,6 +70,13 @@ def auto(tenant: str) -> dict[str, Any]:
     return {"auto": tenant}
 
 
+def pip_call(session_id: str, packages: Sequence[str], timeout: float) -> dict[str, Any]:
+    from k8e import model  # takes time to import, and few install packages
+
+    argv = model.pip_command(packages)
+    return command_call(by_id(session_id), argv, timeout=timeout, stdin=False, options={})
+
+
 def code_call(
     session: Mapping[str, Any],
     code: str | bytes,

@@ -21,6 +21,8 @@ from k8e.gateway.service import Gateway
 from k8e.runtimes import cgroups
 from k8e.runtimes.host import Host
 from k8e.runtimes.registry import Runtimes
+from k8e.sessions.approval_store import ApprovalStore
+from k8e.sessions.approvals import Approvals
 from k8e.sessions.service import Sessions
 from k8e.sessions.store import Store
 from k8e.settings import Settings
@@ -58,10 +60,11 @@ def run(settings: Settings, *, background: bool, ready_fd: int = -1) -> int:
 async def _main(settings: Settings, *, background: bool, ready_fd: int) -> None:
     host = Host(settings)
     store = Store(settings.data_dir / "sessions.db")
+    approvals = ApprovalStore(settings.data_dir / "approvals.db")
     try:
         await asyncio.to_thread(host.prepare)
         sessions = Sessions(settings, store, host, Runtimes(host))
-        gateway = Gateway(settings, sessions)
+        gateway = Gateway(settings, sessions, Approvals(approvals, sessions))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, gateway.stopping.set)
@@ -73,6 +76,7 @@ async def _main(settings: Settings, *, background: bool, ready_fd: int) -> None:
             if gateway.destroy_on_stop:
                 await sessions.destroy_all("the gateway was stopped with its sessions")
     finally:
+        approvals.close()
         store.close()
         host.close()
         cgroups.remove_parent()

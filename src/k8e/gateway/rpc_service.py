@@ -11,10 +11,12 @@ from k8e import errors
 from k8e._generated import sandbox_pb2 as pb
 from k8e.gateway import rpc_egress
 from k8e.gateway.calls import Call, decode
+from k8e.gateway.rpc_approvals import ApprovalRpcs
 from k8e.gateway.rpc_errors import as_text
 from k8e.gateway.rpc_runs import Runs, started
+from k8e.gateway.service import Gateway
 from k8e.guest import wire
-from k8e.model import Phase, Principal, Session, SessionSpec
+from k8e.model import PIP_SECONDS, Phase, Principal, Session, SessionSpec, pip_command
 
 MAX_MESSAGE = 64 << 20
 """Bytes of one message, either way; K8E's newest clients have the same limit."""
@@ -41,8 +43,12 @@ class Ending(NamedTuple):
     denials: list[pb.EgressDenial]
 
 
-class Service(Runs):
+class Service(Runs, ApprovalRpcs):
     """What is implemented of ``sandbox.v1.SandboxService``, for callers that are known."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        Runs.__init__(self, gateway)
+        ApprovalRpcs.__init__(self, gateway)
 
     # Sessions.
 
@@ -115,9 +121,31 @@ class Service(Runs):
 
     async def Exec(self, principal: Principal, request: pb.ExecRequest) -> pb.ExecResponse:
         call = _exec_call(request, limit=OUTPUT_CAP)
-        session_id = await self._resolve(principal, request.session_id)
         if request.background:
+            session_id = await self._resolve(principal, request.session_id)
             return await self._start(principal, session_id, call)
+        response = await self._exec(principal, request.session_id, call)
+        response.language = request.language
+        return response
+
+    async def PipInstall(
+        self, principal: Principal, request: pb.PipInstallRequest
+    ) -> pb.PipInstallResponse:
+        call = {
+            "op": "exec",
+            "argv": pip_command(request.packages),
+            "timeout": PIP_SECONDS,
+            "limit": OUTPUT_CAP,
+            "kill_on_disconnect": True,
+        }
+        done = await self._exec(principal, request.session_id, call)
+        return pb.PipInstallResponse(output=done.stdout + done.stderr, exit_code=done.exit_code)
+
+    async def _exec(
+        self, principal: Principal, session_id: str, call: dict[str, Any]
+    ) -> pb.ExecResponse:
+        """Run a command to its end, and collect its output."""
+        session_id = await self._resolve(principal, session_id)
         output = {wire.OUT: bytearray(), wire.ERR: bytearray()}
         async with self._call(principal, session_id, call) as running:
             await started(running)
@@ -146,7 +174,6 @@ class Service(Runs):
             status=end.status,
             duration_ms=end.duration_ms,
             truncated=end.truncated or overflow,
-            language=request.language,
             denials=end.denials,
         )
 

@@ -11,15 +11,19 @@ from typing import Any
 
 from k8e import errors, metrics
 from k8e._version import __version__
+from k8e.gateway.approving import ApprovalCalls
+from k8e.gateway.arguments import text as _text
 from k8e.model import Principal, Role, SessionSpec, words_from_json
+from k8e.sessions.approvals import Approvals
 from k8e.sessions.service import Sessions
 from k8e.settings import Settings
 
 
-class Gateway:
+class Gateway(ApprovalCalls):
     """The shared state of all dialects. A method ``call_x`` answers the operation ``x``."""
 
-    def __init__(self, settings: Settings, sessions: Sessions) -> None:
+    def __init__(self, settings: Settings, sessions: Sessions, approvals: Approvals) -> None:
+        super().__init__(approvals)
         self.settings = settings
         self.sessions = sessions
         self.listening_on = ""
@@ -120,10 +124,3 @@ def _dict(call: dict[str, Any], key: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise errors.InvalidRequest(f"{key} must be a mapping")
     return value  # pyright: ignore[reportUnknownVariableType]
-
-
-def _text(call: dict[str, Any], key: str) -> str:
-    value = call.get(key)
-    if not isinstance(value, str) or not value:
-        raise errors.InvalidRequest(f"{key} is missing")
-    return value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import sys
 from typing import Any, Callable
 
 from k8e.guest.apart import MS_BIND, separate_programs
@@ -19,7 +20,7 @@ from k8e.guest.files import (
 from k8e.guest.links import make_link, set_mode
 from k8e.guest.loop import READ, Loop
 from k8e.guest.processes import list_processes
-from k8e.guest.spawn import GID, HOME, UID, WORKSPACE
+from k8e.guest.spawn import GID, HOME, UID, WORKSPACE, as_user
 from k8e.guest.table import Execs
 from k8e.guest.trees import Listing, remove_path
 from k8e.guest.wire import RESULT, pack
@@ -68,6 +69,10 @@ class Guest:
         except FileExistsError:
             pass
         os.chown(HOME, UID, GID)
+        # Where pip installs. Python looks there only if it is there when the interpreter starts.
+        version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+        with as_user():
+            os.makedirs(f"{HOME}/.local/lib/python{version}/site-packages", exist_ok=True)
 
     def _catch_children(self) -> None:
         waking, woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)

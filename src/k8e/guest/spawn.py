@@ -24,7 +24,8 @@ UID = 1000
 GID = 1000
 HOME = "/home/user"
 WORKSPACE = "/workspace"
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# Last what pip installs: looking into a folder of the user's costs every start before it.
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:" + HOME + "/.local/bin"
 BASE_ENV = {
     "PATH": PATH,
     "HOME": HOME,
@@ -32,6 +33,10 @@ BASE_ENV = {
     "LOGNAME": "user",
     "LANG": "C.UTF-8",
     "SHELL": "/bin/bash",
+    # The system's packages are read-only here, so pip cannot break them; its cache would be memory.
+    "PIP_BREAK_SYSTEM_PACKAGES": "1",
+    "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    "PIP_NO_CACHE_DIR": "1",
 }
 # Looking through PATH costs a tenth of a start in gVisor. Nobody in the sandbox can change these.
 _STEADY = ("/usr/", "/bin/", "/sbin/")

@@ -104,7 +104,7 @@ def _mounts(layout: Layout, flavour: Flavour, limits: Limits) -> list[dict[str, 
         _tmpfs("/dev/shm", small, "1777", "noexec"),  # noqa: S108 - a path in the sandbox
         _tmpfs("/tmp", large),  # noqa: S108 - a path in the sandbox
         _tmpfs("/var/tmp", small),  # noqa: S108 - a path in the sandbox
-        _tmpfs("/home", large, "755"),
+        _tmpfs("/home", limits.memory * 3 // 8, "755"),  # what pip installs is there
     ]
     if flavour.sysfs:
         options = ["nosuid", "noexec", "nodev", "ro"]

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Coroutine, Generator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from dataclasses import replace
 from typing import Any
 
@@ -44,6 +44,8 @@ class Sessions:
         self._network = Network(settings)
         self._maker = Maker(settings, store, runtimes, self._network, self._begin)
         self._tasks: set[asyncio.Task[None]] = set()
+        self.on_end: list[Callable[[Session], None]] = []
+        """Called with each session that has ended."""
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
@@ -294,6 +296,8 @@ class Sessions:
             self._live.pop(session_id, None)
             self._store.end(session_id, reason, time.time())
             self._store.forget_ended(time.time() - KEEP_ENDED)
+            for tell in self.on_end:
+                tell(live.session)
 
     # Living.
 

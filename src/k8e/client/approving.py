@@ -1,0 +1,197 @@
+"""Approvals in the SDK: ask before an action, decide on it. Both clients' methods, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+from k8e.client import operations
+from k8e.client.operations import Operation
+
+T = TypeVar("T")
+WAIT = 300.0  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Approval:
+    """One action that somebody is asked to allow, once."""
+
+    approval_id: str
+    session_id: str
+    action: str
+    """The exact text that was asked; see :func:`visible` before it is printed."""
+    status: str
+    """``pending``, ``approved``, ``rejected``, ``used`` or ``expired``."""
+    approved: bool
+    advisory: bool
+    """Whether it was (or can be) decided without an approver's secret, so by the asker too."""
+    reason: str
+    """The approver's words."""
+    created_at: float
+    expires_at: float
+    """Unix time; what is not approved and acted on until then never will be."""
+    decided_at: float
+    """Unix time; 0 while it is pending."""
+
+
+_FIELDS = frozenset(item.name for item in fields(Approval))
+
+
+def _approval(data: Mapping[str, Any]) -> Approval:
+    return Approval(**{key: value for key, value in data.items() if key in _FIELDS})
+
+
+def _one(call: Mapping[str, Any]) -> Operation[Approval]:
+    return _approval((yield from operations.call(call)))
+
+
+def _many(call: Mapping[str, Any]) -> Operation[list[Approval]]:
+    return [_approval(item) for item in (yield from operations.call(call))["approvals"]]
+
+
+def _flag(call: Mapping[str, Any]) -> Operation[bool]:
+    return bool((yield from operations.call(call))["configured"])
+
+
+def _confirm(
+    session_id: str,
+    action: str,
+    timeout: float,
+    *,
+    wait: bool,
+    approval_id: str,
+    expires: float,
+) -> Operation[Approval]:
+    return _one(
+        {
+            "op": "confirm_action",
+            "session_id": session_id,
+            "action": action,
+            "approval_id": approval_id,
+            "timeout": timeout,
+            "wait": wait,
+            "expires": expires,
+        }
+    )
+
+
+def _approve(approval_id: str, approved: bool, reason: str, secret: str) -> Operation[Approval]:
+    return _one(
+        {
+            "op": "approve_action",
+            "approval_id": approval_id,
+            "approved": approved,
+            "reason": reason,
+            "secret": secret,
+        }
+    )
+
+
+def visible(text: str) -> str:
+    """``text`` on one line, with everything that a terminal would act on or hide spelled out.
+
+    A backslash is doubled, so that two different texts never look the same.
+    """
+    return "".join(char if char.isprintable() and char != "\\" else _escaped(char) for char in text)
+
+
+def _escaped(char: str) -> str:
+    return char.encode("unicode_escape").decode("ascii")
+
+
+class Approving:
+    """Methods of the blocking client."""
+
+    def _call(self, operation: Operation[T]) -> T:
+        raise NotImplementedError
+
+    def confirm_action(
+        self,
+        session_id: str,
+        action: str,
+        timeout: float = WAIT,
+        *,
+        wait: bool = True,
+        approval_id: str = "",
+        expires: float = 0,
+    ) -> Approval:
+        """Ask for leave to do ``action``, and wait for the decision.
+
+        A yes is good for one action, once. Nobody deciding within ``timeout`` seconds raises
+        :class:`k8e.errors.TimedOut`.
+
+        Args:
+            session_id: the session that the action concerns.
+            action: what is to be done, in the words that the approver will read.
+            timeout: seconds to wait; 0 means the gateway's own 300.
+            wait: False registers the action and returns at once.
+            approval_id: wait for what was registered before, with the same session and action.
+            expires: seconds in which it can be approved and acted on; 0 means an hour.
+        """
+        return self._call(
+            _confirm(
+                session_id, action, timeout, wait=wait, approval_id=approval_id, expires=expires
+            )
+        )
+
+    def approve_action(
+        self, approval_id: str, approved: bool = True, reason: str = "", *, secret: str = ""
+    ) -> Approval:
+        """Decide on an action, once; where there is an approver, with the approver's secret."""
+        return self._call(_approve(approval_id, approved, reason, secret))
+
+    def get_approval(self, approval_id: str) -> Approval:
+        return self._call(_one({"op": "get_approval", "approval_id": approval_id}))
+
+    def list_approvals(self, session_id: str = "") -> list[Approval]:
+        """Actions that wait for a decision, oldest first."""
+        return self._call(_many({"op": "list_approvals", "session_id": session_id}))
+
+    def set_approver(self, secret: str, *, current: str = "") -> None:
+        """Make approvals need ``secret`` from now on; replacing one needs the ``current`` one."""
+        self._call(_flag({"op": "set_approver", "secret": secret, "current": current}))
+
+    def has_approver(self) -> bool:
+        """Whether approvals need a secret; without one they are advisory."""
+        return self._call(_flag({"op": "approver"}))
+
+
+class AsyncApproving:
+    """The same, of the asynchronous client."""
+
+    async def _call(self, operation: Operation[T]) -> T:
+        raise NotImplementedError
+
+    async def confirm_action(
+        self,
+        session_id: str,
+        action: str,
+        timeout: float = WAIT,
+        *,
+        wait: bool = True,
+        approval_id: str = "",
+        expires: float = 0,
+    ) -> Approval:
+        return await self._call(
+            _confirm(
+                session_id, action, timeout, wait=wait, approval_id=approval_id, expires=expires
+            )
+        )
+
+    async def approve_action(
+        self, approval_id: str, approved: bool = True, reason: str = "", *, secret: str = ""
+    ) -> Approval:
+        return await self._call(_approve(approval_id, approved, reason, secret))
+
+    async def get_approval(self, approval_id: str) -> Approval:
+        return await self._call(_one({"op": "get_approval", "approval_id": approval_id}))
+
+    async def list_approvals(self, session_id: str = "") -> list[Approval]:
+        return await self._call(_many({"op": "list_approvals", "session_id": session_id}))
+
+    async def set_approver(self, secret: str, *, current: str = "") -> None:
+        await self._call(_flag({"op": "set_approver", "secret": secret, "current": current}))
+
+    async def has_approver(self) -> bool:
+        return await self._call(_flag({"op": "approver"}))

@@ -1,0 +1,174 @@
+"""Where approvals and the approver's secret are written down: SQLite in the data folder.
+
+A file of its own: it is written seldom, and must be on the disk before anybody acts on it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from k8e import errors
+
+# One entry per schema version, applied in order; the database remembers how far it is.
+MIGRATIONS = (
+    """
+    CREATE TABLE approvals (
+        approval_id TEXT PRIMARY KEY,
+        owner       TEXT NOT NULL,
+        session_id  TEXT NOT NULL,
+        sandbox_id  TEXT NOT NULL,
+        action      TEXT NOT NULL,
+        status      TEXT NOT NULL,
+        created_at  REAL NOT NULL,
+        expires_at  REAL NOT NULL,
+        decided_at  REAL NOT NULL DEFAULT 0,
+        advisory    INTEGER NOT NULL DEFAULT 1,
+        reason      TEXT NOT NULL DEFAULT ''
+    ) STRICT;
+    CREATE INDEX by_status ON approvals (status, created_at);
+    CREATE TABLE approver (one INTEGER PRIMARY KEY CHECK (one = 1), salt BLOB, hash BLOB) STRICT;
+    """,
+)
+_COLUMNS = (
+    "approval_id, owner, session_id, sandbox_id, action, status, created_at, expires_at, "
+    "decided_at, advisory, reason"
+)
+
+PENDING = "pending"
+APPROVED = "approved"
+REJECTED = "rejected"
+USED = "used"
+EXPIRED = "expired"
+
+
+@dataclass(frozen=True)
+class Approval:
+    """One action that somebody is asked to allow, once."""
+
+    approval_id: str
+    owner: str
+    session_id: str
+    sandbox_id: str
+    """Sessions may follow each other under one id; their sandboxes never do."""
+    action: str
+    status: str
+    """``pending``, ``approved``, ``rejected``, ``used`` or ``expired``."""
+    created_at: float
+    expires_at: float
+    decided_at: float = 0
+    advisory: bool = True
+    """Whether it was, or can be, decided by anybody who may call the gateway."""
+    reason: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """What a client may see."""
+        return {
+            "approval_id": self.approval_id,
+            "session_id": self.session_id,
+            "action": self.action,
+            "status": self.status,
+            "approved": self.status in (APPROVED, USED),
+            "advisory": self.advisory,
+            "reason": self.reason,
+            "created_at": self.created_at,
+            "expires_at": self.expires_at,
+            "decided_at": self.decided_at,
+        }
+
+
+class ApprovalStore:
+    """The approvals of one gateway."""
+
+    def __init__(self, path: Path) -> None:
+        self._db = sqlite3.connect(path, isolation_level=None)
+        path.chmod(0o600)
+        self._db.execute("PRAGMA journal_mode=WAL")
+        # What was used stays used, also after a power failure.
+        self._db.execute("PRAGMA synchronous=FULL")
+        self._db.execute("PRAGMA busy_timeout=5000")
+        version = self._db.execute("PRAGMA user_version").fetchone()[0]
+        if version > len(MIGRATIONS):
+            raise errors.InvalidRequest(
+                f"the approvals are of a newer k8e (schema {version}, this release has "
+                f"{len(MIGRATIONS)})",
+                hint="update k8e, or set K8E_DATA_DIR to another folder",
+            )
+        for number in range(version, len(MIGRATIONS)):
+            self._db.executescript(
+                f"BEGIN;{MIGRATIONS[number]};PRAGMA user_version={number + 1};COMMIT;"
+            )
+
+    def close(self) -> None:
+        self._db.close()
+
+    def insert(self, approval: Approval) -> None:
+        self._db.execute(
+            "INSERT INTO approvals (approval_id, owner, session_id, sandbox_id, action, status,"
+            " created_at, expires_at) VALUES (?,?,?,?,?,?,?,?)",
+            (
+                approval.approval_id,
+                approval.owner,
+                approval.session_id,
+                approval.sandbox_id,
+                approval.action,
+                approval.status,
+                approval.created_at,
+                approval.expires_at,
+            ),
+        )
+
+    def decide(self, approval: Approval) -> bool:
+        """Write a decision down; False if there was one already, or it came too late."""
+        done = self._db.execute(
+            "UPDATE approvals SET status=?, decided_at=?, advisory=?, reason=? "
+            "WHERE approval_id=? AND status='pending' AND expires_at > ?",
+            (
+                approval.status,
+                approval.decided_at,
+                int(approval.advisory),
+                approval.reason,
+                approval.approval_id,
+                approval.decided_at,
+            ),
+        )
+        return done.rowcount == 1
+
+    def use(self, approval_id: str, now: float) -> bool:
+        """Approved → used, for exactly one caller."""
+        done = self._db.execute(
+            "UPDATE approvals SET status='used' "
+            "WHERE approval_id=? AND status='approved' AND expires_at > ?",
+            (approval_id, now),
+        )
+        return done.rowcount == 1
+
+    def get(self, approval_id: str) -> Approval | None:
+        found = self._select("approval_id=?", approval_id)
+        return found[0] if found else None
+
+    def pending(self, now: float) -> list[Approval]:
+        return self._select("status='pending' AND expires_at > ? ORDER BY created_at", now)
+
+    def forget(self, before: float) -> None:
+        """Remove what expired long ago."""
+        self._db.execute("DELETE FROM approvals WHERE expires_at < ?", (before,))
+
+    def _select(self, condition: str, *values: Any) -> list[Approval]:
+        if any("\ud800" <= char <= "\udfff" for value in values for char in str(value)):
+            return []  # nothing of that name was ever written: SQLite takes only text
+        query = f"SELECT {_COLUMNS} FROM approvals WHERE {condition}"  # noqa: S608 - our constants
+        return [
+            Approval(*row[:9], advisory=bool(row[9]), reason=row[10])
+            for row in self._db.execute(query, values)
+        ]
+
+    # The approver's secret, as a salted hash.
+
+    def approver(self) -> tuple[bytes, bytes] | None:
+        return self._db.execute("SELECT salt, hash FROM approver").fetchone()
+
+    def set_approver(self, salt: bytes, digest: bytes) -> None:
+        self._db.execute("REPLACE INTO approver (one, salt, hash) VALUES (1, ?, ?)", (salt, digest))

@@ -1,0 +1,239 @@
+"""Approvals: an action is asked for, somebody decides, and the asker may act on it once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Generator
+from dataclasses import replace
+
+from k8e import errors
+from k8e.model import Phase, Principal, Role, Session, new_id
+from k8e.sessions.approval_store import (
+    APPROVED,
+    EXPIRED,
+    PENDING,
+    REJECTED,
+    USED,
+    Approval,
+    ApprovalStore,
+)
+from k8e.sessions.approver import Approver
+from k8e.sessions.service import Sessions
+
+log = logging.getLogger(__name__)
+
+MAX_ACTION = 16 << 10  # characters
+MAX_REASON = 4 << 10
+MAX_PENDING = 100  # of one session
+EXPIRES = 3600.0
+"""Seconds in which an action can be approved and acted on, unless the asker says otherwise."""
+MAX_EXPIRES = 7 * 24 * 3600.0
+WAIT = 300.0
+"""Seconds that an asker waits, unless it says otherwise."""
+KEEP = 24 * 3600.0  # seconds that an expired one can still be asked about
+
+
+class Approvals:
+    """All approvals of this gateway, on one event loop."""
+
+    def __init__(self, store: ApprovalStore, sessions: Sessions) -> None:
+        self._store = store
+        self._sessions = sessions
+        self._waiting: dict[str, set[asyncio.Event]] = {}
+        self.approver = Approver(store)
+        sessions.on_end.append(self._session_ended)
+
+    # Asking.
+
+    def ask(
+        self, principal: Principal, session_id: str, action: str, expires: float = 0
+    ) -> Approval:
+        """Register an action; it is bound to this session, these words and this time."""
+        session = self._living(principal, session_id)
+        _check_text(action, "the action", MAX_ACTION)
+        if not 0 <= expires <= MAX_EXPIRES:  # so that NaN is refused too
+            raise errors.InvalidRequest(f"an approval lives up to {MAX_EXPIRES:g} seconds")
+        now = time.time()
+        of_session = [item for item in self._store.pending(now) if item.session_id == session_id]
+        if len(of_session) >= MAX_PENDING:
+            raise errors.LimitExceeded(
+                f"{MAX_PENDING} actions of session {session_id} wait for approval",
+                hint="decide on some: k8e sandbox approvals, k8e sandbox approve ID --reject",
+            )
+        self._store.forget(now - KEEP)
+        asked = Approval(
+            approval_id=new_id("approval"),
+            owner=principal.name,
+            session_id=session_id,
+            sandbox_id=session.sandbox_id,
+            action=action,
+            status=PENDING,
+            created_at=now,
+            expires_at=now + (expires or EXPIRES),
+        )
+        self._store.insert(asked)
+        log.info("approval %s is asked for by session %s", asked.approval_id, session_id)
+        return self._seen(asked)
+
+    async def wait(
+        self, principal: Principal, approval_id: str, *, seconds: float = 0, **bound: str
+    ) -> Approval:
+        """The decision; a yes is given to one caller, once.
+
+        ``bound`` are the session_id and action that the caller means; an empty one is not compared.
+        """
+        if not seconds >= 0:
+            raise errors.InvalidRequest("the time to wait cannot be negative")
+        deadline = time.time() + (seconds or WAIT)
+        with self._listening(approval_id) as changed:
+            while True:
+                changed.clear()
+                found = self.get(principal, approval_id)
+                _check_bound(found, bound)
+                self._living(principal, found.session_id, found.sandbox_id)
+                if found.status == APPROVED and self._store.use(approval_id, time.time()):
+                    log.info("approval %s is used", approval_id)
+                    return found
+                if found.status == REJECTED:
+                    return found
+                if found.status != PENDING:
+                    raise _over(found)
+                left = min(deadline, found.expires_at) - time.time()
+                if left <= 0:
+                    raise errors.TimedOut(
+                        f"nobody decided on approval {approval_id} in time",
+                        hint="it can still be approved until it expires: "
+                        f"k8e sandbox confirm --approval-id {approval_id} waits for it again",
+                    )
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(left):
+                        await changed.wait()
+
+    @contextlib.contextmanager
+    def _listening(self, approval_id: str) -> Generator[asyncio.Event]:
+        """An event that is set whenever something happens to an approval."""
+        changed = asyncio.Event()
+        self._waiting.setdefault(approval_id, set()).add(changed)
+        try:
+            yield changed
+        finally:
+            self._waiting[approval_id].discard(changed)
+            if not self._waiting[approval_id]:
+                del self._waiting[approval_id]
+
+    def _wake(self, approval_id: str) -> None:
+        for changed in self._waiting.get(approval_id, ()):
+            changed.set()
+
+    # Deciding.
+
+    async def decide(
+        self,
+        principal: Principal,
+        approval_id: str,
+        *,
+        approved: bool,
+        reason: str = "",
+        secret: str = "",
+    ) -> Approval:
+        """Say yes or no, once. With an approver configured, this needs the approver's role."""
+        _check_text(reason or "-", "the reason", MAX_REASON)
+        binding = self.approver.configured
+        if binding and Role.APPROVER not in principal.roles:
+            await self.approver.check(secret)
+        found = self.get(principal, approval_id)
+        if found.status != PENDING:
+            raise _over(found)
+        self._living(principal, found.session_id, found.sandbox_id)
+        decided = replace(
+            found,
+            status=APPROVED if approved else REJECTED,
+            decided_at=time.time(),
+            advisory=not binding,
+            reason=reason,
+        )
+        if not self._store.decide(decided):
+            raise _over(self.get(principal, approval_id))
+        log.info("approval %s is %s", approval_id, decided.status)
+        self._wake(approval_id)
+        return decided
+
+    # Finding.
+
+    def get(self, principal: Principal, approval_id: str) -> Approval:
+        found = self._store.get(approval_id)
+        if found is None or found.owner != principal.name:
+            raise errors.ApprovalNotFound(
+                f"approval {approval_id[:80]} not found",
+                hint="k8e sandbox approvals lists those that wait for a decision",
+            )
+        return self._seen(found)
+
+    def pending(self, principal: Principal, session_id: str = "") -> list[Approval]:
+        """Those that wait for a decision, oldest first."""
+        living = {item.sandbox_id for item in self._sessions.listing(principal)}
+        return [
+            self._seen(item)
+            for item in self._store.pending(time.time())
+            if item.sandbox_id in living
+            and item.owner == principal.name
+            and session_id in ("", item.session_id)
+        ]
+
+    def _seen(self, approval: Approval) -> Approval:
+        """An approval as it is now: time passes, and an approver may have come."""
+        if approval.status in (PENDING, APPROVED) and approval.expires_at <= time.time():
+            return replace(approval, status=EXPIRED)
+        if approval.status == PENDING:
+            return replace(approval, advisory=not self.approver.configured)
+        return approval
+
+    def _living(self, principal: Principal, session_id: str, sandbox_id: str = "") -> Session:
+        session = self._sessions.get(principal, session_id)
+        same = sandbox_id in ("", session.sandbox_id)
+        if session.phase is not Phase.ACTIVE or not same:
+            raise errors.SessionNotFound(
+                f"session {session_id} not found (it ended, and its approvals with it)",
+                hint="k8e sandbox sessions lists yours",
+            )
+        return session
+
+    def _session_ended(self, session: Session) -> None:
+        """Tell those who wait that there is nothing to wait for."""
+        for approval_id in list(self._waiting):
+            found = self._store.get(approval_id)
+            if found is not None and found.sandbox_id == session.sandbox_id:
+                self._wake(approval_id)
+
+
+def _check_text(text: str, what: str, limit: int) -> None:
+    if not text.strip():
+        raise errors.InvalidRequest(f"{what} is empty")
+    if len(text) > limit:
+        raise errors.LimitExceeded(f"{what} has more than {limit} characters")
+    if "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
+        raise errors.InvalidRequest(f"{what} is not valid text")
+
+
+def _check_bound(approval: Approval, bound: dict[str, str]) -> None:
+    for name, value in bound.items():
+        if value and value != getattr(approval, name):
+            raise errors.Conflict(
+                f"approval {approval.approval_id} was asked for another {name.removesuffix('_id')}",
+                hint="ask for what you want to do: an approval is for one session and one action",
+            )
+
+
+def _over(approval: Approval) -> errors.K8eError:
+    """Why nothing can be done with an approval any more."""
+    if approval.status == EXPIRED:
+        return errors.TimedOut(
+            f"approval {approval.approval_id} has expired", hint="ask for the action again"
+        )
+    state = "was used already" if approval.status == USED else f"was {approval.status} already"
+    return errors.Conflict(
+        f"approval {approval.approval_id} {state}", hint="ask for the action again"
+    )

@@ -1,0 +1,222 @@
+"""What approvals promise: bound, single use, in time, decided by whoever knows the secret."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+
+from k8e import errors
+from k8e.model import Principal, Role, SessionSpec
+from k8e.sessions import approver
+from k8e.sessions.approval_store import Approval, ApprovalStore
+from k8e.sessions.approvals import MAX_PENDING, Approvals
+from k8e.sessions.service import Sessions
+from tests.sessions.fakes import ME, OTHER, PATIENCE, World
+
+SECRET = "correct horse battery"
+ACTION = "drop the table \x1b[2Kusers\n"
+
+
+@pytest.fixture
+async def approvals(world: World, sessions: Sessions) -> AsyncGenerator[Approvals]:
+    store = ApprovalStore(world.settings.data_dir / "approvals.db")
+    yield Approvals(store, sessions)
+    store.close()
+
+
+@pytest.fixture
+async def asked(approvals: Approvals, sessions: Sessions) -> Approval:
+    session = await sessions.create(ME, SessionSpec(session_id="mine"))
+    return approvals.ask(ME, session.session_id, ACTION)
+
+
+def waiting(approvals: Approvals, approval_id: str) -> asyncio.Task[Approval]:
+    return asyncio.create_task(approvals.wait(ME, approval_id, seconds=PATIENCE))
+
+
+async def test_a_yes_wakes_the_one_that_waits_and_is_good_once(
+    approvals: Approvals, asked: Approval
+) -> None:
+    first, second = (waiting(approvals, asked.approval_id) for _ in range(2))
+    await asyncio.sleep(0)  # so that both wait
+    decided = await approvals.decide(ME, asked.approval_id, approved=True, reason="fine")
+    assert decided.advisory, "nobody is the approver, so anybody is"
+    told = await asyncio.gather(first, second, return_exceptions=True)
+    (yes,) = (item for item in told if isinstance(item, Approval))
+    (no,) = (item for item in told if isinstance(item, errors.Conflict))
+    assert (yes.status, yes.reason, yes.action) == ("approved", "fine", ACTION)
+    assert "was used already" in no.message
+    with pytest.raises(errors.Conflict, match="was used already"):
+        await approvals.wait(ME, asked.approval_id)
+
+
+async def test_a_no_is_told_as_often_as_it_is_asked_for(
+    approvals: Approvals, asked: Approval
+) -> None:
+    await approvals.decide(ME, asked.approval_id, approved=False, reason="never")
+    for _ in range(2):
+        found = await approvals.wait(ME, asked.approval_id)
+        assert (found.status, found.reason) == ("rejected", "never")
+
+
+async def test_the_first_decision_stands(approvals: Approvals, asked: Approval) -> None:
+    await approvals.decide(ME, asked.approval_id, approved=False)
+    with pytest.raises(errors.Conflict, match="was rejected already"):
+        await approvals.decide(ME, asked.approval_id, approved=True)
+
+
+@pytest.mark.parametrize(
+    ("session_id", "action"), [("other", ACTION), ("", "drop"), ("mine", ACTION + " ")]
+)
+async def test_an_approval_of_something_else_is_none(
+    approvals: Approvals, asked: Approval, session_id: str, action: str
+) -> None:
+    await approvals.decide(ME, asked.approval_id, approved=True)
+    with pytest.raises(errors.Conflict, match="was asked for another"):
+        await approvals.wait(ME, asked.approval_id, session_id=session_id, action=action)
+    same = await approvals.wait(ME, asked.approval_id, session_id="mine", action=ACTION)
+    assert same.status == "approved", "a wrong question uses nothing up"
+
+
+async def test_what_expires_is_neither_approved_nor_used(
+    approvals: Approvals, asked: Approval
+) -> None:
+    short = approvals.ask(ME, "mine", ACTION, expires=0.05)
+    with pytest.raises(errors.TimedOut, match="has expired"):
+        await approvals.wait(ME, short.approval_id)
+    with pytest.raises(errors.TimedOut, match="has expired"):
+        await approvals.decide(ME, short.approval_id, approved=True)
+    assert [item.approval_id for item in approvals.pending(ME)] == [asked.approval_id]
+
+
+async def test_nobody_deciding_in_time_leaves_it_pending(
+    approvals: Approvals, asked: Approval
+) -> None:
+    with pytest.raises(errors.TimedOut, match="nobody decided"):
+        await approvals.wait(ME, asked.approval_id, seconds=0.01)
+    assert approvals.get(ME, asked.approval_id).status == "pending"
+
+
+async def test_the_end_of_the_session_is_the_end_of_its_approvals(
+    approvals: Approvals, sessions: Sessions, asked: Approval
+) -> None:
+    task = waiting(approvals, asked.approval_id)
+    await asyncio.sleep(0)
+    await sessions.destroy(ME, "mine")
+    with pytest.raises(errors.SessionNotFound, match="approvals with it"):
+        await task
+    await sessions.create(ME, SessionSpec(session_id="mine"))
+    assert approvals.pending(ME) == []
+    with pytest.raises(errors.SessionNotFound, match="approvals with it"):
+        await approvals.decide(ME, asked.approval_id, approved=True)
+
+
+async def test_somebody_elses_approval_looks_as_if_it_did_not_exist(
+    approvals: Approvals, asked: Approval
+) -> None:
+    for approval_id in (asked.approval_id, "nothing", "\ud800"):
+        with pytest.raises(errors.ApprovalNotFound, match="not found"):
+            approvals.get(OTHER, approval_id)
+        with pytest.raises(errors.ApprovalNotFound):
+            await approvals.decide(OTHER, approval_id, approved=True)
+    assert approvals.pending(OTHER) == []
+    with pytest.raises(errors.SessionNotFound):
+        approvals.ask(OTHER, "mine", ACTION)
+
+
+async def test_with_an_approver_only_the_secret_decides(
+    approvals: Approvals, asked: Approval
+) -> None:
+    await approvals.approver.configure(SECRET, "")
+    assert not approvals.get(ME, asked.approval_id).advisory
+    admin = Principal(ME.name, frozenset({Role.AGENT, Role.ADMIN}))
+    for principal in (ME, admin):
+        for secret in ("", "wrong" * 5, SECRET + "\n", "x" * 5000):
+            with pytest.raises(errors.Denied, match="secret"):
+                await approvals.decide(principal, asked.approval_id, approved=True, secret=secret)
+    decided = await approvals.decide(ME, asked.approval_id, approved=True, secret=SECRET)
+    assert not decided.advisory
+    assert not (await approvals.wait(ME, asked.approval_id)).advisory
+
+
+async def test_the_role_of_an_approver_needs_no_secret(
+    approvals: Approvals, asked: Approval
+) -> None:
+    await approvals.approver.configure(SECRET, "")
+    person = Principal(ME.name, frozenset({Role.APPROVER}))
+    assert not (await approvals.decide(person, asked.approval_id, approved=True)).advisory
+
+
+async def test_an_approver_is_replaced_only_by_who_knows_the_secret(approvals: Approvals) -> None:
+    with pytest.raises(errors.InvalidRequest, match="12 to 1024"):
+        await approvals.approver.configure("short", "")
+    await approvals.approver.configure(SECRET, "")
+    with pytest.raises(errors.Conflict, match="already"):
+        await approvals.approver.configure("another secret", "")
+    with pytest.raises(errors.Denied):
+        await approvals.approver.configure("another secret", "not the secret")
+    await approvals.approver.configure("another secret", SECRET)
+    await approvals.approver.check("another secret")
+    with pytest.raises(errors.Denied):
+        await approvals.approver.check(SECRET)
+
+
+async def test_guessing_is_slowed_down(
+    approvals: Approvals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(approver, "MAX_WRONG", 2)
+    await approvals.approver.configure(SECRET, "")
+    for _ in range(2):
+        with pytest.raises(errors.Denied):
+            await approvals.approver.check("a wrong secret")
+    with pytest.raises(errors.LimitExceeded, match="wrong secrets"):
+        await approvals.approver.check(SECRET)
+
+
+async def test_the_secret_is_kept_only_as_a_hash(world: World, approvals: Approvals) -> None:
+    await approvals.approver.configure(SECRET, "")
+    for path in world.settings.data_dir.glob("approvals.db*"):
+        assert SECRET.encode() not in path.read_bytes()
+        assert path.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize(
+    ("action", "kind"),
+    [
+        ("", errors.InvalidRequest),
+        (" \n", errors.InvalidRequest),
+        ("a\0b", errors.InvalidRequest),
+        ("\udc80", errors.InvalidRequest),
+        ("x" * 20_000, errors.LimitExceeded),
+    ],
+)
+async def test_an_action_that_is_no_text_is_refused(
+    approvals: Approvals, asked: Approval, action: str, kind: type[errors.K8eError]
+) -> None:
+    with pytest.raises(kind):
+        approvals.ask(ME, "mine", action)
+    with pytest.raises(errors.InvalidRequest):
+        approvals.ask(ME, "mine", ACTION, expires=float("nan"))
+    with pytest.raises(errors.InvalidRequest):
+        await approvals.wait(ME, asked.approval_id, seconds=float("nan"))
+
+
+async def test_a_session_has_only_so_many_pending(approvals: Approvals, asked: Approval) -> None:
+    for _ in range(MAX_PENDING - 1):
+        approvals.ask(ME, "mine", ACTION)
+    with pytest.raises(errors.LimitExceeded, match="wait for approval"):
+        approvals.ask(ME, "mine", ACTION)
+
+
+def test_a_newer_database_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "approvals.db"
+    ApprovalStore(path).close()
+    with sqlite3.connect(path) as database:
+        database.execute("PRAGMA user_version=99")
+    database.close()
+    with pytest.raises(errors.InvalidRequest, match="newer k8e"):
+        ApprovalStore(path)
