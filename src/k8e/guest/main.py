@@ -76,6 +76,9 @@ class Guest:
 
     def _catch_children(self) -> None:
         waking, woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM, signal.SIGTSTP):
+            # Whoever started the gateway may have ignored some, and programs would inherit that.
+            signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGCHLD, _ignore)
         # Python would turn this one into an exception. A handler, unlike SIG_IGN, is not inherited.
         signal.signal(signal.SIGINT, _ignore)
