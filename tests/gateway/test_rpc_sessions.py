@@ -15,6 +15,10 @@ Stub = pb_grpc.SandboxServiceStub
 Status = grpc.StatusCode
 SERVICE = pb.DESCRIPTOR.services_by_name["SandboxService"]
 IMPLEMENTED = {
+    "ApproveAction",
+    "ConfirmAction",
+    "ListApprovals",
+    "PipInstall",
     "PollRun",
     "GetTranscript",
     "GetProcesses",

@@ -140,9 +140,9 @@ log group {LOG_GROUP} snaplen {LOG_BYTES} queue-threshold 1
     {tproxy.chain(DNS_ADDRESS, uplink=UPLINK)}
     chain forward {{
         type filter hook forward priority filter; policy drop;
-        ct state invalid drop
         oifname . ct mark @live ct direction reply accept
         iifname . ct mark @live ct state established accept
+        ct state invalid drop
         iifname "{UPLINK}" ct direction reply ct state established,related goto judge_reply
         iifname "{UPLINK}" drop
         oifname "{UPLINK}" goto judge

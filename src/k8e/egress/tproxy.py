@@ -50,6 +50,7 @@ def chain(dns: str, *, uplink: str = "up") -> str:
     return f"""
     chain divert {{
         type filter hook prerouting priority mangle; policy accept;
+        iifname "{uplink}" accept comment "most packets of a download"
         meta mark {PROXY_MARK:#x} meta mark set 0
         meta l4proto != tcp accept
         ct mark {PROXY_MARK:#x} ct direction original goto diverted
