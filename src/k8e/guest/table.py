@@ -148,7 +148,8 @@ class Execs:
     def _forget(self, finished: list[Exec], seconds: float) -> None:
         horizon = time.monotonic() - seconds
         count, size = len(finished), sum(item.output.held for item in finished)
-        for item in finished:  # dicts keep order, so the oldest come first
+        # By their ends: a long one that quick ones overtook has only just become readable.
+        for item in sorted(finished, key=lambda item: item.ended):
             if count < KEEP_COUNT and size < KEEP_BYTES and item.ended > horizon:
                 return
             if not item.output.readers:
