@@ -5,14 +5,12 @@ A file of its own: it is written seldom, and must be on the disk before anybody 
 
 from __future__ import annotations
 
-import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from k8e import errors
+from k8e.sessions import database
 
-# One entry per schema version, applied in order; the database remembers how far it is.
 MIGRATIONS = (
     """
     CREATE TABLE approvals (
@@ -83,23 +81,8 @@ class ApprovalStore:
     """The approvals of one gateway."""
 
     def __init__(self, path: Path) -> None:
-        self._db = sqlite3.connect(path, isolation_level=None)
-        path.chmod(0o600)
-        self._db.execute("PRAGMA journal_mode=WAL")
         # What was used stays used, also after a power failure.
-        self._db.execute("PRAGMA synchronous=FULL")
-        self._db.execute("PRAGMA busy_timeout=5000")
-        version = self._db.execute("PRAGMA user_version").fetchone()[0]
-        if version > len(MIGRATIONS):
-            raise errors.InvalidRequest(
-                f"the approvals are of a newer k8e (schema {version}, this release has "
-                f"{len(MIGRATIONS)})",
-                hint="update k8e, or set K8E_DATA_DIR to another folder",
-            )
-        for number in range(version, len(MIGRATIONS)):
-            self._db.executescript(
-                f"BEGIN;{MIGRATIONS[number]};PRAGMA user_version={number + 1};COMMIT;"
-            )
+        self._db = database.connect(path, MIGRATIONS, durable=True)
 
     def close(self) -> None:
         self._db.close()
@@ -157,8 +140,8 @@ class ApprovalStore:
         self._db.execute("DELETE FROM approvals WHERE expires_at < ?", (before,))
 
     def _select(self, condition: str, *values: Any) -> list[Approval]:
-        if any("\ud800" <= char <= "\udfff" for value in values for char in str(value)):
-            return []  # nothing of that name was ever written: SQLite takes only text
+        if not database.is_text(*values):
+            return []
         query = f"SELECT {_COLUMNS} FROM approvals WHERE {condition}"  # noqa: S608 - our constants
         return [
             Approval(*row[:9], advisory=bool(row[9]), reason=row[10])

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from k8e.model import Phase, Principal, Session, SessionSpec, new_id
 from k8e.runtimes.base import Feature, Guest
 from k8e.runtimes.host import Host
 from k8e.runtimes.registry import Runtimes
-from k8e.sessions import operations, working
+from k8e.sessions import adopting, operations, working
 from k8e.sessions.live import IDLE, Live
 from k8e.sessions.making import Maker
 from k8e.sessions.network import Network
@@ -51,7 +51,9 @@ class Sessions:
     async def running(self) -> AsyncGenerator[None]:
         """Adopt what is there, then serve until the block ends; sandboxes stay when it does."""
         try:
-            await self._adopt()
+            for session, guest in await adopting.adopt(self._store, self.runtimes, self._host):
+                self._begin(session, guest)
+                self._live[session.session_id].has_background = True  # perhaps: it will be asked
             await self._network.start({live.session.sandbox_id for live in self._live.values()})
             self._host.lend_network = self._network.lent
             yield
@@ -342,47 +344,6 @@ class Sessions:
         except errors.K8eError:
             if live.ending is None:
                 await self._end(live, "its guest stopped answering")
-
-    # Restarting.
-
-    async def _adopt(self) -> None:
-        """Take over what a gateway before us left, and remove what it half made."""
-        guests: dict[str, Guest] = {}
-        for runtime in self.runtimes.all.values():
-            for guest in await runtime.adopt():
-                guests[guest.sandbox_id] = guest
-        for session in self._store.unended():
-            guest = guests.pop(session.sandbox_id, None)
-            if guest is None or session.phase is not Phase.ACTIVE:
-                if guest is not None:
-                    guests[session.sandbox_id] = guest
-                reason = "its sandbox was gone or half made after a restart of the gateway"
-                self._store.end(session.session_id, reason, time.time())
-                continue
-            log.info("session %s is adopted", session.session_id)
-            self._begin(session, guest)
-            self._live[session.session_id].has_background = True  # perhaps: it will be asked
-        for guest in guests.values():
-            with _told("ending sandbox %s failed", guest.sandbox_id):
-                await guest.kill()
-        await self._purge_orphans()
-
-    async def _purge_orphans(self) -> None:
-        owned = {live.session.sandbox_id for live in self._live.values()}
-        found = {path.name for path in self._host.sandboxes.glob("sb-*")}
-        for sandbox_id in (found | set(self._host.workspaces.names())) - owned:
-            log.info("removing what is left of sandbox %s", sandbox_id)
-            with _told("sandbox %s could not be removed", sandbox_id):
-                await self.runtimes.purge(sandbox_id)
-
-
-@contextlib.contextmanager
-def _told(message: str, sandbox_id: str) -> Generator[None]:
-    """One sandbox that resists must not keep a gateway from serving the others."""
-    try:
-        yield
-    except Exception:
-        log.exception(message, sandbox_id)
 
 
 def _check_same(session: Session, spec: SessionSpec) -> None:

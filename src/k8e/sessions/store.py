@@ -1,7 +1,4 @@
-"""Where sessions are written down: SQLite in the data folder.
-
-Plain ``sqlite3`` on the event loop: a row costs 0.03 ms there, and 0.25 ms through a thread.
-"""
+"""Where sessions are written down: SQLite in the data folder."""
 
 from __future__ import annotations
 
@@ -13,8 +10,8 @@ from typing import Any
 
 from k8e import errors
 from k8e.model import Phase, Session, SessionSpec
+from k8e.sessions import database
 
-# One entry per schema version, applied in order; the database remembers how far it is.
 MIGRATIONS = (
     """
     CREATE TABLE sessions (
@@ -49,25 +46,7 @@ class Store:
     """The sessions of one gateway, or of several that share the file."""
 
     def __init__(self, path: Path) -> None:
-        self._db = sqlite3.connect(path, isolation_level=None)
-        path.chmod(0o600)
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute("PRAGMA synchronous=NORMAL")
-        self._db.execute("PRAGMA busy_timeout=5000")
-        self._migrate()
-
-    def _migrate(self) -> None:
-        version = self._db.execute("PRAGMA user_version").fetchone()[0]
-        if version > len(MIGRATIONS):
-            raise errors.InvalidRequest(
-                f"the database is of a newer k8e (schema {version}, this release has "
-                f"{len(MIGRATIONS)})",
-                hint="update k8e, or set K8E_DATA_DIR to another folder",
-            )
-        for number in range(version, len(MIGRATIONS)):
-            self._db.executescript(
-                f"BEGIN;{MIGRATIONS[number]};PRAGMA user_version={number + 1};COMMIT;"
-            )
+        self._db = database.connect(path, MIGRATIONS, durable=False)
 
     def close(self) -> None:
         self._db.close()
@@ -151,8 +130,8 @@ class Store:
         return self._select("phase != 'ended'")
 
     def _select(self, condition: str, *values: Any) -> list[Session]:
-        if any("\ud800" <= char <= "\udfff" for value in values for char in str(value)):
-            return []  # nothing of that name was ever written: SQLite takes only text
+        if not database.is_text(*values):
+            return []
         query = f"SELECT {_COLUMNS} FROM sessions WHERE {condition}"  # noqa: S608 - our constants
         return [_session(row) for row in self._db.execute(query, values)]
 

@@ -1,0 +1,55 @@
+"""What a gateway does with what the one before it left: takes it over, or removes it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Generator
+
+from k8e.model import Phase, Session
+from k8e.runtimes.base import Guest
+from k8e.runtimes.host import Host
+from k8e.runtimes.registry import Runtimes
+from k8e.sessions.store import Store
+
+log = logging.getLogger(__name__)
+
+
+async def adopt(store: Store, runtimes: Runtimes, host: Host) -> list[tuple[Session, Guest]]:
+    """The sessions that live on; what was half made or has no session is removed."""
+    guests: dict[str, Guest] = {}
+    for runtime in runtimes.all.values():
+        for guest in await runtime.adopt():
+            guests[guest.sandbox_id] = guest
+    adopted: list[tuple[Session, Guest]] = []
+    for session in store.unended():
+        guest = guests.get(session.sandbox_id)
+        if guest is None or session.phase is not Phase.ACTIVE:
+            reason = "its sandbox was gone or half made after a restart of the gateway"
+            store.end(session.session_id, reason, time.time())
+            continue
+        log.info("session %s is adopted", session.session_id)
+        adopted.append((session, guests.pop(session.sandbox_id)))
+    for guest in guests.values():
+        with _told("ending sandbox %s failed", guest.sandbox_id):
+            await guest.kill()
+    await _purge_orphans(runtimes, host, {session.sandbox_id for session, _ in adopted})
+    return adopted
+
+
+async def _purge_orphans(runtimes: Runtimes, host: Host, owned: set[str]) -> None:
+    found = {path.name for path in host.sandboxes.glob("sb-*")}
+    for sandbox_id in (found | set(host.workspaces.names())) - owned:
+        log.info("removing what is left of sandbox %s", sandbox_id)
+        with _told("sandbox %s could not be removed", sandbox_id):
+            await runtimes.purge(sandbox_id)
+
+
+@contextlib.contextmanager
+def _told(message: str, sandbox_id: str) -> Generator[None]:
+    """One sandbox that resists must not keep a gateway from serving the others."""
+    try:
+        yield
+    except Exception:
+        log.exception(message, sandbox_id)
