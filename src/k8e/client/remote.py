@@ -36,7 +36,7 @@ def _libraries() -> tuple[Any, Any, Any]:
     except ImportError as error:
         raise errors.GatewayUnreachable(
             f"a remote endpoint needs gRPC, which is not installed ({error})",
-            hint="pip install 'k8e[grpc]'",
+            hint="pip install grpcio protobuf: an installation of k8e has them unless told not to",
         ) from None
     return grpc, sandbox_pb2, sandbox_pb2_grpc
 
