@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from benchmarks.samples import Row
 from benchmarks.stage import Stage
-from benchmarks.subjects import commands, creating, egress, execs, files, footprint, parallel
+from benchmarks.subjects import commands, creating, egress, execs, files, footprint, parallel, sdk
 
 Subject = Callable[[Stage], Iterator[Row]]
 
@@ -14,6 +14,7 @@ SUBJECTS: dict[str, Subject] = {
     "footprint": footprint.measure,
     "create": creating.measure,
     "exec": execs.measure,
+    "sdk": sdk.measure,
     "cli": commands.measure,
     "files": files.measure,
     "parallel": parallel.measure,

@@ -34,10 +34,10 @@ def _measure(stage: Stage, runtime: str) -> Iterator[Row]:
         took = timing.interleave(
             stage.rounds(ROUNDS),
             {
-                "exec(['true'])": timing.timed(_exec(local, session_id, PROGRAM)),
-                "exec('true')": timing.timed(_exec(local, session_id, LINE)),
-                "exec(['true']), gRPC": timing.timed(_exec(remote, session_id, PROGRAM)),
-                "guest on its link": lambda: lone.exec(_call()),
+                "exec(['true'])": timing.timed(one_exec(local, session_id, PROGRAM)),
+                "exec('true')": timing.timed(one_exec(local, session_id, LINE)),
+                "exec(['true']), gRPC": timing.timed(one_exec(remote, session_id, PROGRAM)),
+                "guest on its link": lambda: lone.exec(guest_call()),
                 peer: timing.program(floors.exec_argv(tool, sandbox_id, *PROGRAM)),
             },
             warm_up=3,
@@ -55,7 +55,9 @@ def _measure(stage: Stage, runtime: str) -> Iterator[Row]:
     yield Row("exec", runtime, ours, floor, LINK_BARS.get(runtime))
 
 
-def _exec(client: SandboxClient, session_id: str, command: str | list[str]) -> Callable[[], None]:
+def one_exec(
+    client: SandboxClient, session_id: str, command: str | list[str]
+) -> Callable[[], None]:
     def run() -> None:
         result = client.exec(session_id, command)
         if result.exit_code:
@@ -64,7 +66,7 @@ def _exec(client: SandboxClient, session_id: str, command: str | list[str]) -> C
     return run
 
 
-def _call() -> dict[str, Any]:
+def guest_call() -> dict[str, Any]:
     """What the SDK's call is when it reaches the guest."""
     call = requests.command_call({}, PROGRAM, timeout=30, stdin=False, options={})
     del call["session"]

@@ -11,7 +11,7 @@ from k8e.client import endpoints, local, requests
 from k8e.client.operations import PULL, RECEIVE, Operation, Send
 from k8e.client.requests import Content
 
-MAX_IDLE = 16  # connections kept for the next operation
+MAX_IDLE = 128  # connections kept for the next operation
 
 
 class Connection(Protocol):
