@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -19,8 +20,9 @@ START_SECONDS = 30.0
 
 
 class _Handler(grpc.GenericRpcHandler):
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
-        return grpc.unary_unary_rpc_method_handler(_answer)
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        library: Any = grpc
+        return library.unary_unary_rpc_method_handler(_answer)
 
 
 async def _answer(request: bytes, context: object) -> bytes:
@@ -48,7 +50,8 @@ def calling(folder: Path) -> Generator[Callable[[], bytes]]:
         port = int(server.stdout.readline()) if ready else 0
         credentials = grpc.ssl_channel_credentials((folder / "ca.crt").read_bytes())
         with grpc.secure_channel(f"127.0.0.1:{port}", credentials) as channel:
-            call = channel.unary_unary(METHOD)
+            opened: Any = channel
+            call = opened.unary_unary(METHOD)
             yield lambda: call(b"")
     finally:
         server.send_signal(signal.SIGTERM)

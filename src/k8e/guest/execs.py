@@ -205,7 +205,7 @@ class Exec:
         self._resume()
 
     def _say_exit(self, channel: Any, reader: Reader) -> None:
-        channel.send(EXIT, pack(dict(self.describe(), lost=reader.lost)))
+        channel.send(EXIT, pack(dict(self._describe_end(), lost=reader.lost)))
         channel.close()
 
     # Input.
@@ -331,12 +331,16 @@ class Exec:
             self._scratch = None
 
     def describe(self, parts: int = 16, part_size: int = 200) -> dict[str, Any]:
+        told = self._describe_end()
+        told["argv"] = [part[:part_size] for part in self.argv[:parts]]
+        told["background"] = self.background
+        return told
+
+    def _describe_end(self) -> dict[str, Any]:
         end = self.ended or time.monotonic()
         return {
             "id": self.id,
             "pid": self.pid,
-            "argv": [part[:part_size] for part in self.argv[:parts]],
-            "background": self.background,
             "status": self.status,
             "code": self.code,
             "signal": self.signal,

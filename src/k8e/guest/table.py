@@ -25,6 +25,7 @@ KEEP_SECONDS = 600  # how long a finished exec can still be read
 KEEP_BACKGROUND = 24 * 3600  # the same, for one that nobody waited for
 KEEP_COUNT = 64
 KEEP_BYTES = 4 << 20
+STARTS = 4  # of many at once, after which those that have ended are told
 LISTED = 256  # the most execs in one answer, and the most bytes: the host takes 256 KiB
 LISTED_BYTES = 192 << 10
 
@@ -67,6 +68,11 @@ class Execs:
         self._loop = loop
         self._by_id: dict[str, Exec] = {}
         self._by_pid: dict[int, Exec] = {}
+        # In the order of their ends: a long one that quick ones overtook has only just become
+        # readable. Apart, so that quick commands push out no background run, nor the other way.
+        self._finished: tuple[list[Exec], list[Exec]] = ([], [])
+        self._exposed: list[int] = []  # programs that the kernel may spare and take the guest
+        self._unseen = 0  # starts since the last look for ends
 
     def start(self, channel: Any, spec: dict[str, Any]) -> None:
         credit = int(spec.get("window") or WINDOW)
@@ -74,11 +80,17 @@ class Execs:
         known = self._by_id.get(exec_id)
         if known is None:
             self._forget_old()
+            self._unseen += 1
+            if self._unseen >= STARTS:
+                self.reap()
             known = Exec(self._loop, self._by_pid, exec_id, spec)
             known.start(spec, self.env)
-            self._protect_from_oom(known.pid)
             self._by_id[exec_id] = known
             self._by_pid[known.pid] = known
+            if self.oom_score_adj:
+                if not self._exposed:
+                    self._loop.add_job(self._protect_guest())
+                self._exposed.append(known.pid)
         channel.send(RESULT, pack({"id": known.id, "pid": known.pid}), soon=True)
         Attachment(known, channel, start=0, credit=credit, owner=True)
 
@@ -109,6 +121,7 @@ class Execs:
 
     def reap(self) -> None:
         """Collect every child that ended, ours or orphaned."""
+        self._unseen = 0
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -126,10 +139,17 @@ class Execs:
             ended = self._by_pid.pop(pid, None)
             if ended is not None:
                 ended.exited(status)
+                self._finished[ended.background].append(ended)
 
-    def _protect_from_oom(self, pid: int) -> None:
-        """When memory runs out, the kernel shall take the program and not the guest."""
-        if self.oom_score_adj:
+    def _protect_guest(self) -> Any:
+        """When memory runs out, the kernel shall take a program and not the guest.
+
+        A job of the loop: of many programs that were started at once, most have ended by then.
+        """
+        pids, self._exposed = self._exposed, []
+        for pid in pids:
+            if pid not in self._by_pid:
+                continue
             try:
                 fd = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
                 try:
@@ -138,21 +158,23 @@ class Execs:
                     os.close(fd)
             except OSError:
                 pass  # already gone, or a kernel without it
+        return
+        yield
 
     def _forget_old(self) -> None:
-        # Apart, so that many quick commands push out no background run, nor the other way round.
-        finished = [item for item in self._by_id.values() if item.code is not None]
-        self._forget([item for item in finished if not item.background], KEEP_SECONDS)
-        self._forget([item for item in finished if item.background], KEEP_BACKGROUND)
+        self._forget(self._finished[False], KEEP_SECONDS)
+        self._forget(self._finished[True], KEEP_BACKGROUND)
 
     def _forget(self, finished: list[Exec], seconds: float) -> None:
+        if not finished:
+            return
         horizon = time.monotonic() - seconds
-        count, size = len(finished), sum(item.output.held for item in finished)
-        # By their ends: a long one that quick ones overtook has only just become readable.
-        for item in sorted(finished, key=lambda item: item.ended):
+        count, size = len(finished), sum([item.output.held for item in finished])
+        for item in finished[:]:
             if count < KEEP_COUNT and size < KEEP_BYTES and item.ended > horizon:
                 return
             if not item.output.readers:
                 count -= 1
                 size -= item.output.held
+                finished.remove(item)
                 del self._by_id[item.id]

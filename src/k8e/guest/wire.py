@@ -60,9 +60,11 @@ WELCOME = 33
 PROOF = 34
 
 MAX_DEPTH = 8
+MAX_KEYS = 256  # that are remembered in packed form
 _LENGTH = Struct("!BI")
 _INT = Struct("!Bq")
 _FLOAT = Struct("!Bd")
+_keys: dict[str, bytes] = {}
 
 
 class WireError(Exception):
@@ -82,34 +84,45 @@ def pack(value: Any) -> bytes:
 
 
 def _pack(value: Any, put: Callable[[Any], object]) -> None:
-    if value is None:
+    if isinstance(value, str):
+        data = value.encode("utf-8", "surrogateescape")
+        put(_LENGTH.pack(115, len(data)))
+        put(data)
+    elif value is None:
         put(b"N")
     elif value is True:
         put(b"T")
     elif value is False:
         put(b"F")
-    elif isinstance(value, str):
-        data = value.encode("utf-8", "surrogateescape")
-        put(_LENGTH.pack(115, len(data)))
-        put(data)
-    elif isinstance(value, (bytes, bytearray, memoryview)):
-        put(_LENGTH.pack(98, len(value)))
-        put(value)
     elif isinstance(value, int):
         put(_INT.pack(105, value))
-    elif isinstance(value, float):
-        put(_FLOAT.pack(102, value))
+    elif isinstance(value, dict):
+        put(_LENGTH.pack(100, len(value)))
+        for key, item in value.items():
+            put(_keys.get(key) or _pack_key(key))
+            _pack(item, put)
     elif isinstance(value, (list, tuple)):
         put(_LENGTH.pack(108, len(value)))
         for item in value:
             _pack(item, put)
-    elif isinstance(value, dict):
-        put(_LENGTH.pack(100, len(value)))
-        for key, item in value.items():
-            _pack(key, put)
-            _pack(item, put)
+    elif isinstance(value, (bytes, bytearray, memoryview)):
+        put(_LENGTH.pack(98, len(value)))
+        put(value)
+    elif isinstance(value, float):
+        put(_FLOAT.pack(102, value))
     else:
         raise TypeError("cannot pack " + type(value).__name__)
+
+
+def _pack_key(key: Any) -> bytes:
+    """A key as bytes; nearly all are words of this protocol, and come again with each call."""
+    if not isinstance(key, str):
+        raise TypeError("cannot pack a key that is " + type(key).__name__)
+    data = key.encode("utf-8", "surrogateescape")
+    packed = _LENGTH.pack(115, len(data)) + data
+    if len(_keys) < MAX_KEYS and len(data) < 32:
+        _keys[key] = packed
+    return packed
 
 
 def unpack(data: bytes) -> Any:
@@ -172,10 +185,14 @@ def _unpack_list(data: bytes, at: int, length: int, depth: int) -> tuple[list[An
 def _unpack_dict(data: bytes, at: int, length: int, depth: int) -> tuple[dict[str, Any], int]:
     items: dict[str, Any] = {}
     for _ in range(length):
-        key, at = _unpack(data, at, depth)
-        if not isinstance(key, str):
+        # As in _unpack, without the call: half of all values are keys.
+        tag, size = _LENGTH.unpack_from(data, at)
+        if tag != 115:
             raise WireError("a key that is not text")
-        items[key], at = _unpack(data, at, depth)
+        at += 5
+        key = str(data[at : at + size], "utf-8", "surrogateescape")
+        at += size
+        items[key], at = _unpack(data, at, depth)  # fails where the key was beyond the data
     return items, at
 
 
