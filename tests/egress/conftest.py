@@ -1,4 +1,4 @@
-"""Hosts for the tests of the uplink."""
+"""Hosts for the tests of the uplink, and sandboxes with an internet of their own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.egress import places
 from tests.egress.hosts import Host, start_docker
+from tests.egress.places import Room, Scene
 
 
 @pytest.fixture
@@ -37,3 +39,28 @@ def docker(folder: Path) -> Generator[Host]:
     start_docker(made)
     yield made
     made.close()
+
+
+@pytest.fixture(scope="module")
+def scene() -> Generator[Scene]:
+    with places.opened() as made:
+        yield made
+
+
+@pytest.fixture(scope="module", params=places.RUNTIMES)
+def runtime(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def kept(scene: Scene, runtime: str) -> Generator[Room]:
+    """A session that all tests of a runtime share."""
+    room = Room(scene, runtime)
+    yield room
+    room.close()
+
+
+@pytest.fixture
+def room(kept: Room) -> Generator[Room]:
+    with places.reset(kept) as made:
+        yield made

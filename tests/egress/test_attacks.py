@@ -15,7 +15,6 @@ from k8e import errors
 from k8e.egress import namespaces
 from k8e.egress.netlink import Netlink
 from k8e.model import DNS_ADDRESS
-from tests.egress import places
 from tests.egress.far import DOH, METADATA, OTHER, PRIVATE, WEB, WEB6
 from tests.egress.internet import FAR, FAR6, HOST, HOST6, RESOLVER
 from tests.egress.places import Room, Scene, Words
@@ -33,29 +32,12 @@ KINDS = (
 
 
 @pytest.fixture(scope="module")
-def scene() -> Generator[Scene]:
-    with places.opened() as made:
-        yield made
-
-
-@pytest.fixture(scope="module", params=places.RUNTIMES)
-def runtime(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
-@pytest.fixture(scope="module")
 def kept(scene: Scene, runtime: str) -> Generator[Room]:
     """A session that all tests of a runtime share."""
     room = Room(scene, runtime)
     room.allow("open")  # so that there is an uplink: what is held back is held back by policy
     yield room
     room.close()
-
-
-@pytest.fixture
-def room(kept: Room) -> Generator[Room]:
-    with places.reset(kept) as made:
-        yield made
 
 
 def tcp(addresses: tuple[str, ...], port: int = 8080) -> list[Words]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import time
 
 import hypothesis
 import pytest
@@ -16,86 +15,9 @@ from k8e.egress.policy import (
     Network,
     Policy,
     Rule,
-    is_public,
-    normalise,
     parse_policy,
     parse_rule,
 )
-
-# Names.
-
-
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [
-        ("example.org", "example.org"),
-        ("EXAMPLE.Org", "example.org"),
-        ("example.org.", "example.org"),
-        ("  example.org\n", "example.org"),
-        ("localhost", "localhost"),
-        ("_dmarc.example.org", "_dmarc.example.org"),
-        ("xn--bcher-kva.example", "xn--bcher-kva.example"),
-        ("XN--BCHER-KVA.example", "xn--bcher-kva.example"),
-        ("bücher.example", "xn--bcher-kva.example"),
-        ("BÜCHER.example", "xn--bcher-kva.example"),
-        ("例え.テスト", "xn--r8jz45g.xn--zckzah"),
-        ("例え。テスト", "xn--r8jz45g.xn--zckzah"),
-        ("\uff45xample.org", "example.org"),
-        ("a" * 63 + ".org", "a" * 63 + ".org"),
-        ("3com.example", "3com.example"),
-    ],
-)
-def test_names_are_compared_in_one_form(text: str, name: str) -> None:
-    assert normalise(text) == name
-    assert normalise(name) == name
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        " ",
-        ".",
-        "..",
-        ".org",
-        "a..org",
-        "example.org..",
-        "-a.org",
-        "a-.org",
-        "a b.org",
-        "a\tb.org",
-        "a\nb.org",
-        "a\0b.org",
-        "a/b.org",
-        "a@b.org",
-        "a%b.org",
-        "a\\.org",
-        '"a".org',
-        "{a}.org",
-        "a;b.org",
-        "*.org",
-        "[::1]",
-        "a" * 64 + ".org",
-        "a." * 127 + "aa",
-        "ü" * 64 + ".org",
-        "ü..org",
-        "a\u00ad\u200b.\u200b",
-        "\ud800.org",
-    ],
-)
-def test_what_is_no_host_name_is_refused(text: str) -> None:
-    with pytest.raises(errors.InvalidRequest):
-        normalise(text)
-
-
-@pytest.mark.parametrize("text", ["ü" * 200_000, "ü." * 100_000, "a." * 500_000, "." * 1_000_000])
-def test_a_long_name_is_refused_quickly_and_with_a_short_message(text: str) -> None:
-    began = time.process_time()
-    with pytest.raises(errors.InvalidRequest) as caught:
-        parse_rule(text)
-    assert time.process_time() - began < 2
-    assert len(caught.value.message) < 300
-
 
 # Rules.
 
@@ -409,98 +331,3 @@ def test_default_is_spelled_out() -> None:
     assert parse_policy(["default"], OWN).words() == ["index.corp:443", "github.com"]
     assert parse_policy(["default"]).words() == ["none"]
     assert Policy().words() == ["none"]
-
-
-# What is public.
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "1.1.1.1",
-        "8.8.8.8",
-        "93.184.216.34",
-        "100.63.255.255",
-        "100.128.0.0",
-        "168.63.129.15",
-        "172.15.255.255",
-        "172.32.0.0",
-        "192.0.1.1",
-        "198.17.255.255",
-        "198.20.0.0",
-        "223.255.255.255",
-        "2606:4700::1111",
-        "2a00:1450::1",
-        "2003::1",
-    ],
-)
-def test_addresses_on_the_internet_are_public(text: str) -> None:
-    assert is_public(ipaddress.ip_address(text))
-
-
-NOT_PUBLIC = [
-    # This host and its network.
-    "0.0.0.0",
-    "0.1.2.3",
-    "10.0.0.1",
-    "10.255.255.255",
-    "127.0.0.1",
-    "127.255.255.254",
-    "172.16.0.1",
-    "172.31.255.255",
-    "192.168.1.1",
-    "169.254.0.1",
-    # Metadata services.
-    "169.254.169.254",
-    "169.254.170.2",
-    "100.100.100.200",
-    "168.63.129.16",
-    "192.0.0.192",
-    # Shared, for documentation, for measurements, for groups, for nobody.
-    "100.64.0.1",
-    "100.127.255.255",
-    "192.0.2.1",
-    "198.18.0.1",
-    "198.19.255.253",
-    "198.51.100.1",
-    "203.0.113.1",
-    "224.0.0.1",
-    "239.255.255.250",
-    "240.0.0.1",
-    "255.255.255.255",
-    "::",
-    "::1",
-    "100::1",
-    "2001:db8::1",
-    "fc00::1",
-    "fd00:ec2::254",
-    "fe80::1",
-    "fec0::1",
-    "ff02::1",
-    # IPv4 in disguise.
-    "::ffff:10.0.0.1",
-    "::ffff:127.0.0.1",
-    "::ffff:169.254.169.254",
-    "::ffff:168.63.129.16",
-    "64:ff9b::10.0.0.1",
-    "64:ff9b:1::10.0.0.1",
-    "2002:a00:1::1",
-    "2001:0:a00:1::1",
-]
-# What the registries have given to nobody, or to another use; all but 2000::/3.
-NOT_UNICAST = ["::10.0.0.1", "::ffff:0:10.0.0.1", "5f00::1", "4000::1", "8000::1", "f000::1"]
-
-
-@pytest.mark.parametrize("text", NOT_PUBLIC)
-def test_addresses_around_here_are_not_public(text: str) -> None:
-    assert not is_public(ipaddress.ip_address(text))
-
-
-@pytest.mark.parametrize("text", NOT_UNICAST)
-def test_addresses_outside_of_the_global_unicast_range_are_not_public(text: str) -> None:
-    assert not is_public(ipaddress.ip_address(text))
-
-
-@hypothesis.given(st.ip_addresses(v=4))
-def test_no_address_is_public_when_it_is_mapped_into_ipv6(address: ipaddress.IPv4Address) -> None:
-    assert not is_public(ipaddress.ip_address(f"::ffff:{address}"))

@@ -16,37 +16,11 @@ import pytest
 
 from k8e.client.results import Denial
 from k8e.model import DNS_ADDRESS
-from tests.egress import places
 from tests.egress.far import CALLING_PORT, OTHER, WEB, WEB6
 from tests.egress.places import QUICKLY, Room, Scene, Tried
 from tests.places import eventually
 
 NOT_LISTED = "not in the allow-list"
-
-
-@pytest.fixture(scope="module")
-def scene() -> Generator[Scene]:
-    with places.opened() as made:
-        yield made
-
-
-@pytest.fixture(scope="module", params=places.RUNTIMES)
-def runtime(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def kept(scene: Scene, runtime: str) -> Generator[Room]:
-    """A session that all tests of a runtime share."""
-    room = Room(scene, runtime)
-    yield room
-    room.close()
-
-
-@pytest.fixture
-def room(kept: Room) -> Generator[Room]:
-    with places.reset(kept) as made:
-        yield made
 
 
 @pytest.fixture

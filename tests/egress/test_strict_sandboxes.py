@@ -9,29 +9,10 @@ import pytest
 
 from tests.egress import places
 from tests.egress.far import CDN, CDN6, OTHER, WEB
-from tests.egress.places import Room, Scene
+from tests.egress.places import Room
 
 NOT_LISTED = "not in the allow-list"
 OURS, THEIRS = "a.cdn.test", "b.cdn.test"
-
-
-@pytest.fixture(scope="module")
-def scene() -> Generator[Scene]:
-    with places.opened() as made:
-        yield made
-
-
-@pytest.fixture(scope="module", params=places.RUNTIMES)
-def runtime(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def kept(scene: Scene, runtime: str) -> Generator[Room]:
-    """A session that all tests of a runtime share."""
-    room = Room(scene, runtime)
-    yield room
-    room.close()
 
 
 @pytest.fixture
@@ -174,4 +155,6 @@ def test_a_redirection_to_a_forbidden_host_fails(room: Room, words: list[str]) -
 def test_addresses_of_the_policy_need_no_name(room: Room) -> None:
     room.allow("strict", OURS, f"{OTHER}:8080")
     assert room.ask("tcp", OTHER, 8080).said == OTHER
-    assert room.ask("talk", OTHER, 22, "SSH-2.0-client\r\n").said == ["ConnectionResetError"]
+    told = room.ask("talk", OTHER, 22, "SSH-2.0-client\r\n")
+    # The reset may come when we still speak, or when we listen.
+    assert "ConnectionResetError" in (told.error, *(told.said or ()))

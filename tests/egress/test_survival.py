@@ -19,31 +19,6 @@ from tests.places import eventually
 CALL = f"{OTHER}:{CALLING_PORT}"  # a way out for puppets that no name leads to
 
 
-@pytest.fixture(scope="module")
-def scene() -> Generator[Scene]:
-    with places.opened() as made:
-        yield made
-
-
-@pytest.fixture(scope="module", params=places.RUNTIMES)
-def runtime(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def kept(scene: Scene, runtime: str) -> Generator[Room]:
-    """A session that all tests of a runtime share."""
-    room = Room(scene, runtime)
-    yield room
-    room.close()
-
-
-@pytest.fixture
-def room(kept: Room) -> Generator[Room]:
-    with places.reset(kept) as made:
-        yield made
-
-
 # A policy that changes.
 
 CALL_BY_HTTP = "GET /call HTTP/1.1\r\nHost: web.test\r\n\r\n"
