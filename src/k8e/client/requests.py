@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import AsyncIterable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, TypedDict
+from typing import Any, BinaryIO, TypedDict, cast
 
 from k8e import errors
 from k8e.guest import wire
@@ -241,7 +241,7 @@ def create_call(
 def _plain(value: Any) -> Any:
     """A manifest's entry as the wire takes it; what is wrong in it is the gateway's to say."""
     if isinstance(value, Mapping):
-        items: Mapping[Any, Any] = value
+        items = cast("Mapping[Any, Any]", value)
         return {str(key): _plain(item) for key, item in items.items()}
     return value
 
