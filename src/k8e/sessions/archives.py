@@ -41,6 +41,7 @@ UNPACK = [
 ]
 CHANGED = 1
 """tar's exit code where all went well but for files that changed while they were read."""
+_FULL = ("No space left on device", "Disk quota exceeded", "Wrote only")
 _MAX_LINE = 64 << 10  # a name has 4096 bytes, each of them four characters when it is quoted
 
 
@@ -101,7 +102,7 @@ def _check(ended: Ended, what: str, tail: Tail) -> None:
         raise errors.ToolFailed(f"{what} /workspace took longer than {SECONDS:g} s")
     if ended.code:
         text = tail.text()
-        if "No space left on device" in text:
+        if any(words in text for words in _FULL):
             raise errors.LimitExceeded(
                 f"the disk of the session is too small: {text}",
                 hint="give it more: --disk, like 4G",
