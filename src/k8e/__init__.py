@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         Stdout,
     )
     from k8e.client.runs import Run
+    from k8e.client.snapshotting import Snapshot
 
 _HOMES = {
     "Approval": "k8e.client.approving",
@@ -51,6 +52,7 @@ _HOMES = {
     "RunState": "k8e.client.results",
     "SandboxClient": "k8e.client.blocking",
     "SessionInfo": "k8e.client.results",
+    "Snapshot": "k8e.client.snapshotting",
     "Stderr": "k8e.client.results",
     "Stdout": "k8e.client.results",
     "__version__": "k8e._version",
@@ -74,6 +76,7 @@ __all__ = [
     "RunState",
     "SandboxClient",
     "SessionInfo",
+    "Snapshot",
     "Stderr",
     "Stdout",
     "__version__",

@@ -5,6 +5,7 @@
     ├─ SessionNotFound       no such session, or not the caller's
     ├─ ExecNotFound          no such exec in the session
     ├─ ApprovalNotFound      no such approval, or not the caller's
+    ├─ SnapshotNotFound      no such snapshot, or not the caller's
     ├─ Conflict              a name or request id is taken by something different
     ├─ Denied                the caller may not do this
     ├─ LimitExceeded         a limit was reached; the message names it
@@ -12,7 +13,7 @@
     ├─ RuntimeUnusable       a runtime that was asked for does not work on this host
     ├─ NotImplementedYet     the interface exists, the function does not
     ├─ SandboxDied           the sandbox of a session ended by itself
-    ├─ ToolFailed            a program that k8e needs (runsc, runc) failed
+    ├─ ToolFailed            a program that k8e needs (runsc, runc, tar, git) failed
     ├─ GuestFailed           the guest broke the protocol or did not answer
     └─ GatewayUnreachable    no gateway answers
 
@@ -64,6 +65,12 @@ class ApprovalNotFound(K8eError):
     """No approval has this id, or it belongs to somebody else, or it is long over."""
 
     code, grpc_status, http_status = "approval_not_found", "NOT_FOUND", 404
+
+
+class SnapshotNotFound(K8eError):
+    """No snapshot has this name, or only somebody else's has."""
+
+    code, grpc_status, http_status = "snapshot_not_found", "NOT_FOUND", 404
 
 
 class TimedOut(K8eError):
@@ -133,6 +140,7 @@ _BY_CODE: dict[str, type[K8eError]] = {
         SessionNotFound,
         ExecNotFound,
         ApprovalNotFound,
+        SnapshotNotFound,
         TimedOut,
         Conflict,
         Denied,

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from k8e import errors
+from k8e import errors, manifests
+from k8e.manifests import Manifest
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -51,6 +52,16 @@ def check_tenant(value: str) -> str:
         raise errors.InvalidRequest(
             f"tenant {value[:80]!r} is not a valid name",
             hint="use at most 63 letters, digits and inner hyphens, dots and underscores",
+        )
+    return value
+
+
+def check_snapshot_name(value: str) -> str:
+    """``value`` if it can name a snapshot."""
+    if not 0 < len(value) <= 63 or not set(value) <= _TENANT_CHARS:
+        raise errors.InvalidRequest(
+            f"snapshot name {value[:80]!r} is not a valid name",
+            hint="use 1 to 63 letters, digits, hyphens, dots and underscores",
         )
     return value
 
@@ -127,9 +138,15 @@ class SessionSpec:
     """Seconds without a running or new operation; 0 means the gateway's default."""
     allowed_hosts: tuple[str, ...] | None = None
     """What may be reached, in the words of the policy language; None is the gateway's default."""
+    snapshot: str = ""
+    """The snapshot that /workspace begins with."""
+    manifest: Manifest = field(default_factory=Manifest)
+    """What is put into /workspace before the session is handed over."""
 
     def __post_init__(self) -> None:
         check_tenant(self.tenant)
+        if self.snapshot:
+            check_snapshot_name(self.snapshot)
         if self.session_id:
             check_id(self.session_id, "session id")
         if len(self.request_id) > 200 or not self.request_id.isprintable():
@@ -141,7 +158,9 @@ class SessionSpec:
             raise errors.LimitExceeded(f"more than {MAX_LABELS} labels or 16 KiB of them")
 
     def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        # Of a manifest only the digest: a spec is read for every run in a standing session.
+        small = dataclasses.replace(self, manifest=Manifest())
+        return dataclasses.asdict(small) | {"manifest": self.manifest.digest}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> SessionSpec:
@@ -156,10 +175,12 @@ class SessionSpec:
                 values["limits"] = limits_from_json(values["limits"])
             for key in ("env", "labels"):
                 values[key] = {str(k): str(v) for k, v in dict(values.get(key) or {}).items()}
-            for key in ("tenant", "runtime", "session_id", "request_id"):
+            for key in ("tenant", "runtime", "session_id", "request_id", "snapshot"):
                 values[key] = str(values.get(key) or known[key].default)
             for key in ("lifetime", "idle_timeout"):
                 values[key] = float(values.get(key) or 0)
+            if "manifest" in values:
+                values["manifest"] = manifests.from_json(values["manifest"])
             if "allowed_hosts" in values:
                 values["allowed_hosts"] = words_from_json(values["allowed_hosts"])
         except (TypeError, ValueError, AttributeError, OverflowError) as error:

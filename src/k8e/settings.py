@@ -73,6 +73,8 @@ class Settings:
     such as one of a VPN; empty means the gateway's own."""
     max_sessions: int = 256
     """K8E_MAX_SESSIONS: how many sessions may live at once on this gateway."""
+    max_snapshot_bytes: int = 20 << 30
+    """K8E_MAX_SNAPSHOT_BYTES: how much all snapshots of one owner may hold."""
 
     @property
     def socket(self) -> Path:

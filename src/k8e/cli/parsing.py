@@ -9,7 +9,15 @@ from functools import partial
 from typing import Any, NoReturn
 
 from k8e import errors
-from k8e.cli import completing, fast, parsing_approvals, parsing_files, parsing_runs, printing
+from k8e.cli import (
+    completing,
+    fast,
+    parsing_approvals,
+    parsing_files,
+    parsing_runs,
+    parsing_snapshots,
+    printing,
+)
 
 
 class Parser(argparse.ArgumentParser):
@@ -115,6 +123,7 @@ def _add_sandbox(commands: Any) -> None:
     _add_create(group, common)
     _add_sessions(group, common)
     parsing_files.add(group, common, _command)
+    parsing_snapshots.add(group, common, _command, _add_session_flags)
     parsing_approvals.add_to_sandbox(_command, group, common)
     parsing_approvals.add_approver(_command, commands, common)
 
@@ -152,7 +161,7 @@ def _add_run(group: Any, common: Parser) -> None:
     )
     run.add_argument("-i", "--stdin", action="store_true", help="pass our stdin on to the code")
     _add_allowed_hosts(run, "what a session that is made for this may reach")
-    _add_not_yet(run, "--manifest", "--git-repo", "--git-ref", "--git-path")
+    parsing_snapshots.add_content(run, stdin=False)
     run.add_argument(
         "--background",
         action="store_true",
@@ -160,7 +169,7 @@ def _add_run(group: Any, common: Parser) -> None:
     )
 
 
-def _add_allowed_hosts(parser: Parser, meaning: str) -> None:
+def _add_allowed_hosts(parser: argparse.ArgumentParser, meaning: str) -> None:
     parser.add_argument(
         "--allowed-hosts",
         action="append",
@@ -183,10 +192,18 @@ def _add_create(group: Any, common: Parser) -> None:
         "create",
         "make a session and print its id",
         "k8e sandbox create --runtime gvisor --memory 512M --lifetime 3600\n"
-        "         k8e sandbox create --allowed-hosts default,api.example.org:443",
+        "         k8e sandbox create --allowed-hosts default,api.example.org:443\n"
+        "         k8e sandbox create --manifest project.yaml",
         "sandbox.create",
         common,
     )
+    _add_session_flags(create)
+    parsing_snapshots.add_content(create, stdin=True)
+    _add_not_yet(create, "--secret")
+
+
+def _add_session_flags(create: argparse.ArgumentParser) -> None:
+    """What every new session can be given."""
     create.add_argument("--runtime", default="", help="gvisor or container; by default the best")
     create.add_argument("--tenant", metavar="NAME", help="who it belongs to [K8E_SANDBOX_TENANT]")
     create.add_argument("--session-id", default="", metavar="ID", help="choose its id")
@@ -207,8 +224,6 @@ def _add_create(group: Any, common: Parser) -> None:
     create.add_argument("--env", action="append", metavar="K=V", help="a variable; repeatable")
     create.add_argument("--label", action="append", metavar="K=V", help="a label; repeatable")
     _add_allowed_hosts(create, "what it may reach")
-    _add_not_yet(create, "--manifest", "--git-repo", "--git-ref", "--git-path")
-    _add_not_yet(create, "--secret")
 
 
 def _add_sessions(group: Any, common: Parser) -> None:

@@ -36,6 +36,11 @@ class Report:
             self._draw()
             yield chunk
 
+    def reached(self, done: int, total: int) -> None:
+        """So many bytes are done, of ``total`` if that is known."""
+        self.bytes, self._total = done, total
+        self._draw()
+
     def skip(self, path: str, why: str, *, failed: bool = False) -> None:
         """Tell that something is not copied. Names come from a sandbox: nothing of them may act."""
         self.skipped += not failed
@@ -59,11 +64,18 @@ class Report:
         if not self._visible or now < self._drawn + _STEP:
             return
         self._drawn = now
-        share = min(1.0, self.bytes / self._total) if self._total else 0.0
-        bar = ("#" * int(share * _WIDTH)).ljust(_WIDTH)
         speed = _size(self.bytes / max(now - self._began, 0.001))
-        line = f"[{bar}] {share:4.0%}  {_size(self.bytes)}  {speed}/s  {self.files} files"
+        line = f"{self._bar(now)}  {_size(self.bytes)}  {speed}/s"
+        if self.files:
+            line += f"  {self.files} files"
         fast.write(2, f"\r\x1b[K{line}".encode())
+
+    def _bar(self, now: float) -> str:
+        if not self._total:  # only that something happens
+            at = int((now - self._began) / _STEP) % _WIDTH
+            return f"[{' ' * at}#{' ' * (_WIDTH - 1 - at)}]     "
+        share = min(1.0, self.bytes / self._total)
+        return f"[{('#' * int(share * _WIDTH)).ljust(_WIDTH)}] {share:4.0%}"
 
     def _clear(self) -> None:
         if self._visible and self._drawn:

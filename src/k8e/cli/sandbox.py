@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from k8e import errors
-from k8e.cli import fast, parsing, printing, state
-from k8e.client import driving, endpoints, requests
+from k8e.cli import fast, manifests, parsing, printing, state
+from k8e.client import driving, endpoints, operations, requests
 from k8e.client.blocking import SandboxClient
 from k8e.client.operations import Operation
 from k8e.client.results import SessionInfo
 from k8e.guest import wire
 
-_NOT_YET = "manifest git_repo git_ref git_path secret".split()
+_NOT_YET = "secret".split()
 
 
 def endpoint(options: argparse.Namespace) -> endpoints.Endpoint:
@@ -67,6 +67,8 @@ def run(options: argparse.Namespace) -> int:
         allowed_hosts=parsing.hosts(options.allowed_hosts),
     )
     chosen["code"] = _code(options)
+    if manifests.is_asked(options):
+        _prepare(options, chosen)
     target = endpoint(options)
     if options.background:
         from k8e.cli import runs
@@ -75,6 +77,18 @@ def run(options: argparse.Namespace) -> int:
     if not target.target and not target.socket:
         return fast.execute(chosen)
     return fast.execute(chosen, driving.connector(target).connect)
+
+
+def _prepare(options: argparse.Namespace, chosen: dict[str, Any]) -> None:
+    """Have the tenant's standing session made with the content that is asked for."""
+    manifests.refuse_named_session(chosen["session_id"])
+    fast.check(chosen)
+    tenant = chosen["tenant"] or state.DEFAULT_TENANT
+    session = fast.fields(chosen, "")["session"]
+    session["spec"]["manifest"] = manifests.entries(options, stdin=False)
+    told = ask(options, operations.call({"op": "ping", "session": session}))
+    chosen.update(session_id=str(told["session_id"]), allowed_hosts=None)
+    fast.note_session(tenant, chosen["session_id"])
 
 
 def _timeout(options: argparse.Namespace) -> float:
@@ -132,21 +146,30 @@ def _living(client: SandboxClient, session_id: str) -> str:
 
 def create(options: argparse.Namespace) -> int:
     _refuse_not_yet(options)
-    limits = {key: getattr(options, key) for key in ("cpus", "memory", "pids", "disk")}
+    content = manifests.entries(options, stdin=True)
+    asked = session_options(options)
+    asked["manifest"] = content
+    hosts = parsing.hosts(options.allowed_hosts)
     with connect(options) as client:
         session_id = client.create_session(
-            options.runtime,
-            parsing.hosts(options.allowed_hosts),
-            tenant_id=parsing.tenant(options),
-            env=parsing.pairs(options.env, "--env"),
-            labels=parsing.pairs(options.label, "--label"),
-            limits={key: value for key, value in limits.items() if value is not None},
-            lifetime=options.lifetime,
-            idle_timeout=options.idle_timeout,
-            session_id=options.session_id,
+            options.runtime, hosts, tenant_id=parsing.tenant(options), **asked
         )
-    printing.answer({"entries_materialized": 0, "pod_ip": "", "session_id": session_id})
+    made = {"entries_materialized": len(content), "pod_ip": "", "session_id": session_id}
+    printing.answer(made)
     return 0
+
+
+def session_options(options: argparse.Namespace) -> requests.SessionOptions:
+    """What the flags of a new session say."""
+    limits = {key: getattr(options, key) for key in ("cpus", "memory", "pids", "disk")}
+    return {
+        "env": parsing.pairs(options.env, "--env"),
+        "labels": parsing.pairs(options.label, "--label"),
+        "limits": {key: value for key, value in limits.items() if value is not None},
+        "lifetime": options.lifetime,
+        "idle_timeout": options.idle_timeout,
+        "session_id": options.session_id,
+    }
 
 
 def destroy(options: argparse.Namespace) -> int:

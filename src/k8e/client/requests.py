@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import AsyncIterable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, TypedDict
+from typing import Any, BinaryIO, TypedDict, cast
 
 from k8e import errors
 from k8e.guest import wire
@@ -52,6 +52,11 @@ class SessionOptions(TypedDict, total=False):
     session_id: str
     request_id: str
     """Two creations with the same request id are one."""
+    snapshot: str
+    """The name of a snapshot that /workspace begins with."""
+    manifest: Sequence[Mapping[str, Any]]
+    """What is put into /workspace, such as ``{"file": {"path": "a.txt", "content": "hello"}}``,
+    ``{"dir": {"path": "b"}}`` and ``{"gitRepo": {"path": "c", "repo": "https://…"}}``."""
 
 
 def new_exec_id() -> str:
@@ -225,10 +230,20 @@ def create_call(
     for key in ("env", "labels"):
         if key in spec:
             spec[key] = dict(spec[key])
+    if "manifest" in spec:
+        spec["manifest"] = [_plain(item) for item in spec["manifest"]]
     given = {k: v for k, v in spec.items() if v}
     if allowed_hosts is not None:  # an empty list says something: nothing is allowed
         given["allowed_hosts"] = words(allowed_hosts)
     return {"op": "create_session", "spec": given}
+
+
+def _plain(value: Any) -> Any:
+    """A manifest's entry as the wire takes it; what is wrong in it is the gateway's to say."""
+    if isinstance(value, Mapping):
+        items = cast("Mapping[Any, Any]", value)
+        return {str(key): _plain(item) for key, item in items.items()}
+    return value
 
 
 def allow_call(session_id: str, hosts: Sequence[str]) -> dict[str, Any]:

@@ -12,12 +12,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from k8e import errors
 from k8e.gateway.service import Gateway
 from k8e.guest import wire
 from k8e.model import Principal, Session, SessionSpec, words_from_json
+from k8e.sessions import reporting
 from k8e.sessions.operations import Operation
 
 log = logging.getLogger(__name__)
@@ -26,6 +28,7 @@ MAX_CHANNELS = 1024  # operations that one connection may have open
 MAX_EARLY = wire.WINDOW  # bytes held for an operation whose session is still being made
 
 Send = Callable[[int, int, bytes], None]
+Handler = Callable[[Principal, dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
 class Pending:
@@ -99,16 +102,23 @@ class Conversation:
             handler = getattr(self._gateway, f"call_{call.get('op')}", None)
             if handler is None:
                 raise errors.InvalidRequest(f"unknown operation {call.get('op')!r}")
-            self._later(channel, self._answer(channel, handler(self._principal, call)))
+            self._later(channel, self._answer(channel, call, handler))
         except errors.K8eError as error:
             self._fail(channel, error)
         except (TypeError, ValueError, AttributeError) as error:
             self._fail(channel, errors.InvalidRequest(f"malformed call: {error}"))
 
-    async def _answer(self, channel: int, answer: Awaitable[dict[str, Any]]) -> None:
-        value = await answer
+    async def _answer(self, channel: int, call: dict[str, Any], handler: Handler) -> None:
+        if call.get("progress"):
+            reporting.listen(partial(self._report, channel, self._channels.get(channel)))
+        value = await handler(self._principal, call)
         self._channels.pop(channel, None)
         self._reply(wire.RESULT, channel, wire.pack(value))
+
+    def _report(self, channel: int, pending: object, done: int, total: int) -> None:
+        """Say how far a call has come, as long as somebody waits for it."""
+        if self._channels.get(channel) is pending:
+            self._reply(wire.DATA, channel, wire.pack({"bytes": done, "total": total}))
 
     def _call_guest(self, channel: int, call: dict[str, Any]) -> None:
         """Relay to a session's guest; without a task where session and link are there already."""
@@ -129,6 +139,8 @@ class Conversation:
         if "auto" not in target:
             return str(target.get("id") or "")
         spec: dict[str, Any] = target.get("spec") or {}
+        if spec.get("snapshot") or spec.get("manifest"):
+            return ""  # it is compared with what the session was made with, but not here
         runtime = str(spec.get("runtime") or "")
         tenant = str(target["auto"] or "default")
         asked = spec.get("allowed_hosts")

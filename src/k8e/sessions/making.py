@@ -12,6 +12,7 @@ from k8e import errors
 from k8e.model import Phase, Principal, SandboxSpec, Session, SessionSpec, new_id
 from k8e.runtimes.base import Binding, Guest, Runtime
 from k8e.runtimes.registry import Runtimes
+from k8e.sessions.furnishing import Furnisher
 from k8e.sessions.network import Network
 from k8e.sessions.store import Store
 from k8e.settings import Settings
@@ -28,12 +29,14 @@ class Maker:
         store: Store,
         runtimes: Runtimes,
         network: Network,
+        furnisher: Furnisher,
         on_made: Callable[[Session, Guest], None],
     ) -> None:
         self._settings = settings
         self._store = store
         self._runtimes = runtimes
         self._network = network
+        self._furnisher = furnisher
         self._on_made = on_made
         self._creating: dict[str, asyncio.Task[Session]] = {}
 
@@ -81,6 +84,7 @@ class Maker:
         return asked or self._settings.default_lifetime
 
     async def _create(self, principal: Principal, spec: SessionSpec, auto: bool) -> Session:
+        self._furnisher.check(principal.name, spec)
         runtime = await self._runtimes.choose(spec.runtime, self._settings.default_runtime)
         words, policy = await self._network.read(spec.allowed_hosts)
         now = time.time()
@@ -105,6 +109,8 @@ class Maker:
                 # Until here, the kernel refuses everything; the guest has run nothing yet.
                 await self._network.bind(session.sandbox_id, policy)
                 await guest.bind(Binding(env=spec.env))
+                if spec.snapshot or spec.manifest:
+                    session = await self._furnisher.furnish(session, guest)
             except BaseException:
                 await asyncio.shield(self._discard(guest))
                 raise

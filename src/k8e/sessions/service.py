@@ -17,11 +17,13 @@ from k8e.model import Phase, Principal, Session, SessionSpec, new_id
 from k8e.runtimes.base import Feature, Guest
 from k8e.runtimes.host import Host
 from k8e.runtimes.registry import Runtimes
-from k8e.sessions import adopting, operations, working
+from k8e.sessions import adopting, furnishing, operations, working
+from k8e.sessions.furnishing import Furnisher
 from k8e.sessions.live import IDLE, Live
 from k8e.sessions.making import Maker
 from k8e.sessions.network import Network
 from k8e.sessions.operations import Operation
+from k8e.sessions.snapshots import Snapshots
 from k8e.sessions.store import Store
 from k8e.settings import Settings
 
@@ -42,7 +44,9 @@ class Sessions:
         self._host = host
         self._live: dict[str, Live] = {}
         self._network = Network(settings)
-        self._maker = Maker(settings, store, runtimes, self._network, self._begin)
+        self.snapshots = Snapshots(settings.data_dir, self, max_bytes=settings.max_snapshot_bytes)
+        furnisher = Furnisher(self._network, self.snapshots)
+        self._maker = Maker(settings, store, runtimes, self._network, furnisher, self._begin)
         self._tasks: set[asyncio.Task[None]] = set()
         self.on_end: list[Callable[[Session], None]] = []
         """Called with each session that has ended."""
@@ -56,6 +60,7 @@ class Sessions:
                 self._live[session.session_id].has_background = True  # perhaps: it will be asked
             await self._network.start({live.session.sandbox_id for live in self._live.values()})
             self._host.lend_network = self._network.lent
+            await self.snapshots.start()
             yield
         finally:
             for live in self._live.values():
@@ -64,6 +69,7 @@ class Sessions:
             if self._tasks:
                 await asyncio.wait(self._tasks)
             await self._network.close()
+            self.snapshots.close()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run ``work`` beside everything else; its failure is told and ends nothing but itself."""
@@ -125,6 +131,7 @@ class Sessions:
         tenant: str,
         runtime: str = "",
         allowed_hosts: tuple[str, ...] | None = None,
+        content: SessionSpec | None = None,
     ) -> Session | None:
         """The default session of a tenant, if it has a live one; it must be as it is asked for."""
         asked = self.runtimes.resolve(runtime)
@@ -142,18 +149,23 @@ class Sessions:
                 hint=f"k8e sandbox allow-hosts {known.session_id} changes that, "
                 "or use another --tenant",
             )
+        if content is not None and not furnishing.is_same(content, known.spec):
+            raise errors.Conflict(
+                f"the session of tenant {tenant!r} was made with other content",
+                hint=f"k8e sandbox destroy {known.session_id}, or use another --tenant",
+            )
         return known
 
     async def auto(self, principal: Principal, spec: SessionSpec) -> Session:
         """The session that a tenant gets when it names none; made at first use."""
         spec = self._maker.with_defaults(spec)
-        known = self.auto_now(principal, spec.tenant, spec.runtime, spec.allowed_hosts)
+        known = self.auto_now(principal, spec.tenant, spec.runtime, spec.allowed_hosts, spec)
         if known is not None:
             return known
         key = f"auto {principal.name} {spec.tenant}"
         made = await self._make(key, principal, spec, auto=True)
         # Another call may have begun it, for another runtime.
-        return self.auto_now(principal, spec.tenant, spec.runtime, spec.allowed_hosts) or made
+        return self.auto_now(principal, spec.tenant, spec.runtime, spec.allowed_hosts, spec) or made
 
     async def _make(
         self, key: str, principal: Principal, spec: SessionSpec, *, auto: bool

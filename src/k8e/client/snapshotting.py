@@ -1,0 +1,185 @@
+"""Snapshots in the SDK: keep what a workspace holds, begin sessions with it. Both clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, Unpack
+
+from k8e.client import operations, requests, results
+from k8e.client.operations import Operation
+from k8e.client.requests import SessionOptions
+from k8e.guest import wire
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What /workspace of a session held when it was saved."""
+
+    name: str
+    created_at: float
+    """Unix time."""
+    file_count: int
+    """Files and links; folders are not counted."""
+    size_bytes: int
+    """Of its archive."""
+    digest: str
+    """Of its archive; empty if only a name is known here (K8E's SnapshotPut), and no content."""
+    session_id: str
+    """The session that it was made of."""
+    layers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a save or a restore has come."""
+
+    bytes: int
+    total: int
+    """0 where nobody knows."""
+
+
+def _snapshot(data: Mapping[str, Any]) -> Snapshot:
+    return Snapshot(
+        name=str(data["name"]),
+        created_at=float(data["created_at"]),
+        file_count=int(data["file_count"]),
+        size_bytes=int(data["size_bytes"]),
+        digest=str(data["digest"]),
+        session_id=str(data["session_id"]),
+        layers=tuple(data["layers"]),
+    )
+
+
+def _one(call: Mapping[str, Any]) -> Operation[Snapshot]:
+    return _snapshot((yield from operations.call(call)))
+
+
+def _many(call: Mapping[str, Any]) -> Operation[list[Snapshot]]:
+    return [_snapshot(item) for item in (yield from operations.call(call))["snapshots"]]
+
+
+def save(session_id: str, name: str, *, replace: bool) -> Operation[Snapshot]:
+    """Save: emits Progress, returns the snapshot."""
+    call = {
+        "op": "save_snapshot",
+        "session_id": session_id,
+        "name": name,
+        "replace": replace,
+        "progress": True,
+    }
+    return _snapshot((yield from _watched(call)))
+
+
+def restore(
+    name: str,
+    runtime_class: str,
+    allowed_hosts: Sequence[str] | None,
+    tenant_id: str,
+    options: SessionOptions,
+) -> Operation[results.SessionInfo]:
+    """Make a session that begins with a snapshot: emits Progress."""
+    call = requests.create_call(runtime_class, allowed_hosts, tenant_id, options)
+    call["spec"]["snapshot"] = name
+    told = yield from _watched({**call, "progress": True})
+    return results.session(told["session"])
+
+
+def _watched(call: Mapping[str, Any]) -> Operation[dict[str, Any]]:
+    """An operation that tells how far it has come before it is answered."""
+    asking = operations.call(call)
+    step = next(asking)
+    try:
+        while True:
+            answer = yield step
+            if step is operations.RECEIVE and answer[0] == wire.DATA:
+                told = wire.unpack_dict(answer[1])
+                yield Progress(int(told["bytes"]), int(told["total"]))
+                continue  # it still waits for a frame
+            step = asking.send(answer)
+    except StopIteration as stop:
+        return stop.value
+    finally:
+        asking.close()
+
+
+class Snapshotting:
+    """Methods of the blocking client."""
+
+    tenant_id: str
+
+    def _call(self, operation: Operation[T]) -> T:
+        raise NotImplementedError
+
+    def save_snapshot(self, session_id: str, name: str, *, replace: bool = False) -> Snapshot:
+        """Save what /workspace of a session holds, under a name of 1 to 63 letters and digits.
+
+        The session may run on meanwhile; files that change while they are read are warned of.
+
+        Args:
+            session_id: what to save.
+            name: what to call it; hyphens, dots and underscores may be in it too.
+            replace: whether a snapshot of this name is replaced; otherwise that is a Conflict.
+        """
+        return self._call(save(session_id, name, replace=replace))
+
+    def list_snapshots(self) -> list[Snapshot]:
+        """Your snapshots, oldest first."""
+        return self._call(_many({"op": "list_snapshots"}))
+
+    def get_snapshot(self, name: str) -> Snapshot:
+        return self._call(_one({"op": "get_snapshot", "name": name}))
+
+    def restore_snapshot(
+        self,
+        name: str,
+        runtime_class: str = "",
+        allowed_hosts: Sequence[str] | None = None,
+        tenant_id: str = "",
+        **options: Unpack[SessionOptions],
+    ) -> str:
+        """Make a session whose /workspace begins with a snapshot; its id.
+
+        The other arguments are those of :meth:`create_session`.
+        """
+        tenant = tenant_id or self.tenant_id
+        return self._call(restore(name, runtime_class, allowed_hosts, tenant, options)).session_id
+
+    def delete_snapshot(self, name: str) -> None:
+        """Delete a snapshot; sessions that were made of it stay as they are."""
+        self._call(operations.call({"op": "delete_snapshot", "name": name}))
+
+
+class AsyncSnapshotting:
+    """The same, of the asynchronous client."""
+
+    tenant_id: str
+
+    async def _call(self, operation: Operation[T]) -> T:
+        raise NotImplementedError
+
+    async def save_snapshot(self, session_id: str, name: str, *, replace: bool = False) -> Snapshot:
+        return await self._call(save(session_id, name, replace=replace))
+
+    async def list_snapshots(self) -> list[Snapshot]:
+        return await self._call(_many({"op": "list_snapshots"}))
+
+    async def get_snapshot(self, name: str) -> Snapshot:
+        return await self._call(_one({"op": "get_snapshot", "name": name}))
+
+    async def restore_snapshot(
+        self,
+        name: str,
+        runtime_class: str = "",
+        allowed_hosts: Sequence[str] | None = None,
+        tenant_id: str = "",
+        **options: Unpack[SessionOptions],
+    ) -> str:
+        tenant = tenant_id or self.tenant_id
+        operation = restore(name, runtime_class, allowed_hosts, tenant, options)
+        return (await self._call(operation)).session_id
+
+    async def delete_snapshot(self, name: str) -> None:
+        await self._call(operations.call({"op": "delete_snapshot", "name": name}))

@@ -1,0 +1,274 @@
+"""Snapshots: what /workspace of a session holds, kept under a name, for sessions to begin with.
+
+A snapshot belongs to its owner; others do not find it. Its archive is a blob, written before its
+row and removed after it: so a row always has its blob, and a blob without a row is swept away when
+a gateway starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from k8e import errors
+from k8e.link import FrameSink
+from k8e.model import MIB, Principal, Session, check_snapshot_name
+from k8e.sessions import archives, blobs, reporting
+from k8e.sessions.exchanges import Open
+from k8e.sessions.operations import Operation
+from k8e.sessions.snapshot_store import Snapshot, SnapshotStore, taken
+
+log = logging.getLogger(__name__)
+
+MAX_NAMES = 10_000  # of one owner
+MAX_LAYERS = 1000
+MAX_DIGEST = 200  # characters
+
+
+class Source(Protocol):
+    """What is known of the sessions that are saved."""
+
+    def get(self, principal: Principal, session_id: str) -> Session: ...
+
+    async def open(
+        self, principal: Principal, session_id: str, call: dict[str, Any], on_frame: FrameSink
+    ) -> Operation: ...
+
+
+class Snapshots:
+    """The snapshots of a gateway, in a folder that is made when the first one is."""
+
+    def __init__(self, data_dir: Path, source: Source, *, max_bytes: int) -> None:
+        self._folder = data_dir / "snapshots"
+        self._database = data_dir / "snapshots.db"
+        self._source = source
+        self._max_bytes = max_bytes
+        self._opened: SnapshotStore | None = None
+        self._writing: Counter[str] = Counter()  # bytes of an owner that are being written
+
+    # Living.
+
+    async def start(self) -> None:
+        """Remove what a gateway before us left half done."""
+        if not self._folder.is_dir():
+            return  # nobody has ever saved anything
+        known = {item.blob: item for item in self._store.with_blobs()}
+        found = await asyncio.to_thread(blobs.sweep, self._folder, set(known))
+        for blob in set(known) - found:
+            lost = known[blob]
+            log.error("the archive of snapshot %s is gone, so it is forgotten", lost.name)
+            self._store.delete(lost.owner, lost.name)
+
+    def close(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+
+    @property
+    def _store(self) -> SnapshotStore:
+        if self._opened is None:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            self._opened = SnapshotStore(self._database)
+        return self._opened
+
+    # Finding.
+
+    def get(self, owner: str, name: str) -> Snapshot:
+        found = self._store.get(owner, check_snapshot_name(name))
+        if found is None:
+            raise errors.SnapshotNotFound(
+                f"snapshot {name!r} not found", hint="k8e sandbox snapshot list shows yours"
+            )
+        return found
+
+    def listing(self, owner: str) -> list[Snapshot]:
+        return self._store.of_owner(owner)
+
+    def get_content(self, owner: str, name: str) -> Snapshot:
+        """A snapshot whose archive is here."""
+        found = self.get(owner, name)
+        if not found.blob:
+            raise errors.InvalidRequest(
+                f"snapshot {name!r} is only a name here: its content was never saved",
+                hint=f"k8e sandbox snapshot save --replace ID {name} saves some under it",
+            )
+        return found
+
+    # Saving.
+
+    async def save(
+        self, principal: Principal, session_id: str, name: str, *, replace: bool
+    ) -> tuple[Snapshot, str]:
+        """Save a session's workspace; what came of it, and what is worth a warning."""
+        owner = principal.name
+        session = self._source.get(principal, session_id)
+        before = self._store.get(owner, check_snapshot_name(name))
+        if before is not None and not replace:
+            raise taken(name)
+        self._check_count(owner, before)
+        quota = _Quota(session.spec.limits.disk, self._left(owner), self._writing, owner)
+        try:
+            async with blobs.Writer(self._folder) as writer:
+                listing = archives.Listing()
+
+                async def take(data: bytes) -> None:
+                    quota.add(len(data))
+                    await writer.write(data)
+                    reporting.progress(writer.size)
+
+                async def hear(data: bytes) -> None:
+                    quota.hear(len(data))
+
+                opening = partial(self._source.open, principal, session_id)
+                warning = await archives.pack(opening, take, hear, listing)
+                quota.check()
+                await writer.commit()
+                saved = Snapshot(
+                    owner=owner,
+                    name=name,
+                    created_at=time.time(),
+                    file_count=listing.files,
+                    size_bytes=writer.size,
+                    digest=writer.digest,
+                    session_id=session_id,
+                    layers=(writer.digest,),
+                    blob=writer.name,
+                )
+                before = self._store.get(owner, name)
+                self._store.insert(saved, replace=replace)
+                writer.kept = True
+        except OSError as error:
+            raise _disk(error) from None
+        finally:
+            quota.close()
+        if before is not None:
+            await self._remove(before.blob)
+        return saved, warning
+
+    def _left(self, owner: str) -> Callable[[], int]:
+        """How much an owner may still save, whoever else of theirs is saving."""
+        return lambda: self._max_bytes - self._store.used(owner) - self._writing[owner]
+
+    def _check_count(self, owner: str, before: Snapshot | None) -> None:
+        if before is None and self._store.count(owner) >= MAX_NAMES:
+            raise errors.LimitExceeded(
+                f"you have {MAX_NAMES} snapshots, the most that one owner may have",
+                hint="delete some: k8e sandbox snapshot delete NAME",
+            )
+
+    async def _remove(self, blob: str) -> None:
+        if blob:
+            await asyncio.to_thread((self._folder / blob).unlink, missing_ok=True)
+
+    async def delete(self, owner: str, name: str) -> None:
+        """Delete one; whoever is reading it reads on."""
+        found = self.get(owner, name)
+        self._store.delete(owner, name)
+        await self._remove(found.blob)
+
+    # K8E's registry.
+
+    def put(self, owner: str, name: str, layers: Sequence[str]) -> Snapshot:
+        """Remember a name for content that is kept elsewhere."""
+        before = self._store.get(owner, check_snapshot_name(name))
+        if before is not None and before.blob:
+            raise errors.Conflict(
+                f"snapshot {name!r} holds content of its own",
+                hint="choose another name, or delete it first",
+            )
+        if len(layers) > MAX_LAYERS:
+            raise errors.LimitExceeded(f"more than {MAX_LAYERS} layers")
+        if any(not 0 < len(item) <= MAX_DIGEST or not item.isprintable() for item in layers):
+            raise errors.InvalidRequest(f"a layer is a digest of at most {MAX_DIGEST} characters")
+        self._check_count(owner, before)
+        named = Snapshot(owner=owner, name=name, created_at=time.time(), layers=tuple(layers))
+        self._store.insert(named, replace=True)
+        return named
+
+    # Restoring.
+
+    async def unpack(self, owner: str, name: str, opening: Open) -> None:
+        """Unpack a snapshot into the empty workspace of a new session."""
+        found = self.get_content(owner, name)
+        reader = blobs.Reader(self._folder / found.blob)
+        try:
+            async with reader:
+
+                async def feed(count: int) -> bytes:
+                    reporting.progress(reader.done, found.size_bytes)
+                    return await reader.read(count)
+
+                await archives.unpack(opening, feed)
+                while await reader.read(MIB):  # tar may leave the end to us
+                    pass
+        except FileNotFoundError:
+            self.get(owner, name)  # it was deleted just now, or replaced
+            raise errors.Conflict(
+                f"snapshot {name!r} was replaced just now", hint="restore it again"
+            ) from None
+        if reader.digest != found.digest:
+            raise errors.ToolFailed(
+                f"the archive of snapshot {name!r} is damaged: it is not what was saved",
+                hint="delete it, and save it anew",
+            )
+
+
+class _Quota:
+    """What one archive may hold: so much of its session's disk, and of what its owner has left."""
+
+    def __init__(
+        self, disk: int, left: Callable[[], int], writing: Counter[str], owner: str
+    ) -> None:
+        # Small files need headers and padding; names that are long need more.
+        self._limit = disk + disk // 2 + 16 * MIB
+        self._disk = disk
+        self._left = left
+        self._writing = writing
+        self._owner = owner
+        self._size = self._checked = self._heard = 0
+
+    def add(self, count: int) -> None:
+        self._size += count
+        self._writing[self._owner] += count
+        if self._size > self._limit:
+            raise errors.LimitExceeded(
+                f"the archive is larger than {self._limit} bytes, which is more than a disk of "
+                f"{self._disk} bytes can need"
+            )
+        if self._size >= self._checked + MIB:
+            self.check()
+
+    def check(self) -> None:
+        """Refuse what is more than the owner has left."""
+        self._checked = self._size
+        if self._left() < 0:
+            raise errors.LimitExceeded(
+                "your snapshots would hold more than K8E_MAX_SNAPSHOT_BYTES allows",
+                hint="delete some: k8e sandbox snapshot list, k8e sandbox snapshot delete NAME",
+            )
+
+    def hear(self, count: int) -> None:
+        """Names and errors are not kept, but do not go on for ever either."""
+        self._heard += count
+        if self._heard > self._limit:
+            raise errors.LimitExceeded("the sandbox lists more files than its disk can hold")
+
+    def close(self) -> None:
+        self._writing[self._owner] -= self._size
+
+
+def _disk(error: OSError) -> errors.K8eError:
+    """An error of the gateway's own files. Its paths concern no client."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return errors.LimitExceeded(
+            "the gateway's disk is full", hint="delete snapshots, or ask whoever runs the gateway"
+        )
+    log.error("a snapshot could not be written", exc_info=error)
+    return errors.K8eError(f"the snapshot could not be written: {error.strerror}")
