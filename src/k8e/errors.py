@@ -3,6 +3,7 @@
     K8eError
     ├─ InvalidRequest        the caller asked for something that cannot be
     ├─ SessionNotFound       no such session, or not the caller's
+    ├─ SessionPaused         the session is frozen until it is resumed
     ├─ ExecNotFound          no such exec in the session
     ├─ ApprovalNotFound      no such approval, or not the caller's
     ├─ Conflict              a name or request id is taken by something different
@@ -52,6 +53,12 @@ class SessionNotFound(K8eError):
     """No session has this id, or it belongs to somebody else; the two look the same on purpose."""
 
     code, grpc_status, http_status = "session_not_found", "NOT_FOUND", 404
+
+
+class SessionPaused(K8eError):
+    """The session is frozen: nothing can be done in it before it is resumed."""
+
+    code, grpc_status, http_status = "session_paused", "FAILED_PRECONDITION", 409
 
 
 class ExecNotFound(K8eError):
@@ -131,6 +138,7 @@ _BY_CODE: dict[str, type[K8eError]] = {
     for kind in (
         InvalidRequest,
         SessionNotFound,
+        SessionPaused,
         ExecNotFound,
         ApprovalNotFound,
         TimedOut,

@@ -73,6 +73,8 @@ class Settings:
     such as one of a VPN; empty means the gateway's own."""
     max_sessions: int = 256
     """K8E_MAX_SESSIONS: how many sessions may live at once on this gateway."""
+    max_children: int = 16
+    """K8E_MAX_CHILDREN: how many sub-agents one session may have at once."""
 
     @property
     def socket(self) -> Path:

@@ -9,7 +9,15 @@ from functools import partial
 from typing import Any, NoReturn
 
 from k8e import errors
-from k8e.cli import completing, fast, parsing_approvals, parsing_files, parsing_runs, printing
+from k8e.cli import (
+    completing,
+    fast,
+    parsing_approvals,
+    parsing_files,
+    parsing_runs,
+    parsing_steering,
+    printing,
+)
 
 
 class Parser(argparse.ArgumentParser):
@@ -114,6 +122,7 @@ def _add_sandbox(commands: Any) -> None:
     parsing_runs.add(group, common, _command)
     _add_create(group, common)
     _add_sessions(group, common)
+    parsing_steering.add(group, common, _command)
     parsing_files.add(group, common, _command)
     parsing_approvals.add_to_sandbox(_command, group, common)
     parsing_approvals.add_approver(_command, commands, common)
