@@ -124,14 +124,15 @@ async def operations_wait(stage: Stage) -> None:
 async def time_out(stage: Stage) -> None:
     """A command loses none of its time to a pause, and has a time-out afterwards."""
     sandbox = await stage.launch()
-    script = "echo up; sleep 0.1; echo end"
-    done = await sandbox.start(["/bin/bash", "-c", script], timeout=2.0)
-    over = await sandbox.start(["/bin/bash", "-c", "echo up; sleep 1000"], timeout=2.0)
+    script = "echo up; until test -e go; do sleep 0.02; done"
+    done = await sandbox.start(["/bin/bash", "-c", script], timeout=3.0)
+    over = await sandbox.start(["/bin/bash", "-c", "echo up; sleep 1000"], timeout=3.0)
     for program in (done, over):
         await program.until(b"up")
     await sandbox.guest.freeze()
-    await asyncio.sleep(2.2)
+    await asyncio.sleep(3.2)
     await sandbox.guest.thaw()
+    await sandbox.write("go", b"")
     equal((await done.finish()).status, "completed", "a command with time left")
     equal((await over.finish()).status, "timed_out", "a command without")
 

@@ -60,7 +60,10 @@ class Sessions:
                 live.has_background = True  # perhaps: it will be asked
                 if live.paused:
                     self._pauses.freeze_again(live)
-            await self._network.start({live.session.sandbox_id for live in self._live.values()})
+            alive = self._sandboxes()
+            await self._network.start(alive)
+            for sandbox_id in alive - self._sandboxes():  # it died before there was a network
+                await self._network.detach(sandbox_id)
             self._host.lend_network = self._network.lent
             yield
         finally:
@@ -83,6 +86,9 @@ class Sessions:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("a task failed", exc_info=task.exception())
+
+    def _sandboxes(self) -> set[str]:
+        return {live.session.sandbox_id for live in self._live.values()}
 
     def count(self) -> int:
         """Sessions that exist or are being made."""
