@@ -3,6 +3,7 @@
     K8eError
     ├─ InvalidRequest        the caller asked for something that cannot be
     ├─ SessionNotFound       no such session, or not the caller's
+    ├─ SessionPaused         the session is frozen until it is resumed
     ├─ ExecNotFound          no such exec in the session
     ├─ ApprovalNotFound      no such approval, or not the caller's
     ├─ SnapshotNotFound      no such snapshot, or not the caller's
@@ -53,6 +54,12 @@ class SessionNotFound(K8eError):
     """No session has this id, or it belongs to somebody else; the two look the same on purpose."""
 
     code, grpc_status, http_status = "session_not_found", "NOT_FOUND", 404
+
+
+class SessionPaused(K8eError):
+    """The session is frozen: nothing can be done in it before it is resumed."""
+
+    code, grpc_status, http_status = "session_paused", "FAILED_PRECONDITION", 409
 
 
 class ExecNotFound(K8eError):
@@ -138,6 +145,7 @@ _BY_CODE: dict[str, type[K8eError]] = {
     for kind in (
         InvalidRequest,
         SessionNotFound,
+        SessionPaused,
         ExecNotFound,
         ApprovalNotFound,
         SnapshotNotFound,

@@ -112,6 +112,8 @@ class Phase(enum.StrEnum):
 
     CREATING = "creating"
     ACTIVE = "active"
+    PAUSED = "paused"
+    """Frozen: its programs do not run, and its idle time does not count."""
     ENDED = "ended"
 
 
@@ -242,6 +244,8 @@ class SandboxSpec:
     runtime: str
     network: str = ""
     """The path of a network namespace for it; empty for one with nothing but loopback."""
+    workspace_of: str = ""
+    """The sandbox whose workspace it shares; empty for a workspace of its own."""
 
 
 @dataclass(frozen=True)
@@ -262,6 +266,8 @@ class Session:
     ended_reason: str = ""
     allowed_hosts: tuple[str, ...] = ()
     """What it may reach now; its specification has what was asked for at first."""
+    parent: str = ""
+    """The session whose workspace it shares and with which it ends; empty for most."""
 
     def to_json(self) -> dict[str, Any]:
         """What a client may see."""
@@ -277,5 +283,6 @@ class Session:
             "env_keys": sorted(self.spec.env),
             "limits": dataclasses.asdict(self.spec.limits),
             "allowed_hosts": list(self.allowed_hosts),
+            "parent_id": self.parent,
             "ended_reason": self.ended_reason,
         }

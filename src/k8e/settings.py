@@ -75,6 +75,8 @@ class Settings:
     """K8E_MAX_SESSIONS: how many sessions may live at once on this gateway."""
     max_snapshot_bytes: int = 20 << 30
     """K8E_MAX_SNAPSHOT_BYTES: how much all snapshots of one owner may hold."""
+    max_children: int = 16
+    """K8E_MAX_CHILDREN: how many sub-agents one session may have at once."""
 
     @property
     def socket(self) -> Path:

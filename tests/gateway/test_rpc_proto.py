@@ -171,6 +171,7 @@ def test_our_additions_start_at_100() -> None:
         "103 session_id string, 104 action string, 105 created_at int64, 106 expires_at int64",
         "ApproveActionRequest": "100 secret string",
         "ApproveActionResponse": "100 advisory bool",
+        "GetSessionResponse": "100 parent_id string",
     }
 
 

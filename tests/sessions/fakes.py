@@ -58,6 +58,10 @@ class FakeGuest:
         self.killed = asyncio.Event()
         self.death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.fails_to_die = False
+        self.cwd = ""
+        self.frozen = False
+        self.turns: list[str] = []
+        self.fails_to_freeze = False
 
     @property
     def link(self) -> Link:
@@ -68,9 +72,22 @@ class FakeGuest:
 
     async def bind(self, binding: Binding) -> None:
         self.env = binding.env
+        self.cwd = binding.cwd
 
     async def wait(self) -> str:
         return await asyncio.shield(self.death)
+
+    async def freeze(self) -> None:
+        await asyncio.sleep(0)
+        if self.fails_to_freeze:
+            raise errors.ToolFailed("it does not freeze")
+        self.frozen = True
+        self.turns.append("freeze")
+
+    async def thaw(self) -> None:
+        await asyncio.sleep(0)
+        self.frozen = False
+        self.turns.append("thaw")
 
     async def kill(self) -> None:
         self.killed.set()

@@ -16,6 +16,7 @@ from k8e.cli import (
     parsing_files,
     parsing_runs,
     parsing_snapshots,
+    parsing_steering,
     printing,
 )
 
@@ -122,6 +123,7 @@ def _add_sandbox(commands: Any) -> None:
     parsing_runs.add(group, common, _command)
     _add_create(group, common)
     _add_sessions(group, common)
+    parsing_steering.add(group, common, _command)
     parsing_files.add(group, common, _command)
     parsing_snapshots.add(group, common, _command, _add_session_flags)
     parsing_approvals.add_to_sandbox(_command, group, common)

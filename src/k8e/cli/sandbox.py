@@ -139,7 +139,8 @@ def status(options: argparse.Namespace) -> int:
 def _living(client: SandboxClient, session_id: str) -> str:
     """The id, if a session of it lives."""
     try:
-        return session_id if session_id and client.get_session(session_id).phase == "active" else ""
+        living = session_id and client.get_session(session_id).phase in ("active", "paused")
+        return session_id if living else ""
     except errors.SessionNotFound:
         return ""
 

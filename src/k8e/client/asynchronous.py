@@ -22,12 +22,13 @@ from k8e.client.operations import Operation
 from k8e.client.requests import AsyncContent, ExecOptions, SessionOptions
 from k8e.client.results import ExecEvent, ExecResult, FileEntry, SessionInfo, Stdout
 from k8e.client.snapshotting import AsyncSnapshotting
+from k8e.client.steering import AsyncSteering
 
 T = TypeVar("T")
 KILL_SECONDS = 5.0  # how long a cancelled caller waits for its command to be killed
 
 
-class AsyncSandboxClient(AsyncRuns, AsyncApproving, AsyncSnapshotting):
+class AsyncSandboxClient(AsyncRuns, AsyncApproving, AsyncSnapshotting, AsyncSteering):
     """Runs code in sandboxes, from any number of tasks at once.
 
     async with AsyncSandboxClient() as client:

@@ -18,11 +18,12 @@ from k8e.client.requests import Content, ExecOptions, SessionOptions
 from k8e.client.results import ExecEvent, ExecResult, FileEntry, SessionInfo, Stdout
 from k8e.client.runs import Runs
 from k8e.client.snapshotting import Snapshotting
+from k8e.client.steering import Steering
 
 T = TypeVar("T")
 
 
-class SandboxClient(Runs, Approving, Snapshotting):
+class SandboxClient(Runs, Approving, Snapshotting, Steering):
     """Runs code in sandboxes.
 
     Without ``endpoint`` and K8E_SANDBOX_ENDPOINT it uses the gateway of this host, and starts it if

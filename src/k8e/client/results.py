@@ -182,7 +182,7 @@ class SessionInfo:
     tenant_id: str
     runtime: str
     phase: str
-    """``creating``, ``active`` or ``ended``."""
+    """``creating``, ``active``, ``paused`` or ``ended``."""
     created_at: float
     expires_at: float
     """Unix time; 0 means never."""
@@ -193,6 +193,8 @@ class SessionInfo:
     ended_reason: str = ""
     allowed_hosts: list[str] = field(default_factory=list[str])
     """What it may reach, in the words that were asked for."""
+    parent_id: str = ""
+    """The session whose sub-agent it is; empty for most."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,9 @@ from k8e.conformance import (
     life,
     limits,
     output,
+    pausing,
     refusals,
+    sharing,
     terminals,
 )
 from k8e.conformance.behaviours import ALL, Behaviour, Broken, NotApplicable
@@ -45,5 +47,7 @@ _PARTS = (
     attacks,
     limits,
     life,
+    sharing,
+    pausing,
 )
 """Importing a part adds its behaviours."""

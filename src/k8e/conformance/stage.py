@@ -32,17 +32,23 @@ class Stage:
             self._shared = await self.launch()
         return self._shared
 
-    async def launch(self, **limits: Any) -> Sandbox:
-        """A sandbox of one's own, with these limits instead of the default ones."""
+    async def launch(
+        self, *, sharing: Sandbox | None = None, cwd: str = "", **limits: Any
+    ) -> Sandbox:
+        """A sandbox of one's own, with these limits instead of the default ones.
+
+        It has the workspace of ``sharing``, where one is given, and its commands start in ``cwd``.
+        """
         spec = SandboxSpec(
             sandbox_id=new_id("sb"),
             limits=replace(Limits(), **limits),
             runtime=self.runtime.name,
+            workspace_of=sharing.guest.sandbox_id if sharing else "",
         )
         guest = await self.runtime.launch(spec)
         sandbox = Sandbox(guest)
         self._fresh.append(sandbox)
-        await guest.bind(Binding(env=SHARED_ENV))
+        await guest.bind(Binding(env=SHARED_ENV, cwd=cwd))
         return sandbox
 
     async def restart(self) -> None:
@@ -57,7 +63,8 @@ class Stage:
 
     async def clear(self) -> None:
         """End the sandboxes that only one behaviour used."""
-        for sandbox in [item for item in self._fresh if item is not self._shared]:
+        # The newest first: it may share what an older one has.
+        for sandbox in [item for item in self._fresh[::-1] if item is not self._shared]:
             await asyncio.shield(sandbox.guest.kill())
             self._fresh.remove(sandbox)
 

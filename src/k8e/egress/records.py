@@ -43,6 +43,8 @@ class Records:
         self._folder.mkdir(parents=True, exist_ok=True)
         if self._ceiling_file.exists():
             self._newest = self._ceiling = int(self._ceiling_file.read_text("ascii"))
+        for scratch in self._folder.glob("*.tmp"):  # of a gateway that was killed while it wrote
+            scratch.unlink()
         found: dict[str, Record] = {}
         for path in self._folder.glob("*.json"):
             try:

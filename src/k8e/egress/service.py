@@ -71,7 +71,7 @@ class Egress:
         asyncio.get_running_loop().add_reader(self._log.fileno(), self.drain)
         for sandbox_id, record in found.items():
             await self._adopt(sandbox_id, record, generations.get(record.slot, 0))
-            if sandbox_id not in alive:
+            if sandbox_id not in alive or not self._indexes[Slot(record.slot)]:
                 await self.detach(sandbox_id)
         owned = {client.slot for client in self._clients.values()}
         for slot in self._router.slots():
@@ -85,7 +85,11 @@ class Egress:
         """Know a sandbox again; finish the change of policy that a killed gateway had begun."""
         slot = Slot(record.slot)
         client = Client(sandbox_id, slot)
-        self._know(client, await asyncio.to_thread(self._router.index, slot))
+        try:
+            index = await asyncio.to_thread(self._router.index, slot)
+        except OSError:
+            index = 0  # its wire went with its sandbox; the gateway was killed before its record
+        self._know(client, index)
         client.rebind(record.bound if generation == record.bound.generation else record.before)
         if client.bound is not record.bound:
             await self.bind(sandbox_id, record.bound.policy)

@@ -15,6 +15,7 @@ from k8e.gateway.rpc_approvals import ApprovalRpcs
 from k8e.gateway.rpc_errors import as_text
 from k8e.gateway.rpc_runs import Runs, started
 from k8e.gateway.rpc_snapshots import SnapshotRpcs
+from k8e.gateway.rpc_steering import SteeringRpcs
 from k8e.gateway.service import Gateway
 from k8e.guest import wire
 from k8e.model import PIP_SECONDS, Phase, Principal, Session, SessionSpec, pip_command
@@ -44,13 +45,14 @@ class Ending(NamedTuple):
     denials: list[pb.EgressDenial]
 
 
-class Service(Runs, ApprovalRpcs, SnapshotRpcs):
+class Service(Runs, ApprovalRpcs, SnapshotRpcs, SteeringRpcs):
     """What is implemented of ``sandbox.v1.SandboxService``, for callers that are known."""
 
     def __init__(self, gateway: Gateway) -> None:
         Runs.__init__(self, gateway)
         ApprovalRpcs.__init__(self, gateway)
         SnapshotRpcs.__init__(self, gateway)
+        SteeringRpcs.__init__(self, gateway)
 
     # Sessions.
 
@@ -261,6 +263,7 @@ def _session(session: Session) -> pb.GetSessionResponse:
         expires_at=int(session.expires_at),
         env_keys=sorted(session.spec.env),
         allowed_hosts=session.allowed_hosts,
+        parent_id=session.parent,
     )
 
 

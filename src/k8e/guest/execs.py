@@ -67,11 +67,12 @@ class Exec:
         self._pending: list[tuple[bytes, Any]] = []
         self._scratch: str | None = None
         self._deadline: Timer | None = None
+        self._time_left = 0.0  # of the time-out, while its clock is stopped
 
     # Starting.
 
-    def start(self, spec: dict[str, Any], session_env: dict[str, str]) -> None:
-        cwd = os.path.join(WORKSPACE, spec.get("cwd") or "")
+    def start(self, spec: dict[str, Any], session_env: dict[str, str], session_cwd: str) -> None:
+        cwd = os.path.join(WORKSPACE, spec.get("cwd") or session_cwd)
         env = dict(BASE_ENV)
         env.update(session_env)
         env.update(spec.get("env") or {})
@@ -268,7 +269,17 @@ class Exec:
 
     # Ending.
 
+    def hold(self, held: bool) -> None:
+        """Stop the clock of the time-out, or let it go on with what was left."""
+        if held and self._deadline is not None and self._deadline.callback is not None:
+            self._time_left = max(0.001, self._deadline.when - time.monotonic())
+            self._deadline.cancel()
+        elif not held and self._time_left and self.code is None:
+            self._deadline = self._loop.later(self._time_left, self._time_out)
+            self._time_left = 0.0
+
     def _time_out(self) -> None:
+        self._deadline = None
         self.terminate("timed_out")
 
     def terminate(self, status: str) -> None:

@@ -54,6 +54,8 @@ class Guest:
             "processes": _answered(list_processes),
             "ping": _answered(lambda _: {}),
             "bind": self._bind,
+            "hold": _answered(lambda _: self.execs.hold(True)),
+            "release": _answered(lambda _: self.execs.hold(False)),
         }
 
     def run(self) -> None:
@@ -120,7 +122,15 @@ class Guest:
         _leave_log()
         if os.path.isdir(SLOT):
             _settle_in_gvisor()
+        self._settle_at(spec.get("cwd") or WORKSPACE)
         channel.send(RESULT, pack({}))
+
+    def _settle_at(self, cwd: str) -> None:
+        """Start commands in ``cwd`` from now on; it is made with the rights of the user."""
+        if cwd != WORKSPACE:
+            with as_user():
+                os.makedirs(cwd, exist_ok=True)
+        self.execs.cwd = cwd
 
 
 def _answered(function: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[..., None]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from k8e.guest.execs import Exec
 from k8e.guest.loop import Loop
+from k8e.guest.spawn import WORKSPACE
 from k8e.guest.wire import (
     CANCEL,
     CREDIT,
@@ -64,6 +65,7 @@ class Execs:
 
     def __init__(self, loop: Loop) -> None:
         self.env: dict[str, str] = {}
+        self.cwd = WORKSPACE
         self.oom_score_adj = 0
         self._loop = loop
         self._by_id: dict[str, Exec] = {}
@@ -84,7 +86,7 @@ class Execs:
             if self._unseen >= STARTS:
                 self.reap()
             known = Exec(self._loop, self._by_pid, exec_id, spec)
-            known.start(spec, self.env)
+            known.start(spec, self.env, self.cwd)
             self._by_id[exec_id] = known
             self._by_pid[known.pid] = known
             if self.oom_score_adj:
@@ -118,6 +120,12 @@ class Execs:
             listed.append(entry)
         listed.reverse()
         return listed
+
+    def hold(self, held: bool) -> dict[str, Any]:
+        """Stop the clocks of all time-outs, because the sandbox is to be frozen; or go on."""
+        for item in self._by_id.values():
+            item.hold(held)
+        return {}
 
     def reap(self) -> None:
         """Collect every child that ended, ours or orphaned."""

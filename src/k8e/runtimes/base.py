@@ -44,6 +44,8 @@ class Binding:
     """What turns a sandbox into one session's: said once, when it is handed over."""
 
     env: dict[str, str]
+    cwd: str = ""
+    """Where commands start that do not say it; made if missing. Empty for ``/workspace``."""
 
 
 class Guest(Protocol):
@@ -68,8 +70,19 @@ class Guest(Protocol):
         """Wait until the sandbox is gone; the reason, in words for a user."""
         ...
 
+    async def freeze(self) -> None:
+        """Stop everything in the sandbox where it is; no error where it is stopped already.
+
+        A command's time-out does not run on meanwhile.
+        """
+        ...
+
+    async def thaw(self) -> None:
+        """Let everything go on; no error where nothing was stopped."""
+        ...
+
     async def kill(self) -> None:
-        """End the sandbox and remove everything that belongs to it."""
+        """End the sandbox, frozen or not, and remove everything that belongs to it."""
         ...
 
 

@@ -16,6 +16,7 @@ NEIGHBOURS = "k8e-neighbours"
 CONTROLLERS = ("cpu", "memory", "pids")
 CLEAR_ROUNDS = 3  # a process may fork while it is moved
 REMOVE_SECONDS = 5.0
+_FREEZER, _THAWED = "freezer.state", "THAWED"
 
 
 def is_unified() -> bool:
@@ -96,6 +97,16 @@ def remove(sandbox_id: str) -> None:
             _remove_one(folder, deadline)
 
 
+def end_frozen(sandbox_id: str) -> None:
+    """Kill what is frozen in a sandbox's cgroup: on v1 it dies only when it is thawed.
+
+    On v2 a killed process dies frozen.
+    """
+    group = ROOT / "freezer" / PARENT / sandbox_id
+    if _is_frozen(group):
+        _kill_members(group)
+
+
 def remove_parent() -> None:
     """Remove k8e's own cgroups when no sandbox is left in them."""
     for hierarchy in hierarchies():
@@ -138,3 +149,12 @@ def _kill_members(group: Path) -> None:
         for pid in (group / "cgroup.procs").read_text("ascii").split():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
+    if _is_frozen(group):
+        with contextlib.suppress(OSError):
+            (group / _FREEZER).write_text(_THAWED, "ascii")
+
+
+def _is_frozen(group: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return (group / _FREEZER).read_text("ascii").strip() != _THAWED
+    return False

@@ -36,7 +36,12 @@ class Container(OciRuntime):
         return [self._program or self.tool_name, "--root", str(self.state), *arguments]
 
     def assign(self, record: Record) -> Record:
-        return replace(record, id_base=self.host.take_ids(record.sandbox_id))
+        if record.workspace_of:
+            # Files carry the uids of the range, so whoever shares the files shares the range.
+            base = self.host.share_ids(record.sandbox_id, record.workspace_of)
+        else:
+            base = self.host.take_ids(record.sandbox_id)
+        return replace(record, id_base=base)
 
     def flavour(self, record: Record) -> bundle.Flavour:
         return bundle.Flavour(

@@ -38,6 +38,8 @@ class Record:
     pid: int = 0
     pid_started: int = 0
     """Kernel ticks at which ``pid`` started, so that a reused pid is recognised."""
+    workspace_of: str = ""
+    """The sandbox whose workspace, and so whose uids, it shares."""
 
     def save(self, folder: Path) -> None:
         scratch = folder / "sandbox.json.tmp"
@@ -122,6 +124,18 @@ class Host:
                     self._ids[sandbox_id] = base
                     return base
         raise errors.LimitExceeded(f"more than {ID_SLOTS} sandboxes on this host")
+
+    def share_ids(self, sandbox_id: str, owner: str) -> int:
+        """The range of ``owner``, for another sandbox that uses the same files.
+
+        It is free again when none of them has it any more.
+        """
+        with self._lock:
+            base = self._ids.get(owner)
+            if base is None:
+                raise errors.SandboxDied("the sandbox whose workspace was to be shared is gone")
+            self._ids[sandbox_id] = base
+            return base
 
     def free_ids(self, sandbox_id: str) -> None:
         self._ids.pop(sandbox_id, None)

@@ -53,6 +53,11 @@ def make_shared_mount(folder: Path) -> None:
     mount("", folder, "", MS_SHARED)
 
 
+def bind(source: Path, target: Path) -> None:
+    """Show what is mounted on ``source`` on ``target`` too: the same file system, not a copy."""
+    mount(str(source), target, "", MS_BIND)
+
+
 def unmount(target: Path) -> None:
     """Unmount everything stacked on ``target``; nothing happens where nothing is mounted."""
     for _ in range(16):

@@ -23,6 +23,8 @@ from k8e.runtimes.host import Host, Record, start_time
 
 RUN_SECONDS = 30.0
 DELETE_SECONDS = 30.0
+FREEZE_SECONDS = 30.0
+HOLD_SECONDS = 5.0  # that a guest has to stop its clocks; one that does not is frozen all the same
 CONNECT_SECONDS = 20.0
 REDIAL_SECONDS = 5.0
 
@@ -56,6 +58,7 @@ class OciGuest:
         self._gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._pidfd = -1
         self._patience = CONNECT_SECONDS
+        self._frozen = False  # as far as we know: an adopted one may be
 
     def watch(self) -> None:
         """Notice the end of the sandbox's main process, without polling."""
@@ -90,11 +93,35 @@ class OciGuest:
 
     async def bind(self, binding: Binding) -> None:
         await _to_the_end(self._runtime.mount_workspace, self.record)
-        call = {"op": "bind", "env": binding.env, **self._runtime.guest_limits(self.record)}
-        await link.request(await self.connect(), call)
+        call = {
+            "op": "bind",
+            "env": binding.env,
+            "cwd": binding.cwd,
+            **self._runtime.guest_limits(self.record),
+        }
+        try:
+            await link.request(await self.connect(), call)
+        except OSError as error:
+            if not binding.cwd:
+                raise
+            raise errors.InvalidRequest(
+                f"commands cannot start in {binding.cwd}: {error.strerror}"
+            ) from None
 
     async def wait(self) -> str:
         return await asyncio.shield(self._gone)
+
+    async def freeze(self) -> None:
+        if self.link is not None and not self._frozen:
+            with contextlib.suppress(errors.K8eError):
+                await link.request(self.link, {"op": "hold"}, seconds=HOLD_SECONDS)
+        await self._runtime.switch("pause", self.sandbox_id, "paused")
+        self._frozen = True
+
+    async def thaw(self) -> None:
+        await self._runtime.switch("resume", self.sandbox_id, "running")
+        self._frozen = False
+        await link.request(await self.connect(), {"op": "release"})
 
     async def kill(self) -> None:
         if self._pidfd >= 0:
@@ -149,7 +176,11 @@ class OciRuntime:
 
     async def launch(self, spec: SandboxSpec) -> Guest:
         record = Record(
-            sandbox_id=spec.sandbox_id, runtime=self.name, limits=spec.limits, id_base=None
+            sandbox_id=spec.sandbox_id,
+            runtime=self.name,
+            limits=spec.limits,
+            id_base=None,
+            workspace_of=spec.workspace_of,
         )
         folder = self.host.folder(spec.sandbox_id)
         listener = link.Listener(folder / "link")
@@ -201,8 +232,12 @@ class OciRuntime:
         return record
 
     def mount_workspace(self, record: Record) -> None:
-        owner = (record.id_base or 0) + UID
         target = self.mount_point(record.sandbox_id)
+        if record.workspace_of:
+            # One file system, seen twice: what one writes, the other sees.
+            mounts.bind(self.mount_point(record.workspace_of), target)
+            return
+        owner = (record.id_base or 0) + UID
         self.host.workspaces.mount(record.sandbox_id, target, size=record.limits.disk, owner=owner)
 
     async def adopt(self) -> list[Guest]:
@@ -236,8 +271,31 @@ class OciRuntime:
         await asyncio.to_thread(self._remove, sandbox_id)
         self.host.free_ids(sandbox_id)  # only now: what is left would belong to the next one
 
+    async def switch(self, verb: str, sandbox_id: str, wanted: str) -> None:
+        """Have the runtime's program ``pause`` or ``resume``; no error if it is as ``wanted``."""
+        try:
+            await tools.run_tool(
+                self.command(verb, sandbox_id),
+                log=self.host.folder(sandbox_id) / "log",
+                seconds=FREEZE_SECONDS,
+            )
+        except errors.ToolFailed:
+            if await self._status(sandbox_id) != wanted:
+                raise
+
+    async def _status(self, sandbox_id: str) -> str:
+        """What the runtime's program says of a sandbox: ``running``, ``paused`` or another word."""
+        answer = self.host.folder(sandbox_id) / "state"
+        answer.unlink(missing_ok=True)
+        argv = self.command("state", sandbox_id)
+        await tools.run_tool(argv, log=answer, seconds=FREEZE_SECONDS)
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            return str(json.loads(answer.read_text("utf-8"))["status"])
+        return "unknown"
+
     async def delete(self, sandbox_id: str) -> None:
         """Let the runtime's own program end what it knows of a sandbox."""
+        cgroups.end_frozen(sandbox_id)
         if any(self.state.glob(f"{sandbox_id}*")):
             with contextlib.suppress(errors.ToolFailed):  # what it leaves, _remove removes
                 argv = self.command("delete", "--force", sandbox_id)

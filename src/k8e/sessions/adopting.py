@@ -17,25 +17,31 @@ log = logging.getLogger(__name__)
 
 
 async def adopt(store: Store, runtimes: Runtimes, host: Host) -> list[tuple[Session, Guest]]:
-    """The sessions that live on; what was half made or has no session is removed."""
+    """The sessions that live on, parents first; what is half made or without session is removed."""
     guests: dict[str, Guest] = {}
     for runtime in runtimes.all.values():
         for guest in await runtime.adopt():
             guests[guest.sandbox_id] = guest
-    adopted: list[tuple[Session, Guest]] = []
+    adopted: dict[str, tuple[Session, Guest]] = {}
     for session in store.unended():
         guest = guests.get(session.sandbox_id)
-        if guest is None or session.phase is not Phase.ACTIVE:
+        if guest is None or session.phase not in (Phase.ACTIVE, Phase.PAUSED):
             reason = "its sandbox was gone or half made after a restart of the gateway"
             store.end(session.session_id, reason, time.time())
             continue
         log.info("session %s is adopted", session.session_id)
-        adopted.append((session, guests.pop(session.sandbox_id)))
+        adopted[session.session_id] = session, guests.pop(session.sandbox_id)
+    for session, guest in list(adopted.values()):
+        if session.parent and session.parent not in adopted:
+            del adopted[session.session_id]
+            guests[guest.sandbox_id] = guest
+            store.end(session.session_id, "its parent was gone", time.time())
     for guest in guests.values():
         with _told("ending sandbox %s failed", guest.sandbox_id):
             await guest.kill()
-    await _purge_orphans(runtimes, host, {session.sandbox_id for session, _ in adopted})
-    return adopted
+    found = sorted(adopted.values(), key=lambda item: bool(item[0].parent))
+    await _purge_orphans(runtimes, host, {session.sandbox_id for session, _ in found})
+    return found
 
 
 async def _purge_orphans(runtimes: Runtimes, host: Host, owned: set[str]) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
-from k8e.model import Session
+from k8e.model import Phase, Session
 from k8e.runtimes.base import Guest
 from k8e.sessions.operations import Operation
 
@@ -36,6 +37,13 @@ class Live:
         self.ending: asyncio.Task[None] | None = None
         self.has_background = False
         """Whether programs may run in it that nobody waits for; only its guest knows until when."""
+        self.parent: Live | None = None
+        self.children: set[Live] = set()
+        """Sub-agents: they share its workspace, end with it, and keep it from being idle."""
+        self.turning = asyncio.Lock()
+        """Held while the sandbox is being frozen, thawed or ended."""
+        self.turns = 0
+        """How often it was frozen or thawed: what was asked before says nothing about now."""
         # Also after a restart: an early end would lose work, a late one costs little.
         self._last_active = time.time()
         self._on_due = on_due
@@ -56,6 +64,9 @@ class Live:
         """Time has passed: an answered operation gets the time that it asked for."""
         if operation.answered and not timeout:
             return
+        if self.paused:
+            self._look_after(operation, FIRST_ANSWER, timeout)
+            return
         if operation.answered and timeout > 0:
             self._look_after(operation, max(0.0, timeout + EXIT_GRACE - FIRST_ANSWER), -1)
             return
@@ -67,18 +78,55 @@ class Live:
         timer = self.running.pop(operation, None)
         if timer is not None:
             timer.cancel()
-        self._last_active = time.time()
+        self.touch()
 
     def touch(self) -> None:
-        """It was seen to be in use just now."""
+        """It was seen to be in use just now, and its parent with it."""
         self._last_active = time.time()
+        if self.parent is not None:
+            self.parent.touch()
+
+    # Phases.
+
+    @property
+    def paused(self) -> bool:
+        return self.session.phase is Phase.PAUSED
+
+    @property
+    def in_use(self) -> bool:
+        """Whether its idle time stands still: something runs, or is kept for later."""
+        return bool(self.running) or self.paused or any(child.in_use for child in self.children)
+
+    @property
+    def may_work(self) -> bool:
+        """Whether programs may run, in it or its children, that nobody waits for."""
+        return self.has_background or any(child.has_background for child in self.children)
+
+    def join(self, parent: Live | None) -> None:
+        """Be a child of ``parent``, where there is one."""
+        self.parent = parent
+        if parent is not None:
+            parent.children.add(self)
+
+    def leave(self) -> None:
+        """Be nobody's child any more; the parent is idle from now on at the earliest."""
+        if self.parent is not None:
+            self.parent.children.discard(self)
+            self.parent.touch()
+
+    def turn(self, phase: Phase) -> None:
+        """It is paused, or active again, from now on."""
+        self.session = replace(self.session, phase=phase)
+        self.turns += 1
+        self.touch()
+        self.schedule()
 
     # Time.
 
     def schedule(self) -> None:
         """Wake up when the session may have expired."""
         self.unschedule()
-        idle_from = time.time() if self.running else self._last_active
+        idle_from = time.time() if self.in_use else self._last_active
         due = min(self.session.expires_at, idle_from + self.session.spec.idle_timeout)
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(max(0.0, due - time.time()), self._on_due, self)
@@ -93,7 +141,7 @@ class Live:
         now = time.time()
         if now >= self.session.expires_at:
             return "its lifetime was over"
-        if not self.running and now >= self._last_active + self.session.spec.idle_timeout:
+        if not self.in_use and now >= self._last_active + self.session.spec.idle_timeout:
             return IDLE
         return ""
 

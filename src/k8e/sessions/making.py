@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
 
 from k8e import errors
 from k8e.model import Phase, Principal, SandboxSpec, Session, SessionSpec, new_id
@@ -20,6 +20,15 @@ from k8e.settings import Settings
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Kinship:
+    """What a sub-agent's session gets from another one beside its specification."""
+
+    parent: Session
+    cwd: str
+    """Where its commands start; empty for ``/workspace``."""
+
+
 class Maker:
     """Makes sessions, each in a task of its own, so that a caller who leaves half makes none."""
 
@@ -30,7 +39,7 @@ class Maker:
         runtimes: Runtimes,
         network: Network,
         furnisher: Furnisher,
-        on_made: Callable[[Session, Guest], None],
+        on_made: Callable[[Session, Guest], Awaitable[Session]],
     ) -> None:
         self._settings = settings
         self._store = store
@@ -47,13 +56,23 @@ class Maker:
         """What is being made under ``key``."""
         return self._creating.get(key)
 
+    def tasks(self, prefix: str) -> list[asyncio.Task[Session]]:
+        """What is being made under keys that begin with ``prefix``."""
+        return [task for key, task in self._creating.items() if key.startswith(prefix)]
+
     async def make(
-        self, key: str, principal: Principal, spec: SessionSpec, *, auto: bool
+        self,
+        key: str,
+        principal: Principal,
+        spec: SessionSpec,
+        *,
+        auto: bool,
+        kin: Kinship | None = None,
     ) -> Session:
         """Make a session, or join whoever makes the one of this key."""
         task = self._creating.get(key)
         if task is None:
-            task = asyncio.create_task(self._create(principal, spec, auto))
+            task = asyncio.create_task(self._create(principal, spec, auto, kin))
             self._creating[key] = task
             task.add_done_callback(lambda done: self._made(key, done))
         return await asyncio.shield(task)
@@ -83,32 +102,35 @@ class Maker:
             )
         return asked or self._settings.default_lifetime
 
-    async def _create(self, principal: Principal, spec: SessionSpec, auto: bool) -> Session:
+    async def _create(
+        self, principal: Principal, spec: SessionSpec, auto: bool, kin: Kinship | None
+    ) -> Session:
         self._furnisher.check(principal.name, spec)
         runtime = await self._runtimes.choose(spec.runtime, self._settings.default_runtime)
         words, policy = await self._network.read(spec.allowed_hosts)
         now = time.time()
         session = Session(
-            session_id=spec.session_id or new_id("sess"),
+            session_id=spec.session_id or new_id("sub" if kin else "sess"),
             owner=principal.name,
             spec=spec,
             runtime=runtime.name,
             sandbox_id=new_id("sb"),
             phase=Phase.CREATING,
             created_at=now,
-            expires_at=now + spec.lifetime,
+            expires_at=kin.parent.expires_at if kin else now + spec.lifetime,
             auto=auto,
             allowed_hosts=words,
+            parent=kin.parent.session_id if kin else "",
         )
         self._store.insert(session)
         # What egress tells, it tells of sandboxes.
         log.info("session %s is sandbox %s", session.session_id, session.sandbox_id)
         try:
-            guest = await self._launch(runtime, session)
+            guest = await self._launch(runtime, session, kin.parent.sandbox_id if kin else "")
             try:
                 # Until here, the kernel refuses everything; the guest has run nothing yet.
                 await self._network.bind(session.sandbox_id, policy)
-                await guest.bind(Binding(env=spec.env))
+                await guest.bind(Binding(env=spec.env, cwd=kin.cwd if kin else ""))
                 if spec.snapshot or spec.manifest:
                     session = await self._furnisher.furnish(session, guest)
             except BaseException:
@@ -118,16 +140,16 @@ class Maker:
             self._store.end(session.session_id, f"creation failed: {error}", time.time())
             raise
         session = self._store.activate(session)
-        self._on_made(session, guest)
-        return session
+        return await self._on_made(session, guest)
 
-    async def _launch(self, runtime: Runtime, session: Session) -> Guest:
+    async def _launch(self, runtime: Runtime, session: Session, workspace_of: str) -> Guest:
         network = await self._network.attach(session.sandbox_id) if runtime.networked else ""
         sandbox = SandboxSpec(
             sandbox_id=session.sandbox_id,
             limits=session.spec.limits,
             runtime=runtime.name,
             network=network,
+            workspace_of=workspace_of,
         )
         try:
             return await runtime.launch(sandbox)

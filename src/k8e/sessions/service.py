@@ -17,12 +17,14 @@ from k8e.model import Phase, Principal, Session, SessionSpec, new_id
 from k8e.runtimes.base import Feature, Guest
 from k8e.runtimes.host import Host
 from k8e.runtimes.registry import Runtimes
-from k8e.sessions import adopting, furnishing, operations, working
+from k8e.sessions import adopting, furnishing, operations, refusals, working
+from k8e.sessions.children import Children
 from k8e.sessions.furnishing import Furnisher
 from k8e.sessions.live import IDLE, Live
-from k8e.sessions.making import Maker
+from k8e.sessions.making import Kinship, Maker
 from k8e.sessions.network import Network
 from k8e.sessions.operations import Operation
+from k8e.sessions.pausing import Pauses
 from k8e.sessions.snapshots import Snapshots
 from k8e.sessions.store import Store
 from k8e.settings import Settings
@@ -46,7 +48,9 @@ class Sessions:
         self._network = Network(settings)
         self.snapshots = Snapshots(settings.data_dir, self, max_bytes=settings.max_snapshot_bytes)
         furnisher = Furnisher(self._network, self.snapshots)
-        self._maker = Maker(settings, store, runtimes, self._network, furnisher, self._begin)
+        self._maker = Maker(settings, store, runtimes, self._network, furnisher, self._made)
+        self._children = Children(store, self._network, self._maker, settings.max_children)
+        self._pauses = Pauses(store)
         self._tasks: set[asyncio.Task[None]] = set()
         self.on_end: list[Callable[[Session], None]] = []
         """Called with each session that has ended."""
@@ -56,9 +60,14 @@ class Sessions:
         """Adopt what is there, then serve until the block ends; sandboxes stay when it does."""
         try:
             for session, guest in await adopting.adopt(self._store, self.runtimes, self._host):
-                self._begin(session, guest)
-                self._live[session.session_id].has_background = True  # perhaps: it will be asked
-            await self._network.start({live.session.sandbox_id for live in self._live.values()})
+                live = self._begin(session, guest)
+                live.has_background = True  # perhaps: it will be asked
+                if live.paused:
+                    self._pauses.freeze_again(live)
+            alive = self._sandboxes()
+            await self._network.start(alive)
+            for sandbox_id in alive - self._sandboxes():  # it died before there was a network
+                await self._network.detach(sandbox_id)
             self._host.lend_network = self._network.lent
             await self.snapshots.start()
             yield
@@ -66,6 +75,7 @@ class Sessions:
             for live in self._live.values():
                 live.stop()
             await self._maker.stop()
+            await self._pauses.stop()
             if self._tasks:
                 await asyncio.wait(self._tasks)
             await self._network.close()
@@ -83,6 +93,9 @@ class Sessions:
         if not task.cancelled() and task.exception() is not None:
             log.error("a task failed", exc_info=task.exception())
 
+    def _sandboxes(self) -> set[str]:
+        return {live.session.sandbox_id for live in self._live.values()}
+
     def count(self) -> int:
         """Sessions that exist or are being made."""
         return len(self._live) + self._maker.count()
@@ -96,7 +109,7 @@ class Sessions:
     def get(self, principal: Principal, session_id: str) -> Session:
         session = self._store.get(session_id)
         if session is None or session.owner != principal.name:
-            raise _not_found(session_id)
+            raise refusals.not_found(session_id)
         return session
 
     def listing(
@@ -117,11 +130,11 @@ class Sessions:
             if known is not None:
                 return await self._repeated(key, known, spec)
         made = await self._make(key or new_id("make"), principal, spec, auto=False)
-        _check_same(made, spec)  # another call may have begun it
+        refusals.check_same(made, spec)  # another call may have begun it
         return made
 
     async def _repeated(self, key: str, known: Session, spec: SessionSpec) -> Session:
-        _check_same(known, spec)
+        refusals.check_same(known, spec)
         task = self._maker.task(key)
         return await asyncio.shield(task) if task is not None else known
 
@@ -167,8 +180,21 @@ class Sessions:
         # Another call may have begun it, for another runtime.
         return self.auto_now(principal, spec.tenant, spec.runtime, spec.allowed_hosts, spec) or made
 
+    async def run_subagent(
+        self, principal: Principal, parent_id: str, kind: str = "", path: str = ""
+    ) -> Session:
+        """A session for a sub-agent, in the workspace of its parent."""
+        parent = self._own(principal, parent_id)
+        return await self._children.make(parent, kind, path, self._make)
+
     async def _make(
-        self, key: str, principal: Principal, spec: SessionSpec, *, auto: bool
+        self,
+        key: str,
+        principal: Principal,
+        spec: SessionSpec,
+        *,
+        auto: bool,
+        kin: Kinship | None = None,
     ) -> Session:
         if self._maker.task(key) is None and self.count() >= self._settings.max_sessions:
             raise errors.LimitExceeded(
@@ -176,7 +202,7 @@ class Sessions:
                 "takes (K8E_MAX_SESSIONS)",
                 hint="destroy some: k8e sandbox sessions, k8e sandbox destroy ID",
             )
-        return await self._maker.make(key, principal, spec, auto=auto)
+        return await self._maker.make(key, principal, spec, auto=auto, kin=kin)
 
     # Using.
 
@@ -197,6 +223,8 @@ class Sessions:
         """``open`` without a task, for the hot path; None while the guest is dialling."""
         operations.check(call)
         live = self._own(principal, session_id)
+        if live.paused:
+            raise refusals.paused(session_id)
         connected = live.guest.link
         if connected is None:
             return None
@@ -220,10 +248,7 @@ class Sessions:
         except errors.SessionNotFound as error:
             return error
         if session.phase is Phase.ENDED:
-            missing = _not_found(session_id)
-            missing.message += f" (it ended: {session.ended_reason})"
-            missing.args = (missing.message,)
-            return missing
+            return refusals.not_found(session_id, f"it ended: {session.ended_reason}")
         return errors.GuestFailed(f"session {session_id} is not ready yet")
 
     def _lost(self, live: Live, operation: Operation) -> None:
@@ -243,13 +268,18 @@ class Sessions:
     async def allow(
         self, principal: Principal, session_id: str, words: tuple[str, ...]
     ) -> tuple[Session, list[str]]:
-        """Replace what a session may reach; open connections are judged by it too."""
+        """Replace what a session and its children may reach, open connections included."""
         live = self._own(principal, session_id)
         words, policy = await self._network.read(words)
-        await self._network.bind(live.session.sandbox_id, policy)
-        self._store.allow(session_id, words)
-        live.session = replace(live.session, allowed_hosts=words)
+        await self._children.allow(live, words, policy)
         return live.session, policy.words()
+
+    async def pause(self, principal: Principal, session_id: str) -> None:
+        """Stop everything in a session, and in its children, where it is."""
+        await self._pauses.pause(self._own(principal, session_id))
+
+    async def resume(self, principal: Principal, session_id: str) -> None:
+        await self._pauses.resume(self._own(principal, session_id))
 
     def egress(self, principal: Principal, session_id: str) -> dict[str, Any]:
         """What a session may reach, and what it was refused."""
@@ -270,16 +300,18 @@ class Sessions:
     def extend(self, principal: Principal, session_id: str, lifetime: float) -> Session:
         """Let a session live ``lifetime`` seconds from now."""
         live = self._own(principal, session_id)
-        expires_at = time.time() + self._maker.lifetime(lifetime)
+        expires_at, before = time.time() + self._maker.lifetime(lifetime), live.session.expires_at
+        self._children.check_extension(live, expires_at)
         self._store.extend(session_id, expires_at)
         live.session = replace(live.session, expires_at=expires_at)
         live.schedule()
+        self._children.extend(live, before)
         return live.session
 
     async def destroy(self, principal: Principal, session_id: str) -> None:
         live = self._live.get(session_id)
         if live is None or live.session.owner != principal.name:
-            raise _not_found(session_id)
+            raise refusals.not_found(session_id)
         await self._end(live, "destroyed by its owner")
 
     async def destroy_all(self, reason: str) -> None:
@@ -301,13 +333,16 @@ class Sessions:
         try:
             for operation in list(live.running):
                 operation.fail(errors.SandboxDied(reason))
-            await live.guest.kill()
+            await self._children.end(live, reason, self._end)
+            async with live.turning:
+                await live.guest.kill()
             await self._network.detach(live.session.sandbox_id)
         except Exception:
             # Its owner is rid of it; the next start of a gateway tries again to remove the rest.
             log.exception("not everything of session %s could be removed", session_id)
         finally:
             self._live.pop(session_id, None)
+            live.leave()
             self._store.end(session_id, reason, time.time())
             self._store.forget_ended(time.time() - KEEP_ENDED)
             for tell in self.on_end:
@@ -315,11 +350,24 @@ class Sessions:
 
     # Living.
 
-    def _begin(self, session: Session, guest: Guest) -> None:
+    def _begin(self, session: Session, guest: Guest) -> Live:
         live = Live(session, guest, on_due=self._on_due, on_overdue=self._on_overdue)
         self._live[session.session_id] = live
+        live.join(self._live.get(session.parent))
         live.watcher = self._spawn(self._watch(live))
         live.schedule()
+        return live
+
+    async def _made(self, session: Session, guest: Guest) -> Session:
+        live = self._begin(session, guest)
+        if live.parent is not None:
+            try:
+                await self._children.catch_up(live.parent, live)
+                await self._pauses.follow(live.parent, live)
+            except BaseException as error:
+                await self._end(live, f"creation failed: {error}")
+                raise
+        return live.session
 
     async def _watch(self, live: Live) -> None:
         """Clean up when a sandbox ends by itself."""
@@ -329,7 +377,7 @@ class Sessions:
 
     def _on_due(self, live: Live) -> None:
         reason = live.why_over()
-        if reason == IDLE and live.has_background:
+        if reason == IDLE and live.may_work:
             self._spawn(self._end_idle(live))
         elif reason:
             self._spawn(self._end(live, reason))
@@ -338,10 +386,12 @@ class Sessions:
 
     async def _end_idle(self, live: Live) -> None:
         """End a session that is not used, unless a background run is still under way."""
-        live.has_background = False  # another may begin while we ask
-        if await working.has_background_run(live.guest):
-            live.has_background = True
-            live.touch()
+        for one in (live, *live.children):
+            if one.has_background:
+                one.has_background = False  # another may begin while we ask
+                if await working.has_background_run(one.guest):
+                    one.has_background = True
+                    one.touch()
         if live.ending is None:
             self._on_due(live)
 
@@ -350,25 +400,10 @@ class Sessions:
 
     async def _check_guest(self, live: Live) -> None:
         """End a session whose guest does not answer: a program can stop what starts others."""
+        turns = live.turns
         try:
             connected = await live.guest.connect()
             await link.request(connected, {"op": "ping"}, seconds=PING_SECONDS)
         except errors.K8eError:
-            if live.ending is None:
+            if live.ending is None and live.turns == turns:
                 await self._end(live, "its guest stopped answering")
-
-
-def _check_same(session: Session, spec: SessionSpec) -> None:
-    """A repeated request must be the same in all: an old session may have had weaker limits."""
-    if session.spec != spec:
-        raise errors.Conflict(
-            f"request id {spec.request_id!r} was used for a different session",
-            hint="use a new request id for a new request",
-        )
-
-
-def _not_found(session_id: str) -> errors.SessionNotFound:
-    # K8E's clients look for the words "not found".
-    return errors.SessionNotFound(
-        f"session {session_id[:80]} not found", hint="k8e sandbox sessions lists yours"
-    )

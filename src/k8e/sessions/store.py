@@ -35,10 +35,11 @@ MIGRATIONS = (
     CREATE INDEX by_owner ON sessions (owner, phase);
     """,
     "ALTER TABLE sessions ADD COLUMN allowed_hosts TEXT NOT NULL DEFAULT '[]';",
+    "ALTER TABLE sessions ADD COLUMN parent TEXT NOT NULL DEFAULT '';",
 )
 _COLUMNS = (
     "session_id, owner, spec, runtime, sandbox_id, phase, created_at, expires_at, auto, "
-    "ended_reason, allowed_hosts"
+    "ended_reason, allowed_hosts, parent"
 )
 
 
@@ -58,8 +59,8 @@ class Store:
         try:
             self._db.execute(
                 "INSERT INTO sessions (session_id, owner, tenant, auto, phase, runtime, sandbox_id,"
-                " request_id, spec, created_at, expires_at, allowed_hosts)"
-                " VALUES (?,?,?,?,?,?,?,?,?,?,?,?)",
+                " request_id, spec, created_at, expires_at, allowed_hosts, parent)"
+                " VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)",
                 (
                     session.session_id,
                     session.owner,
@@ -73,6 +74,7 @@ class Store:
                     session.created_at,
                     session.expires_at,
                     json.dumps(session.allowed_hosts),
+                    session.parent,
                 ),
             )
         except sqlite3.IntegrityError:
@@ -88,6 +90,13 @@ class Store:
             (session.session_id,),
         )
         return replace(session, phase=Phase.ACTIVE)
+
+    def set_phase(self, session_id: str, phase: Phase) -> None:
+        """ACTIVE ↔ PAUSED; nothing else becomes either of them here."""
+        self._db.execute(
+            "UPDATE sessions SET phase=? WHERE session_id=? AND phase IN ('active', 'paused')",
+            (str(phase), session_id),
+        )
 
     def end(self, session_id: str, reason: str, at: float) -> None:
         self._db.execute(
@@ -119,7 +128,8 @@ class Store:
         return rows[0] if rows else None
 
     def find_auto(self, owner: str, tenant: str) -> Session | None:
-        rows = self._select("owner=? AND tenant=? AND auto=1 AND phase='active'", owner, tenant)
+        condition = "owner=? AND tenant=? AND auto=1 AND phase IN ('active', 'paused')"
+        rows = self._select(condition, owner, tenant)
         return rows[0] if rows else None
 
     def of_owner(self, owner: str, *, ended: bool = False) -> list[Session]:
@@ -149,4 +159,5 @@ def _session(row: tuple[Any, ...]) -> Session:
         auto=bool(row[8]),
         ended_reason=row[9],
         allowed_hosts=tuple(json.loads(row[10])),
+        parent=row[11],
     )

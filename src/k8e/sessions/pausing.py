@@ -1,0 +1,130 @@
+"""Pausing sessions: their programs stand still and use no CPU, until they are resumed.
+
+A session that is written down as paused may still be about to be frozen, or just have been thawed:
+whoever adopts it freezes it again. The other way round, a frozen sandbox is never taken for active.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+from k8e import errors
+from k8e.model import Phase
+from k8e.sessions import refusals
+from k8e.sessions.live import Live
+from k8e.sessions.store import Store
+
+log = logging.getLogger(__name__)
+
+
+class Pauses:
+    """Freezes and thaws sessions, each with its children."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def pause(self, live: Live) -> None:
+        """Stop a session and its children; all of them, or none."""
+        await self._whole(self._pause_family(live))
+        _still_there(live)
+
+    async def resume(self, live: Live) -> None:
+        """Let a session and its children go on."""
+        if live.parent is not None and live.parent.paused:
+            raise refusals.paused(live.parent.session.session_id)
+        await self._whole(self._resume_family(live))
+        _still_there(live)
+
+    async def follow(self, parent: Live, child: Live) -> None:
+        """Pause a new child whose parent was paused while it was being made."""
+        if parent.paused:
+            await self._whole(self._freeze(child))
+
+    def freeze_again(self, live: Live) -> None:
+        """Make sure that an adopted session stands still; nobody waits for it."""
+        self._start(self._freeze(live, again=True))
+
+    async def stop(self) -> None:
+        """Wait for what is under way."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    # Families.
+
+    async def _pause_family(self, live: Live) -> None:
+        # The parent first: it begins no more children then.
+        await self._freeze(live)
+        told = await asyncio.gather(
+            *(self._freeze(child) for child in live.children), return_exceptions=True
+        )
+        failed = [item for item in told if isinstance(item, BaseException)]
+        if failed:
+            await self._resume_family(live)
+            raise failed[0]
+
+    async def _resume_family(self, live: Live) -> None:
+        told = await asyncio.gather(
+            *(self._thaw(one) for one in (live, *live.children)), return_exceptions=True
+        )
+        for item in told:
+            if isinstance(item, BaseException):
+                raise item
+
+    # One session.
+
+    async def _freeze(self, live: Live, *, again: bool = False) -> None:
+        async with live.turning:
+            if live.ending is not None or (live.paused and not again):
+                return
+            self._turn(live, Phase.PAUSED)
+            try:
+                await live.guest.freeze()
+            except BaseException:
+                if live.ending is None and not again:
+                    self._turn(live, Phase.ACTIVE)
+                    await self._release(live)
+                raise
+
+    async def _thaw(self, live: Live) -> None:
+        async with live.turning:
+            if live.ending is None and live.paused:
+                await live.guest.thaw()
+                if live.ending is None:
+                    self._turn(live, Phase.ACTIVE)
+
+    async def _release(self, live: Live) -> None:
+        """Undo what a freeze that failed may have done."""
+        try:
+            await live.guest.thaw()
+        except (errors.K8eError, OSError):
+            log.exception("session %s may be stopped in part", live.session.session_id)
+
+    def _turn(self, live: Live, phase: Phase) -> None:
+        self._store.set_phase(live.session.session_id, phase)
+        live.turn(phase)
+
+    # Tasks.
+
+    async def _whole(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do it to the end, also if the caller leaves: half a change would be of no use."""
+        await asyncio.shield(self._start(work))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.warning("a session was not paused or resumed: %s", task.exception())
+
+
+def _still_there(live: Live) -> None:
+    if live.ending is not None:
+        raise errors.SandboxDied(f"session {live.session.session_id} was ended meanwhile")
