@@ -13,6 +13,7 @@ from k8e.conformance import (
     life,
     limits,
     output,
+    ports,
     refusals,
     terminals,
 )
@@ -41,6 +42,7 @@ _PARTS = (
     languages,
     filing,
     refusals,
+    ports,
     confinement,
     attacks,
     limits,
