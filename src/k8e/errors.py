@@ -5,6 +5,7 @@
     ├─ SessionNotFound       no such session, or not the caller's
     ├─ ExecNotFound          no such exec in the session
     ├─ ApprovalNotFound      no such approval, or not the caller's
+    ├─ NotExposed            a port that nobody has exposed
     ├─ Conflict              a name or request id is taken by something different
     ├─ Denied                the caller may not do this
     ├─ LimitExceeded         a limit was reached; the message names it
@@ -64,6 +65,12 @@ class ApprovalNotFound(K8eError):
     """No approval has this id, or it belongs to somebody else, or it is long over."""
 
     code, grpc_status, http_status = "approval_not_found", "NOT_FOUND", 404
+
+
+class NotExposed(K8eError):
+    """The port of a session is not exposed, so there is nothing to end."""
+
+    code, grpc_status, http_status = "not_exposed", "NOT_FOUND", 404
 
 
 class TimedOut(K8eError):
@@ -133,6 +140,7 @@ _BY_CODE: dict[str, type[K8eError]] = {
         SessionNotFound,
         ExecNotFound,
         ApprovalNotFound,
+        NotExposed,
         TimedOut,
         Conflict,
         Denied,

@@ -9,7 +9,15 @@ from functools import partial
 from typing import Any, NoReturn
 
 from k8e import errors
-from k8e.cli import completing, fast, parsing_approvals, parsing_files, parsing_runs, printing
+from k8e.cli import (
+    completing,
+    fast,
+    parsing_approvals,
+    parsing_exposing,
+    parsing_files,
+    parsing_runs,
+    printing,
+)
 
 
 class Parser(argparse.ArgumentParser):
@@ -115,6 +123,7 @@ def _add_sandbox(commands: Any) -> None:
     _add_create(group, common)
     _add_sessions(group, common)
     parsing_files.add(group, common, _command)
+    parsing_exposing.add(group, common, _command)
     parsing_approvals.add_to_sandbox(_command, group, common)
     parsing_approvals.add_approver(_command, commands, common)
 
