@@ -99,12 +99,17 @@ def answer_headers(headers: Headers) -> Headers:
 
     Pages tell nobody else where they are, unless they say otherwise themselves.
     """
-    kept = [item for item in end_to_end(headers) if not _sets_ours(item)]
+    kept = hint_headers(headers)
     if is_chunked(headers):  # then a length is a lie, by the standard
         kept = [item for item in kept if item[0].lower() != b"content-length"]
     if not values(kept, b"referrer-policy"):
         kept.append((b"Referrer-Policy", b"same-origin"))
     return kept
+
+
+def hint_headers(headers: Headers) -> Headers:
+    """The same, of an answer before the answer."""
+    return [item for item in end_to_end(headers) if not _sets_ours(item)]
 
 
 def _sets_ours(header: tuple[bytes, bytes]) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import http
 import logging
 import os
 from collections.abc import AsyncGenerator, Callable
@@ -33,9 +34,12 @@ HEAD_SECONDS = 30.0
 LINGER_SECONDS = 2.0
 """How long we listen to a client that is still sending what we will not read."""
 LINGER_BYTES = 4 << 20
+VERSIONS = (b"1.0", b"1.1")
 MAX_INFORMATION = 16  # answers before the answer, such as 100 and 103
 TURN = 32
 """Events of one message in a row: one byte each would hold everybody else up."""
+CRUMBS = 32 * TURN  # bytes in that many events …
+CRUMBS_PAUSE = 0.002  # … after which a server waits this many seconds: they are work for nothing
 
 OpenTunnel = Callable[[], Tunnel]
 
@@ -79,6 +83,9 @@ class Visit:
             return False
         if request is None:
             return False
+        if self._http.their_http_version not in VERSIONS:
+            await self._refuse(Refused(505, "This service speaks HTTP/1.1."))
+            return False
         verdict = http_checks.judge(self._door, request)
         match verdict:
             case Refused():
@@ -113,7 +120,8 @@ class Visit:
             await self._send_page(http_pages.refusal(refused))
 
     async def _send_page(self, page: http_pages.Page) -> None:
-        await self._send(h11.Response(status_code=page.status, headers=page.headers))
+        reason = http.HTTPStatus(page.status).phrase.encode()
+        await self._send(h11.Response(status_code=page.status, headers=page.headers, reason=reason))
         if page.body:  # to a HEAD, h11 sends none of it
             await self._send(h11.Data(data=page.body))
         await self._send(h11.EndOfMessage())
@@ -140,7 +148,7 @@ class Visit:
             async with self._open_tunnel() as tunnel:
                 exchange = Exchange(self._http, self._visitor, tunnel, admitted)
                 await exchange.run(self._next_event)
-        except (Broken, errors.K8eError, OSError, h11.RemoteProtocolError) as error:
+        except (Broken, errors.K8eError, OSError, h11.ProtocolError) as error:
             if isinstance(error, TimeoutError) and error.errno is None:
                 raise
             if self._http.our_state is not h11.SEND_RESPONSE:
@@ -164,6 +172,8 @@ class Exchange:
         asked = self._admitted
         request = h11.Request(method=asked.method, target=asked.target, headers=asked.headers)
         await self._tunnel.send(self._server.send(request))
+        if asked.websocket:  # the switch is only good when all of the request was said
+            await self._feed_body(next_event)
         feeding = asyncio.create_task(self._feed(next_event))
         try:
             switched = await self._pass_answer()
@@ -176,22 +186,25 @@ class Exchange:
     async def _feed(self, next_event: Callable[[], Any]) -> None:
         """Pass the request's body on; then, tell if the client does not wait for its answer."""
         try:
-            while True:
-                async with asyncio.timeout(SLOW_SECONDS):
-                    event = await next_event()
-                if isinstance(event, h11.Data):
-                    await self._to_server(h11.Data(data=event.data))
-                elif isinstance(event, h11.EndOfMessage):
-                    await self._to_server(h11.EndOfMessage())
-                    break
-                else:
-                    raise Gone
+            if not self._admitted.websocket:
+                await self._feed_body(next_event)
             await self._visitor.left.wait()
             raise Gone
         except TimeoutError:
             self._tunnel.fail(Gone())
         except (Gone, Broken, errors.K8eError, OSError, h11.ProtocolError) as error:
             self._tunnel.fail(Gone() if isinstance(error, h11.ProtocolError) else error)
+
+    async def _feed_body(self, next_event: Callable[[], Any]) -> None:
+        while True:
+            async with asyncio.timeout(SLOW_SECONDS):
+                event = await next_event()
+            if isinstance(event, h11.EndOfMessage):
+                await self._to_server(h11.EndOfMessage())
+                return
+            if not isinstance(event, h11.Data):
+                raise Gone
+            await self._to_server(h11.Data(data=event.data))
 
     async def _to_server(self, event: Any) -> None:
         await self._tunnel.send(cast("bytes", self._server.send(event)))
@@ -200,6 +213,8 @@ class Exchange:
         """Send the answer on, piece by piece; whether the two now speak something else."""
         hints = 0
         async for event in self._answer():
+            if self._server.their_http_version not in VERSIONS:
+                raise Broken("it does not speak HTTP/1.1")
             match event:
                 case h11.InformationalResponse(status_code=101):
                     await self._switch(event)
@@ -236,7 +251,7 @@ class Exchange:
                 turns += 1
                 if turns < TURN:
                     continue
-                await asyncio.sleep(0)
+                await asyncio.sleep(CRUMBS_PAUSE if sum(map(len, parts)) < CRUMBS else 0)
             turns = 0
             if parts:
                 yield b"".join(parts)
@@ -256,9 +271,11 @@ class Exchange:
     async def _pass_hint(self, event: h11.InformationalResponse) -> None:
         # Older clients know no answers before the answer.
         if self._http.their_http_version == b"1.1":
-            headers = http_headers.answer_headers(event.headers.raw_items())
+            headers = http_headers.hint_headers(event.headers.raw_items())
             await self._send(
-                h11.InformationalResponse(status_code=event.status_code, headers=headers)
+                h11.InformationalResponse(
+                    status_code=event.status_code, headers=headers, reason=event.reason
+                )
             )
 
     async def _send(self, event: Any) -> None:
@@ -272,11 +289,13 @@ class Exchange:
         if not (ready and self._admitted.websocket and http_headers.is_websocket(given)):
             raise Broken("it changed to a protocol that nobody asked for")
         headers: Headers = [
-            *http_headers.answer_headers(given),
+            *http_headers.hint_headers(given),
             (b"Connection", b"Upgrade"),
             (b"Upgrade", http_headers.WEBSOCKET),
         ]
-        await self._send(h11.InformationalResponse(status_code=101, headers=headers))
+        await self._send(
+            h11.InformationalResponse(status_code=101, headers=headers, reason=event.reason)
+        )
 
     async def _relay(self) -> None:
         """Bytes both ways, whatever they mean, until both sides have ended."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import Callable
 from typing import cast
 
@@ -12,6 +14,7 @@ UNSENT = 64 << 10
 """Bytes that may wait for the client before the sandbox has to."""
 SLOW_SECONDS = 300.0
 """How long a client may take nothing of what waits for it, or send nothing of what it owes."""
+_RESET = struct.pack("ii", 1, 0)  # of SO_LINGER: do not linger at all
 
 
 class Gone(Exception):
@@ -101,5 +104,8 @@ class Visitor(asyncio.Protocol):
 
     def abort(self) -> None:
         """Leave at once, so that the client knows that something is missing."""
-        if self._transport is not None:
+        if self._transport is not None and not self._lost:
+            # Else the kernel would end it in order, which to an old client is the answer's end.
+            found: socket.socket = self._transport.get_extra_info("socket")
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             self._transport.abort()
