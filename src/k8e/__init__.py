@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from k8e.client.async_runs import AsyncRun
     from k8e.client.asynchronous import AsyncSandboxClient
     from k8e.client.blocking import SandboxClient, sandbox_session
+    from k8e.client.exposing import Exposed
     from k8e.client.results import (
         Denial,
         Egress,
@@ -46,6 +47,7 @@ _HOMES = {
     "ExecInfo": "k8e.client.results",
     "ExecResult": "k8e.client.results",
     "Exit": "k8e.client.results",
+    "Exposed": "k8e.client.exposing",
     "FileEntry": "k8e.client.results",
     "ProcessInfo": "k8e.client.results",
     "Run": "k8e.client.runs",
@@ -70,6 +72,7 @@ __all__ = [
     "ExecInfo",
     "ExecResult",
     "Exit",
+    "Exposed",
     "FileEntry",
     "ProcessInfo",
     "Run",

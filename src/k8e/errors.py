@@ -7,6 +7,7 @@
     ├─ ExecNotFound          no such exec in the session
     ├─ ApprovalNotFound      no such approval, or not the caller's
     ├─ SnapshotNotFound      no such snapshot, or not the caller's
+    ├─ NotExposed            a port that nobody has exposed
     ├─ Conflict              a name or request id is taken by something different
     ├─ Denied                the caller may not do this
     ├─ LimitExceeded         a limit was reached; the message names it
@@ -80,6 +81,12 @@ class SnapshotNotFound(K8eError):
     code, grpc_status, http_status = "snapshot_not_found", "NOT_FOUND", 404
 
 
+class NotExposed(K8eError):
+    """The port of a session is not exposed, so there is nothing to end."""
+
+    code, grpc_status, http_status = "not_exposed", "NOT_FOUND", 404
+
+
 class TimedOut(K8eError):
     """Nobody decided in time, or an approval has expired."""
 
@@ -149,6 +156,7 @@ _BY_CODE: dict[str, type[K8eError]] = {
         ExecNotFound,
         ApprovalNotFound,
         SnapshotNotFound,
+        NotExposed,
         TimedOut,
         Conflict,
         Denied,

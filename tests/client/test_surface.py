@@ -25,6 +25,7 @@ def test_the_package_exports_exactly_this() -> None:
         "ExecInfo",
         "ExecResult",
         "Exit",
+        "Exposed",
         "FileEntry",
         "ProcessInfo",
         "Run",

@@ -13,6 +13,7 @@ from k8e.cli import (
     completing,
     fast,
     parsing_approvals,
+    parsing_exposing,
     parsing_files,
     parsing_runs,
     parsing_snapshots,
@@ -126,6 +127,7 @@ def _add_sandbox(commands: Any) -> None:
     parsing_steering.add(group, common, _command)
     parsing_files.add(group, common, _command)
     parsing_snapshots.add(group, common, _command, _add_session_flags)
+    parsing_exposing.add(group, common, _command)
     parsing_approvals.add_to_sandbox(_command, group, common)
     parsing_approvals.add_approver(_command, commands, common)
 

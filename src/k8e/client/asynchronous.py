@@ -18,6 +18,7 @@ from k8e import errors
 from k8e.client import async_driving, endpoints, operations, requests, results
 from k8e.client.approving import AsyncApproving
 from k8e.client.async_runs import AsyncRuns
+from k8e.client.exposing import AsyncExposing
 from k8e.client.operations import Operation
 from k8e.client.requests import AsyncContent, ExecOptions, SessionOptions
 from k8e.client.results import ExecEvent, ExecResult, FileEntry, SessionInfo, Stdout
@@ -28,7 +29,9 @@ T = TypeVar("T")
 KILL_SECONDS = 5.0  # how long a cancelled caller waits for its command to be killed
 
 
-class AsyncSandboxClient(AsyncRuns, AsyncApproving, AsyncSnapshotting, AsyncSteering):
+class AsyncSandboxClient(
+    AsyncRuns, AsyncApproving, AsyncSnapshotting, AsyncSteering, AsyncExposing
+):
     """Runs code in sandboxes, from any number of tasks at once.
 
     async with AsyncSandboxClient() as client:

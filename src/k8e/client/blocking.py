@@ -13,6 +13,7 @@ from typing import Any, BinaryIO, TypeVar, Unpack
 from k8e import errors
 from k8e.client import driving, endpoints, operations, requests, results
 from k8e.client.approving import Approving
+from k8e.client.exposing import Exposing
 from k8e.client.operations import Operation
 from k8e.client.requests import Content, ExecOptions, SessionOptions
 from k8e.client.results import ExecEvent, ExecResult, FileEntry, SessionInfo, Stdout
@@ -23,7 +24,7 @@ from k8e.client.steering import Steering
 T = TypeVar("T")
 
 
-class SandboxClient(Runs, Approving, Snapshotting, Steering):
+class SandboxClient(Runs, Approving, Snapshotting, Steering, Exposing):
     """Runs code in sandboxes.
 
     Without ``endpoint`` and K8E_SANDBOX_ENDPOINT it uses the gateway of this host, and starts it if

@@ -17,12 +17,14 @@ from pathlib import Path
 
 from k8e import errors
 from k8e.gateway import local, rpc
+from k8e.gateway.exposures import Exposures
 from k8e.gateway.service import Gateway
 from k8e.runtimes import cgroups
 from k8e.runtimes.host import Host
 from k8e.runtimes.registry import Runtimes
 from k8e.sessions.approval_store import ApprovalStore
 from k8e.sessions.approvals import Approvals
+from k8e.sessions.exposure_store import ExposureStore
 from k8e.sessions.service import Sessions
 from k8e.sessions.store import Store
 from k8e.settings import Settings
@@ -61,21 +63,24 @@ async def _main(settings: Settings, *, background: bool, ready_fd: int) -> None:
     host = Host(settings)
     store = Store(settings.data_dir / "sessions.db")
     approvals = ApprovalStore(settings.data_dir / "approvals.db")
+    exposures = ExposureStore(settings.data_dir / "exposures.db")
     try:
         await asyncio.to_thread(host.prepare)
         sessions = Sessions(settings, store, host, Runtimes(host))
         gateway = Gateway(settings, sessions, Approvals(approvals, sessions))
+        gateway.exposures = Exposures(exposures, sessions)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, gateway.stopping.set)
         async with sessions.running():
-            async with _serving(gateway, background=background):
+            async with gateway.exposures.running(), _serving(gateway, background=background):
                 log.info("ready on %s", settings.socket)
                 _tell(ready_fd, "ready")
                 await _until_stopped(gateway, idle_exit=settings.idle_exit if background else 0)
             if gateway.destroy_on_stop:
                 await sessions.destroy_all("the gateway was stopped with its sessions")
     finally:
+        exposures.close()
         approvals.close()
         store.close()
         host.close()

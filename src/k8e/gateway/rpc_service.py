@@ -13,6 +13,7 @@ from k8e.gateway import rpc_egress
 from k8e.gateway.calls import Call, decode
 from k8e.gateway.rpc_approvals import ApprovalRpcs
 from k8e.gateway.rpc_errors import as_text
+from k8e.gateway.rpc_exposing import ExposureRpcs
 from k8e.gateway.rpc_runs import Runs, started
 from k8e.gateway.rpc_snapshots import SnapshotRpcs
 from k8e.gateway.rpc_steering import SteeringRpcs
@@ -45,7 +46,7 @@ class Ending(NamedTuple):
     denials: list[pb.EgressDenial]
 
 
-class Service(Runs, ApprovalRpcs, SnapshotRpcs, SteeringRpcs):
+class Service(Runs, ApprovalRpcs, SnapshotRpcs, SteeringRpcs, ExposureRpcs):
     """What is implemented of ``sandbox.v1.SandboxService``, for callers that are known."""
 
     def __init__(self, gateway: Gateway) -> None:
@@ -53,6 +54,7 @@ class Service(Runs, ApprovalRpcs, SnapshotRpcs, SteeringRpcs):
         ApprovalRpcs.__init__(self, gateway)
         SnapshotRpcs.__init__(self, gateway)
         SteeringRpcs.__init__(self, gateway)
+        ExposureRpcs.__init__(self, gateway)
 
     # Sessions.
 

@@ -13,6 +13,7 @@ from k8e import errors, metrics
 from k8e._version import __version__
 from k8e.gateway.approving import ApprovalCalls
 from k8e.gateway.arguments import text as _text
+from k8e.gateway.exposing import ExposureCalls
 from k8e.gateway.snapshotting import SnapshotCalls
 from k8e.gateway.steering import SteeringCalls
 from k8e.model import Principal, Role, SessionSpec, words_from_json
@@ -21,7 +22,7 @@ from k8e.sessions.service import Sessions
 from k8e.settings import Settings
 
 
-class Gateway(ApprovalCalls, SnapshotCalls, SteeringCalls):
+class Gateway(ApprovalCalls, SnapshotCalls, SteeringCalls, ExposureCalls):
     """The shared state of all dialects. A method ``call_x`` answers the operation ``x``."""
 
     def __init__(self, settings: Settings, sessions: Sessions, approvals: Approvals) -> None:

@@ -19,6 +19,7 @@ from k8e.guest.files import (
 )
 from k8e.guest.links import make_link, set_mode
 from k8e.guest.loop import READ, Loop
+from k8e.guest.ports import Ports
 from k8e.guest.processes import list_processes
 from k8e.guest.spawn import GID, HOME, UID, WORKSPACE, as_user
 from k8e.guest.table import Execs
@@ -52,6 +53,7 @@ class Guest:
             "symlink": _answered(make_link),
             "chmod": _answered(set_mode),
             "processes": _answered(list_processes),
+            "connect": Ports(self.loop).connect,
             "ping": _answered(lambda _: {}),
             "bind": self._bind,
             "hold": _answered(lambda _: self.execs.hold(True)),

@@ -28,6 +28,7 @@ MODULES = (
     "trees",
     "links",
     "processes",
+    "ports",
     "dial",
     "main",
 )

@@ -146,6 +146,8 @@ def child_spec(parent: Session, kind: str) -> SessionSpec:
         runtime=parent.runtime,  # by name: a child never gets a weaker one
         session_id="",
         request_id="",
+        snapshot="",  # what the parent began with is in the workspace that they share
+        manifest=(),
         labels=labels,
         allowed_hosts=parent.allowed_hosts,
     )

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 from k8e import errors
-from k8e.guest import languages, wire
+from k8e.guest import languages, ports, wire
 from k8e.link import Channel, FrameSink
 from k8e.model import check_env
 
 OPERATIONS = frozenset(
     "exec attach signal resize execs processes read write list stat remove rename mkdir symlink "
-    "chmod ping".split()
+    "chmod connect ping".split()
 )
 """What a client may ask of a guest; ``bind`` is the gateway's alone."""
 # What ends each kind of operation, seen from the client: operations not named here are answered
@@ -27,7 +27,9 @@ _STREAMS = {
     "read": (wire.END,),
     "list": (wire.END,),
     "write": (),  # its second RESULT
+    "connect": (),  # the same, when both directions have ended
 }
+_ENDED_TWICE = ("write", "connect")
 _COUNTED = (wire.STDIN, wire.DATA)
 # What a client may send to each kind of operation; one wrong frame would cost all its link.
 _EXEC_FEED = frozenset((wire.STDIN, wire.STDIN_END, wire.CREDIT))
@@ -37,6 +39,7 @@ _FROM_CLIENT = {
     "write": frozenset((wire.DATA, wire.END)),
     "read": frozenset((wire.CREDIT,)),
     "list": frozenset((wire.CREDIT,)),
+    "connect": frozenset((wire.DATA, wire.END, wire.CREDIT)),
 }
 MAX_VALUE = 256 << 10
 """Bytes of a packed value from a guest: a larger one would hold up the event loop."""
@@ -57,7 +60,21 @@ def check(call: dict[str, Any]) -> dict[str, Any]:
         raise errors.InvalidRequest(f"window must be {smallest} to {wire.MAX_WINDOW} bytes")
     if op == "exec":
         _check_exec(call)
+    if op == "connect":
+        check_target(call.get("host"), call.get("port"))
     return call
+
+
+def check_target(host: Any, port: Any) -> None:
+    """Refuse what is not a port on a sandbox's own loopback; the guest does the same."""
+    try:
+        ports.check_port(port)
+        ports.loopback_addresses(host)
+    except OSError as error:
+        raise errors.InvalidRequest(
+            f"{error.strerror}: {host!r}, {port!r}"[:200],
+            hint="the host is localhost, ::1 or an address that begins with 127.",
+        ) from None
 
 
 def _check_exec(call: dict[str, Any]) -> None:
@@ -119,6 +136,7 @@ class Operation:
         self._amend_exit = amend_exit
         self._channel: Channel | None = None
         self._results = 0
+        self._heard_all = False  # the guest has ended its side of a connection
         self._upload = wire.WINDOW  # bytes that the client may still send
 
     def attach(self, channel: Channel) -> None:
@@ -139,6 +157,10 @@ class Operation:
             self._take_credit(body)
         elif kind not in _FROM_GUEST:
             raise wire.WireError(f"a guest does not send frames of kind {kind}")
+        elif self._op == "connect" and kind in (wire.DATA, wire.END):
+            if self._heard_all:
+                raise wire.WireError("the guest went on after the end")
+            self._heard_all = kind == wire.END
         elif kind in (wire.END, wire.EXIT) and kind not in _STREAMS.get(self._op, ()):
             raise wire.WireError(f"a guest does not send frame {kind} for {self._op}")
         elif kind in _VALUES and len(body) > MAX_VALUE:
@@ -164,7 +186,7 @@ class Operation:
             return True
         if kind == wire.RESULT:
             self._results += 1
-            return self._op not in _STREAMS or (self._op == "write" and self._results == 2)
+            return self._op not in _STREAMS or (self._op in _ENDED_TWICE and self._results == 2)
         return kind in _STREAMS.get(self._op, ())
 
     def fail(self, error: errors.K8eError) -> None:

@@ -1,0 +1,197 @@
+"""Who may use an exposed service: each request is judged by itself. Pure functions.
+
+A request passes if it has the service's token, names the service's own address as its host (so that
+no foreign name leads to us), and does not come from another site's page. The token goes no further:
+what is passed on has none of it, wherever it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from dataclasses import dataclass
+
+from k8e.gateway import http_headers
+from k8e.gateway.http_headers import COOKIE_PREFIX, TOKEN_HEADER, TOKEN_PARAMETER, Headers, values
+
+_OWN_SITE = (b"same-origin", b"none")
+ASK = "k8e sandbox exposed prints the URLs of all exposed ports, each with its token."
+
+
+@dataclass(frozen=True)
+class Door:
+    """What a listener knows of itself."""
+
+    authority: bytes
+    """Its address and port, as a Host header says it."""
+    token: bytes
+
+    @property
+    def origin(self) -> bytes:
+        return b"http://" + self.authority
+
+    @property
+    def url(self) -> bytes:
+        """Where a person or a program goes: the address with the token."""
+        return self.origin + b"/?" + TOKEN_PARAMETER + b"=" + self.token
+
+    @property
+    def cookie(self) -> bytes:
+        """The name of its cookie; another service has another one, though not to keep it secret."""
+        return COOKIE_PREFIX + hashlib.sha256(self.token).hexdigest()[:16].encode()
+
+    def opens_with(self, token: bytes) -> bool:
+        return hmac.compare_digest(token, self.token)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a client asks for: the first line and the headers."""
+
+    method: bytes
+    target: bytes
+    headers: Headers
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Not let in."""
+
+    status: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Greeted:
+    """A browser that showed its token in the URL: it gets a cookie, and goes on without it."""
+
+    location: bytes
+    by_page: bool
+    """By a page of ours, since a redirect for another site's link would not bring the cookie."""
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """Let in; this is what the server in the sandbox gets to see."""
+
+    method: bytes
+    target: bytes
+    headers: Headers
+    websocket: bool
+
+
+Verdict = Refused | Greeted | Admitted
+
+
+def judge(door: Door, request: Request) -> Verdict:
+    """Whether a request may pass, and as what."""
+    if request.method == b"CONNECT":
+        return Refused(405, "This is no proxy for other hosts.")
+    target = _path(door, request.target)
+    hosts = values(request.headers, b"host")
+    if target is None or hosts != [door.authority]:
+        return Refused(421, f"This service is only known as {door.origin.decode()}/. {ASK}")
+    if not target.startswith(b"/") and (request.method, target) != (b"OPTIONS", b"*"):
+        return Refused(400, "The address that was asked for is malformed.")
+    by_query = any(map(door.opens_with, http_headers.tokens_of(target)))
+    if not by_query and not _has_token(door, request.headers):
+        return Refused(403, f"The token of this service is missing or wrong. {ASK}")
+    return _judge_known(door, request, target, by_query=by_query)
+
+
+def _judge_known(door: Door, request: Request, target: bytes, *, by_query: bool) -> Verdict:
+    """Judge somebody who has the token."""
+    clean = http_headers.without_token(target)
+    foreign = _is_foreign(door, request.headers)
+    if by_query and _is_navigation(request):
+        if door.token in clean:
+            return Refused(400, "The token is in the address twice.")
+        return Greeted(door.origin + clean, by_page=foreign)
+    if foreign:
+        return Refused(
+            403, f"Another site's page asked for this; only a link to the URL itself works. {ASK}"
+        )
+    if values(request.headers, b"service-worker"):
+        return Refused(403, "Service workers are not allowed: they would see the token.")
+    if door.token in clean:
+        return Refused(400, f"The token belongs into the parameter {TOKEN_PARAMETER.decode()}.")
+    websocket = http_headers.is_websocket(request.headers)
+    headers = _forwarded(door, request.headers, websocket=websocket)
+    return Admitted(request.method, clean, headers, websocket)
+
+
+def _path(door: Door, target: bytes) -> bytes | None:
+    """The path of a target; None if it is of another host."""
+    if not target.lower().startswith(b"http://"):
+        return target
+    rest = target[len(b"http://") :]
+    if not rest.startswith(door.authority):
+        return None
+    path = rest[len(door.authority) :]
+    if path.startswith(b"/"):
+        return path
+    return b"/" + path if not path or path.startswith(b"?") else None
+
+
+def _has_token(door: Door, headers: Headers) -> bool:
+    shown = values(headers, TOKEN_HEADER)
+    shown += [value for name, value in http_headers.cookies(headers) if name == door.cookie]
+    return any(map(door.opens_with, shown))
+
+
+def _is_foreign(door: Door, headers: Headers) -> bool:
+    """Whether a browser sent this for a page of another origin.
+
+    A page cannot forge these headers; programs other than browsers send none of them.
+    """
+    sites = values(headers, b"sec-fetch-site")
+    if any(site not in _OWN_SITE for site in sites):
+        return True
+    # A form of a page that hides its address has no origin.
+    hidden = sites == [b"same-origin"]
+    origins = values(headers, b"origin")
+    return any(item != door.origin and not (hidden and item == b"null") for item in origins)
+
+
+def _is_navigation(request: Request) -> bool:
+    """Whether a browser opens a page in a window of its own."""
+    if request.method != b"GET":
+        return False
+    modes = values(request.headers, b"sec-fetch-mode")
+    if modes:
+        return modes == [b"navigate"] and values(request.headers, b"sec-fetch-dest") == [
+            b"document"
+        ]
+    # Browsers of before 2020 to 2023.
+    agents = values(request.headers, b"user-agent")
+    return any(item.startswith(b"Mozilla/") for item in agents) and any(
+        b"text/html" in item for item in values(request.headers, b"accept")
+    )
+
+
+def _forwarded(door: Door, headers: Headers, *, websocket: bool) -> Headers:
+    """The headers that the sandbox may see, for a connection that has only this request."""
+    kept = [
+        (name, value)
+        for name, given in http_headers.end_to_end(headers)
+        if (value := _forwarded_value(name.lower(), given)) is not None
+        # Whoever put the token anywhere else did not mean the sandbox to have it.
+        and door.token not in value
+    ]
+    if http_headers.is_chunked(headers):
+        kept = [item for item in kept if item[0].lower() != b"content-length"]
+        kept.append((b"Transfer-Encoding", b"chunked"))
+    if websocket:
+        return [*kept, (b"Connection", b"Upgrade"), (b"Upgrade", http_headers.WEBSOCKET)]
+    return [*kept, (b"Connection", b"close")]
+
+
+def _forwarded_value(name: bytes, value: bytes) -> bytes | None:
+    """What of a header's value may pass; None if the header may not."""
+    match name:
+        case b"cookie":
+            return http_headers.without_our_cookies(value) or None
+        case b"referer":
+            return http_headers.without_token(value)
+        case _:
+            return None if name == TOKEN_HEADER else value

@@ -1,0 +1,100 @@
+"""The listener of one exposed port, and the connections that came through it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+
+from k8e.gateway.http_checks import Door
+from k8e.gateway.tunnels import Tunnel
+from k8e.gateway.visitors import Visitor
+from k8e.model import Principal
+from k8e.sessions.exposure_store import Exposure
+from k8e.sessions.service import Sessions
+
+log = logging.getLogger(__name__)
+
+MAX_KNOWN = 64
+"""Connections of clients that have shown the token."""
+MAX_STRANGERS = 16
+"""Connections of clients that have not: the oldest has to leave when another comes."""
+CLOSE_SECONDS = 5.0
+
+
+class ServiceDoor:
+    """One exposed port, from its first connection to its last."""
+
+    def __init__(self, sessions: Sessions, exposure: Exposure) -> None:
+        self.exposure = exposure
+        authority = f"{exposure.address}:{exposure.listen_port}"
+        self._door = Door(authority.encode(), exposure.token.encode())
+        self._sessions = sessions
+        self._server: asyncio.Server | None = None
+        self._visits: dict[asyncio.Task[None], Visitor] = {}
+        self._strangers: dict[Visitor, None] = {}  # oldest first
+        self._closing = False
+
+    @property
+    def url(self) -> str:
+        return self._door.url.decode()
+
+    async def open(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_server(
+                lambda: Visitor(self._welcome), sock=listening, backlog=MAX_KNOWN
+            )
+        except BaseException:
+            listening.close()
+            raise
+        if self._closing:  # by somebody who was quicker
+            self._server.close()
+
+    def _welcome(self, visitor: Visitor) -> None:
+        # Imported with the first connection: most gateways expose nothing.
+        from k8e.gateway.http_proxy import Visit
+
+        if self._closing:
+            visitor.abort()
+            return
+        self._strangers[visitor] = None
+        if len(self._strangers) > MAX_STRANGERS:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.abort()
+        visit = Visit(self._door, visitor, self._open_tunnel, lambda: self._admit(visitor))
+        task = asyncio.get_running_loop().create_task(visit.run())
+        self._visits[task] = visitor
+        task.add_done_callback(self._left)
+
+    def _admit(self, visitor: Visitor) -> bool:
+        """A client has shown the token; whether there is room for it."""
+        if visitor in self._strangers:
+            if len(self._visits) - len(self._strangers) >= MAX_KNOWN:
+                return False
+            del self._strangers[visitor]
+        return True
+
+    def _left(self, task: asyncio.Task[None]) -> None:
+        self._strangers.pop(self._visits.pop(task), None)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a connection to an exposed port failed", exc_info=task.exception())
+
+    def _open_tunnel(self) -> Tunnel:
+        exposure = self.exposure
+        call = {"host": exposure.host, "port": exposure.port}
+        return Tunnel(self._sessions, Principal(exposure.owner), exposure.session_id, call)
+
+    def close(self) -> None:
+        """Take nobody in any more, and send everybody away."""
+        self._closing = True
+        if self._server is not None:
+            self._server.close()
+        for task in list(self._visits):
+            task.cancel()
+
+    async def closed(self) -> None:
+        """Wait until the last one is gone."""
+        if self._visits:
+            await asyncio.wait(list(self._visits), timeout=CLOSE_SECONDS)

@@ -1,0 +1,319 @@
+"""Exposed ports without sandboxes: whose they are, where they listen, what keeps a session busy."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+
+from k8e import errors
+from k8e.gateway import listening, tunnels
+from k8e.gateway.exposing import ExposureCalls
+from k8e.gateway.exposures import Exposures
+from k8e.gateway.tunnels import Broken, Tunnel
+from k8e.guest import wire
+from k8e.model import SessionSpec
+from k8e.sessions import live
+from k8e.sessions.exposure_store import ExposureStore, new_token
+from k8e.sessions.operations import Operation
+from k8e.sessions.service import Sessions
+from tests.sessions.fakes import ME, OTHER, PATIENCE, World
+
+PORT = 8000
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+@pytest.fixture
+async def sessions(world: World) -> AsyncGenerator[Sessions]:
+    async with world.running() as sessions:
+        yield sessions
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ExposureStore:
+    return ExposureStore(tmp_path / "exposures.db")
+
+
+@pytest.fixture
+async def exposures(sessions: Sessions, store: ExposureStore) -> AsyncGenerator[Exposures]:
+    exposures = Exposures(store, sessions)
+    async with exposures.running():
+        yield exposures
+    store.close()
+
+
+@pytest.fixture
+async def session_id(sessions: Sessions) -> str:
+    return (await sessions.create(ME, SessionSpec())).session_id
+
+
+# Whose they are.
+
+
+async def test_somebody_elses_session_is_not_found(exposures: Exposures, session_id: str) -> None:
+    exposed = await exposures.expose(ME, session_id, PORT)
+    assert exposures.listing(ME) == [exposed]
+    assert exposures.listing(OTHER) == []
+    with pytest.raises(errors.SessionNotFound):
+        await exposures.expose(OTHER, session_id, PORT)
+    with pytest.raises(errors.SessionNotFound):
+        exposures.unexpose(OTHER, session_id, PORT)
+    with pytest.raises(errors.SessionNotFound):
+        exposures.listing(OTHER, session_id)
+    assert exposures.listing(ME, session_id) == [exposed]
+
+
+async def test_many_who_expose_one_port_at_once_get_one_url(
+    exposures: Exposures, session_id: str, store: ExposureStore
+) -> None:
+    found = await asyncio.gather(*(exposures.expose(ME, session_id, PORT) for _ in range(20)))
+    assert len({item.url for item in found}) == 1
+    assert len(store.all()) == 1
+
+
+async def test_what_a_session_exposed_is_gone_with_it_and_not_its_successors(
+    exposures: Exposures, sessions: Sessions, store: ExposureStore
+) -> None:
+    spec = SessionSpec(session_id="again")
+    await sessions.create(ME, spec)
+    exposed = await exposures.expose(ME, "again", PORT)
+    await sessions.destroy(ME, "again")
+    assert store.all() == []
+    assert exposures.listing(ME) == []
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((exposed.exposure.address, exposed.exposure.listen_port), 5)
+    with pytest.raises(errors.SessionNotFound):
+        await exposures.expose(ME, "again", PORT)
+    await sessions.create(ME, spec)
+    assert exposures.listing(ME, "again") == []
+
+
+async def test_a_session_that_ends_while_a_port_is_exposed_leaves_nothing(
+    exposures: Exposures,
+    sessions: Sessions,
+    session_id: str,
+    store: ExposureStore,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from k8e.gateway.service_doors import ServiceDoor
+
+    opened = ServiceDoor.open
+
+    async def slowly(door: ServiceDoor, found: socket.socket) -> None:
+        await opened(door, found)
+        await sessions.destroy(ME, session_id)
+
+    monkeypatch.setattr(ServiceDoor, "open", slowly)
+    with pytest.raises(errors.SessionNotFound):
+        await exposures.expose(ME, session_id, PORT)
+    assert store.all() == []
+    assert exposures.listing(ME) == []
+
+
+async def test_rows_of_sessions_that_ended_meanwhile_are_removed_at_the_start(
+    sessions: Sessions, store: ExposureStore, session_id: str
+) -> None:
+    first = Exposures(store, sessions)
+    async with first.running():
+        await first.expose(ME, session_id, PORT)
+    assert len(store.all()) == 1, "a gateway that stops leaves its URLs to the next one"
+    sessions.on_end.clear()
+    await sessions.destroy(ME, session_id)
+    assert len(store.all()) == 1
+    async with Exposures(store, sessions).running():
+        assert store.all() == []
+    store.close()
+
+
+async def test_a_tenant_without_a_name_means_the_default_one(
+    exposures: Exposures, sessions: Sessions
+) -> None:
+    calls = ExposureCalls()
+    calls.sessions, calls.exposures = sessions, exposures
+    with pytest.raises(errors.SessionNotFound, match="no standing session"):
+        await calls.call_unexpose(ME, {"port": PORT})
+    told = await calls.call_expose(ME, {"port": PORT})
+    assert sessions.get(ME, told["session_id"]).auto
+    assert await calls.call_expose(ME, {"port": PORT, "tenant": "default"}) == told
+    assert (await calls.call_list_exposed(ME, {}))["services"] == [told]
+    await calls.call_unexpose(ME, {"port": PORT})
+    for port in (None, 0, "80", 80.0, True):
+        with pytest.raises(errors.InvalidRequest, match="1 to 65535"):
+            await calls.call_expose(ME, {"port": port})
+
+
+# Where they listen.
+
+
+def test_every_place_is_an_address_of_its_own() -> None:
+    places = [listening.find_place() for _ in range(20)]
+    for place in places:
+        parts = [int(part) for part in place.address.split(".")]
+        assert parts[0] == 127
+        assert parts[1] > 0
+        assert 0 < parts[3] < 255
+        assert place.warning == ""
+        place.socket.close()
+    assert len({place.address for place in places}) == 20
+
+
+def test_root_listens_where_no_other_user_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    seen: list[int] = []
+
+    def listen(address: str, port: int) -> socket.socket:
+        seen.append(port)
+        return listening_socket("127.0.0.1", 0)
+
+    listening_socket = listening.listen
+    monkeypatch.setattr(listening, "listen", listen)
+    listening.find_place().socket.close()
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    listening.find_place().socket.close()
+    assert seen[0] < 1024
+    assert seen[1] == 0
+
+
+async def test_where_there_is_only_one_address_that_is_told(
+    exposures: Exposures, session_id: str, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = listening.listen
+
+    def listen(address: str, port: int) -> socket.socket:
+        if address != "127.0.0.1":
+            raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
+        return real(address, port)
+
+    monkeypatch.setattr(listening, "listen", listen)
+    calls = ExposureCalls()
+    calls.sessions, calls.exposures = sessions, exposures
+    told = await calls.call_expose(ME, {"session_id": session_id, "port": PORT})
+    assert told["url"].startswith("http://127.0.0.1:")
+    assert "Cannot assign requested address" in told["warning"]
+    assert "cookies" in told["warning"]
+
+
+def test_tokens_are_long_random_and_need_no_quoting() -> None:
+    tokens = {new_token() for _ in range(100)}
+    assert len(tokens) == 100
+    assert all(len(token) == 40 and token.isalnum() and token.islower() for token in tokens)
+
+
+# Connections into the sandbox.
+
+
+async def test_an_open_connection_keeps_its_session_from_being_idle(
+    sessions: Sessions, session_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = sessions._live[session_id]  # pyright: ignore[reportPrivateUsage]
+    real = live.time.time
+    async with Tunnel(sessions, ME, session_id, {"port": PORT}):
+        monkeypatch.setattr(live.time, "time", lambda: real() + 7200)
+        assert held.why_over() == ""
+        monkeypatch.undo()
+    assert held.why_over() == ""
+    monkeypatch.setattr(live.time, "time", lambda: real() + 7200)
+    assert held.why_over() == live.IDLE
+
+
+async def test_a_tunnel_carries_bytes_grants_credit_and_waits_for_it(
+    world: World, sessions: Sessions, session_id: str
+) -> None:
+    talk = world.runtime.launched[0].talk
+    async with (
+        asyncio.timeout(PATIENCE),
+        Tunnel(sessions, ME, session_id, {"port": PORT}) as tunnel,
+    ):
+        assert talk.calls[-1] == {"op": "connect", "port": PORT, "window": tunnels.TUNNEL_WINDOW}
+        sending = asyncio.create_task(tunnel.send(b"x" * (wire.WINDOW + 5)))
+        await asyncio.sleep(0)
+        assert sum(len(body) for kind, body in talk.frames if kind == wire.DATA) == wire.WINDOW
+        assert not sending.done()
+        talk.answer(wire.RESULT, wire.pack({}))
+        talk.answer(wire.CREDIT, wire.CREDIT_BODY.pack(100))
+        await sending
+        assert talk.frames[-1] == (wire.DATA, b"x" * 5)
+        talk.answer(wire.DATA, b"one")
+        talk.answer(wire.DATA, b"two")
+        assert await tunnel.receive() == b"onetwo"
+        assert talk.frames[-1] == (wire.CREDIT, wire.CREDIT_BODY.pack(6))
+        tunnel.end()
+        talk.answer(wire.END)
+        assert await tunnel.receive() == b""
+        assert await tunnel.receive() == b""
+        talk.answer(wire.RESULT, wire.pack({}))
+    assert talk.frames[-1][0] == wire.END, "what has ended is not cancelled"
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "error"),
+    [
+        (wire.ERROR, wire.pack({"code": "ECONNREFUSED", "message": "x"}), ConnectionRefusedError),
+        (wire.ERROR, wire.pack({"code": "sandbox_died", "message": "x"}), errors.SandboxDied),
+        (wire.ERROR, b"nonsense", errors.GuestFailed),
+        (wire.RESULT, wire.pack({}), Broken),
+    ],
+)
+async def test_a_tunnel_that_fails_says_how(
+    world: World,
+    sessions: Sessions,
+    session_id: str,
+    kind: int,
+    body: bytes,
+    error: type[Exception],
+) -> None:
+    talk = world.runtime.launched[0].talk
+    async with (
+        asyncio.timeout(PATIENCE),
+        Tunnel(sessions, ME, session_id, {"port": PORT}) as tunnel,
+    ):
+        talk.answer(wire.RESULT, wire.pack({}))
+        talk.answer(wire.DATA, b"before")
+        talk.answer(kind, body)
+        assert await tunnel.receive() == b"before"
+        with pytest.raises(error):
+            await tunnel.receive()
+
+
+async def test_a_tunnel_on_which_nothing_moves_is_given_up(
+    sessions: Sessions, session_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tunnels, "IDLE_SECONDS", 0.02)
+    async with (
+        asyncio.timeout(PATIENCE),
+        Tunnel(sessions, ME, session_id, {"port": PORT}) as tunnel,
+    ):
+        with pytest.raises(Broken, match="nothing happened"):
+            await tunnel.receive()
+
+
+@pytest.mark.parametrize("late", [wire.DATA, wire.END])
+def test_a_guest_that_goes_on_after_the_end_breaks_the_protocol(late: int) -> None:
+    operation = Operation("connect", lambda kind, body: None, lambda: None, lambda body: body)
+    operation.receive(wire.RESULT, wire.pack({}))
+    operation.receive(wire.DATA, b"x")
+    operation.receive(wire.END, b"")
+    with pytest.raises(wire.WireError, match="after the end"):
+        operation.receive(late, b"x")
+    assert not operation.done
+    operation.receive(wire.RESULT, wire.pack({}))
+    assert operation.done
+
+
+@pytest.mark.parametrize("host", ["10.0.0.1", "example.org", "::", 5, b"127.0.0.1", ["127.0.0.1"]])
+def test_the_gateway_itself_refuses_to_connect_elsewhere(
+    host: object,
+) -> None:
+    from k8e.sessions import operations
+
+    with pytest.raises(errors.InvalidRequest, match="loopback"):
+        operations.check({"op": "connect", "host": host, "port": 80})
+    assert operations.check({"op": "connect", "host": "::1", "port": 80})
