@@ -28,6 +28,7 @@ MODULES = (
     "trees",
     "links",
     "processes",
+    "terminals",
     "dial",
     "main",
 )
