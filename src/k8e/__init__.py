@@ -16,9 +16,11 @@ if TYPE_CHECKING:
     from k8e import errors
     from k8e._version import __version__
     from k8e.client.approving import Approval
+    from k8e.client.async_interactive import AsyncProcess
     from k8e.client.async_runs import AsyncRun
     from k8e.client.asynchronous import AsyncSandboxClient
     from k8e.client.blocking import SandboxClient, sandbox_session
+    from k8e.client.interactive import Process
     from k8e.client.results import (
         Denial,
         Egress,
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
         ExecResult,
         Exit,
         FileEntry,
+        Foreground,
         ProcessInfo,
         RunState,
         SessionInfo,
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Approval": "k8e.client.approving",
+    "AsyncProcess": "k8e.client.async_interactive",
     "AsyncRun": "k8e.client.async_runs",
     "AsyncSandboxClient": "k8e.client.asynchronous",
     "Denial": "k8e.client.results",
@@ -46,6 +50,8 @@ _HOMES = {
     "ExecResult": "k8e.client.results",
     "Exit": "k8e.client.results",
     "FileEntry": "k8e.client.results",
+    "Foreground": "k8e.client.results",
+    "Process": "k8e.client.interactive",
     "ProcessInfo": "k8e.client.results",
     "Run": "k8e.client.runs",
     "RunState": "k8e.client.results",
@@ -60,6 +66,7 @@ _HOMES = {
 
 __all__ = [
     "Approval",
+    "AsyncProcess",
     "AsyncRun",
     "AsyncSandboxClient",
     "Denial",
@@ -69,6 +76,8 @@ __all__ = [
     "ExecResult",
     "Exit",
     "FileEntry",
+    "Foreground",
+    "Process",
     "ProcessInfo",
     "Run",
     "RunState",

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, TypeVar, Unpack
 from k8e import errors
 from k8e.client import async_driving, endpoints, operations, requests, results
 from k8e.client.approving import AsyncApproving
+from k8e.client.async_interactive import AsyncInteractive
 from k8e.client.async_runs import AsyncRuns
 from k8e.client.operations import Operation
 from k8e.client.requests import AsyncContent, ExecOptions, SessionOptions
@@ -26,7 +27,7 @@ T = TypeVar("T")
 KILL_SECONDS = 5.0  # how long a cancelled caller waits for its command to be killed
 
 
-class AsyncSandboxClient(AsyncRuns, AsyncApproving):
+class AsyncSandboxClient(AsyncRuns, AsyncInteractive, AsyncApproving):
     """Runs code in sandboxes, from any number of tasks at once.
 
     async with AsyncSandboxClient() as client:

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO, TypeVar, Unpack
 from k8e import errors
 from k8e.client import driving, endpoints, operations, requests, results
 from k8e.client.approving import Approving
+from k8e.client.interactive import Interactive
 from k8e.client.operations import Operation
 from k8e.client.requests import Content, ExecOptions, SessionOptions
 from k8e.client.results import ExecEvent, ExecResult, FileEntry, SessionInfo, Stdout
@@ -21,7 +22,7 @@ from k8e.client.runs import Runs
 T = TypeVar("T")
 
 
-class SandboxClient(Runs, Approving):
+class SandboxClient(Runs, Interactive, Approving):
     """Runs code in sandboxes.
 
     Without ``endpoint`` and K8E_SANDBOX_ENDPOINT it uses the gateway of this host, and starts it if

@@ -111,24 +111,24 @@ def exec_events(fields: Mapping[str, Any]) -> Operation[Exit]:
                 yield from stdin.push()
             kind, body = yield from _frame()
             if kind in (wire.OUT, wire.ERR):
-                yield _output(kind, body)
+                yield output_event(kind, body)
                 yield from consumed.add(len(body) - wire.SEQ.size)
             elif kind == wire.CREDIT and stdin is not None:
                 stdin.credit += wire.CREDIT_BODY.unpack(body)[0]
             elif kind == wire.EXIT:
-                end = _exit(wire.unpack_dict(body), session_id, exec_id)
+                end = exit_event(wire.unpack_dict(body), session_id, exec_id)
                 yield end
                 return end
     except errors.GatewayUnreachable as error:
         raise lost_exec(error, session_id, exec_id) from None
 
 
-def _output(kind: int, body: bytes) -> Stdout | Stderr:
+def output_event(kind: int, body: bytes) -> Stdout | Stderr:
     seq = wire.SEQ.unpack_from(body)[0]
     return (Stdout if kind == wire.OUT else Stderr)(body[wire.SEQ.size :], seq)
 
 
-def _exit(data: dict[str, Any], session_id: str, exec_id: str) -> Exit:
+def exit_event(data: dict[str, Any], session_id: str, exec_id: str) -> Exit:
     return Exit(
         exit_code=int(data["code"]),
         status=str(data["status"]),
@@ -152,7 +152,7 @@ def exec_result(fields: Mapping[str, Any]) -> Operation[ExecResult]:
                 output[type(step)].append(step.data)
                 step = events.send(None)
             elif isinstance(step, Exit):
-                return _collected(step, b"".join(output[Stdout]), b"".join(output[Stderr]))
+                return collected(step, b"".join(output[Stdout]), b"".join(output[Stderr]))
             else:
                 try:
                     answer = yield step
@@ -164,7 +164,7 @@ def exec_result(fields: Mapping[str, Any]) -> Operation[ExecResult]:
         events.close()
 
 
-def _collected(end: Exit, stdout: bytes, stderr: bytes) -> ExecResult:
+def collected(end: Exit, stdout: bytes, stderr: bytes) -> ExecResult:
     return ExecResult(
         stdout_bytes=stdout,
         stderr_bytes=stderr,
@@ -211,12 +211,12 @@ def output(fields: Mapping[str, Any], *, follow: bool) -> Operation[None]:
     while ends or at < int(described["seq"]):
         kind, body = yield from _frame()
         if kind in (wire.OUT, wire.ERR):
-            event = _output(kind, body)
+            event = output_event(kind, body)
             at = event.seq + len(event.data)
             yield event
             yield from consumed.add(len(event.data))
         elif kind == wire.EXIT:
-            yield _exit(wire.unpack_dict(body), session_id, exec_id)
+            yield exit_event(wire.unpack_dict(body), session_id, exec_id)
             return
     yield Send(wire.CANCEL)
 
@@ -235,7 +235,7 @@ def snapshot(fields: Mapping[str, Any]) -> Operation[RunState]:
             described |= wire.unpack_dict(body)
             break
         if kind in streams:
-            event = _output(kind, body)
+            event = output_event(kind, body)
             lost |= event.seq > at
             at = event.seq + len(event.data)
             streams[kind] += event.data
@@ -278,7 +278,7 @@ class Collected:
         if self._exit is None:
             raise errors.GuestFailed("the command ended without saying how")
         end = replace(self._exit, truncated=self._exit.truncated or self._lost)
-        return _collected(end, bytes(self._output[Stdout]), bytes(self._output[Stderr]))
+        return collected(end, bytes(self._output[Stdout]), bytes(self._output[Stderr]))
 
 
 # Files.

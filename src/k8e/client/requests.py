@@ -32,7 +32,7 @@ class ExecOptions(TypedDict, total=False):
     """Chosen by the caller to make starting idempotent: a second start joins the first."""
     kill_on_disconnect: bool
     """Kill the command if this client's connection breaks (not only when it gives up)."""
-    tty: tuple[int, int]
+    tty: tuple[int, int] | None
     """Rows and columns: run on a terminal, with both streams in stdout."""
     ring: bool
     """Let the command run on when nobody reads, keeping only the newest output."""
@@ -282,10 +282,14 @@ def chunks(content: Content) -> Iterator[bytes | memoryview]:
             yield from cut(piece)
 
 
+def as_bytes(text: Any) -> Any:
+    """Text as it travels; what is no text is left as it is."""
+    return text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
+
+
 def cut(piece: Any) -> Iterator[bytes | memoryview]:
     """Cut text or bytes; TypeError for anything else."""
-    data = piece.encode("utf-8", "surrogateescape") if isinstance(piece, str) else piece
-    view = memoryview(data).cast("B")
+    view = memoryview(as_bytes(piece)).cast("B")
     if len(view) <= wire.CHUNK:
         if view:
             yield bytes(view)

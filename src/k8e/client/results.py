@@ -175,6 +175,16 @@ class ProcessInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Foreground:
+    """Who is in front of a terminal."""
+
+    process_group_id: int
+    """As programs in the sandbox see it; -1 if it is not known, which on gVisor is often so."""
+    input_waiting: bool
+    """Whether that group is known, all of it sleeps, and there is no input that it could read."""
+
+
+@dataclass(frozen=True, slots=True)
 class SessionInfo:
     """A session as its owner sees it."""
 
@@ -261,4 +271,10 @@ def process(data: Mapping[str, Any]) -> ProcessInfo:
         ppid=int(data["ppid"]),
         comm=str(data["comm"]),
         state=str(data["state"]),
+    )
+
+
+def foreground(data: Mapping[str, Any]) -> Foreground:
+    return Foreground(
+        process_group_id=int(data["process_group_id"]), input_waiting=bool(data["input_waiting"])
     )
