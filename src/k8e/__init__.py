@@ -37,12 +37,14 @@ if TYPE_CHECKING:
         Stdout,
     )
     from k8e.client.runs import Run
+    from k8e.client.scripts import Copied
 
 _HOMES = {
     "Approval": "k8e.client.approving",
     "AsyncProcess": "k8e.client.async_interactive",
     "AsyncRun": "k8e.client.async_runs",
     "AsyncSandboxClient": "k8e.client.asynchronous",
+    "Copied": "k8e.client.scripts",
     "Denial": "k8e.client.results",
     "Egress": "k8e.client.results",
     "ExecEvent": "k8e.client.results",
@@ -69,6 +71,7 @@ __all__ = [
     "AsyncProcess",
     "AsyncRun",
     "AsyncSandboxClient",
+    "Copied",
     "Denial",
     "Egress",
     "ExecEvent",

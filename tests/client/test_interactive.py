@@ -314,8 +314,10 @@ async def test_the_asynchronous_client_has_terminals(
         await shell.write("stty size\n")
         await shell.read_until("33 44\r\n")
         await shell.resize(55, 66)
-        await shell.write("stty size; exec sleep 300\n")
+        # A shell that is typed to ignores SIGTERM, so another program has to be there.
+        await shell.write("stty size; exec sh -c 'echo be$((1))gun; exec sleep 300'\n")
         await shell.read_until("55 66\r\n")
+        await shell.read_until("be1gun\r\n")
         assert (await shell.foreground()).process_group_id > 0
         await shell.signal(signal.SIGTERM)
         assert (await shell.wait()).exit_code == 143

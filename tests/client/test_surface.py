@@ -20,6 +20,7 @@ def test_the_package_exports_exactly_this() -> None:
         "AsyncProcess",
         "AsyncRun",
         "AsyncSandboxClient",
+        "Copied",
         "Denial",
         "Egress",
         "ExecEvent",

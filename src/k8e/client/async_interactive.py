@@ -7,28 +7,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from abc import abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import Any, TypeVar, Unpack
+from typing import Any, Unpack
 
 from k8e import errors
 from k8e.client import async_driving, exchange, operations, requests
+from k8e.client.callers import AsyncCaller
 from k8e.client.exchange import MORE, Exchange, Steps
+from k8e.client.handles import Handle
 from k8e.client.operations import Operation, Send
-from k8e.client.requests import AsyncContent, ExecOptions
+from k8e.client.requests import ExecOptions
 from k8e.client.results import ExecEvent, ExecResult, Foreground
 
-T = TypeVar("T")
 END_SECONDS = 10.0  # how long leaving the block waits for the end of the program
 
 
-class AsyncInteractive:
+class AsyncInteractive(AsyncCaller):
     """What a client can do with programs that it talks to."""
 
     _pool: async_driving.Pool
-
-    @abstractmethod
-    async def _call(self, operation: Operation[T], source: AsyncContent | None = None) -> T: ...
 
     async def open(
         self,
@@ -64,7 +61,7 @@ class AsyncInteractive:
         return await self.open(session_id, tried[-1], timeout, **options)
 
 
-class AsyncProcess:
+class AsyncProcess(Handle):
     """A program that runs, to be written to and read from, by any number of tasks.
 
     Made by :meth:`AsyncSandboxClient.open`. Leaving its ``async with`` block kills it. A cancelled
@@ -77,6 +74,7 @@ class AsyncProcess:
         pool: async_driving.Pool,
         call: Callable[[Operation[Any]], Awaitable[Any]],
     ) -> None:
+        super().__init__(exchange.run_id)
         self._exchange = exchange
         self._pool = pool
         self._call = call
@@ -101,21 +99,6 @@ class AsyncProcess:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-    def __repr__(self) -> str:
-        return f"AsyncProcess({self.run_id!r})"
-
-    @property
-    def session_id(self) -> str:
-        return self._exchange.session_id
-
-    @property
-    def exec_id(self) -> str:
-        return self._exchange.exec_id
-
-    @property
-    def run_id(self) -> str:
-        return requests.run_id(self.session_id, self.exec_id)
 
     # Writing.
 
@@ -166,9 +149,6 @@ class AsyncProcess:
     async def _end(self) -> None:
         await self.kill()
         await self._drive(self._exchange.drain())
-
-    def _about(self, op: str, **fields: Any) -> dict[str, Any]:
-        return requests.run_call(op, self.run_id, **fields)
 
     # Driving.
 

@@ -37,9 +37,8 @@ class Exchange:
     """One program's output, as far as it was taken in and not read, and what may be written."""
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
-        self.session_id = ""
-        self.exec_id = str(fields["id"])
-        self.pid = 0
+        self.run_id = requests.run_id(fields["session"]["id"], fields["id"])
+        self.begun = False
         self.exit: Exit | None = None
         self._fields = fields
         self._failure: Exception | None = None
@@ -71,17 +70,16 @@ class Exchange:
             self._room += wire.CREDIT_BODY.unpack(body)[0]
         elif kind == wire.EXIT:
             data = wire.unpack_dict(body)
-            self.exit = operations.exit_event(data, self.session_id, self.exec_id)
+            self.exit = operations.exit_event(data, *requests.split_run_id(self.run_id))
         elif kind == wire.RESULT:
-            told = wire.unpack_dict(body)
-            self.session_id, self.pid = str(told["session_id"]), int(told["pid"])
+            self.begun = True
         elif kind == wire.ERROR:
             self._failure = errors.from_wire(wire.unpack_dict(body))
 
     def fail(self, error: Exception) -> None:
         """The connection was lost."""
-        if self.session_id:
-            error = operations.lost_exec(error, self.session_id, self.exec_id)
+        if self.begun:
+            error = operations.lost_exec(error, *requests.split_run_id(self.run_id))
         self._failure = error
 
     def _more(self) -> Steps:
@@ -102,7 +100,7 @@ class Exchange:
 
     def begin(self) -> Steps:
         yield Send(wire.CALL, wire.pack(self._fields))
-        while not self.session_id:
+        while not self.begun:
             yield from self._more()
 
     def write(self, data: str | bytes) -> Steps:

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from abc import abstractmethod
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, TypeVar, Unpack
+from typing import Any, Unpack
 
 from k8e import errors
 from k8e.client import driving, exchange, operations, requests
+from k8e.client.callers import Caller
 from k8e.client.exchange import MORE, Exchange, Steps
+from k8e.client.handles import Handle
 from k8e.client.operations import Operation, Send
-from k8e.client.requests import Content, ExecOptions
+from k8e.client.requests import ExecOptions
 from k8e.client.results import ExecEvent, ExecResult, Foreground
 
-T = TypeVar("T")
 
-
-class Interactive:
+class Interactive(Caller):
     """What a client can do with programs that it talks to."""
 
     _pool: driving.Pool
-
-    @abstractmethod
-    def _call(self, operation: Operation[T], source: Content | None = None) -> T: ...
 
     def open(
         self,
@@ -70,7 +66,7 @@ class Interactive:
         return self.open(session_id, tried[-1], timeout, **options)
 
 
-class Process:
+class Process(Handle):
     """A program that runs, to be written to and read from. Made by :meth:`SandboxClient.open`.
 
     Leaving its ``with`` block kills it. One thread may write while another reads; within one thread
@@ -84,6 +80,7 @@ class Process:
         pool: driving.Pool,
         call: Callable[[Operation[Any]], Any],
     ) -> None:
+        super().__init__(exchange.run_id)
         self._exchange = exchange
         self._pool = pool
         self._call = call
@@ -107,22 +104,6 @@ class Process:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __repr__(self) -> str:
-        return f"Process({self.run_id!r})"
-
-    @property
-    def session_id(self) -> str:
-        return self._exchange.session_id
-
-    @property
-    def exec_id(self) -> str:
-        return self._exchange.exec_id
-
-    @property
-    def run_id(self) -> str:
-        """Names it for :meth:`SandboxClient.get_run`, which can read its output too."""
-        return requests.run_id(self.session_id, self.exec_id)
 
     # Writing.
 
@@ -187,9 +168,6 @@ class Process:
             with contextlib.suppress(errors.K8eError):
                 self.kill()
                 self._drive(self._exchange.drain())
-
-    def _about(self, op: str, **fields: Any) -> dict[str, Any]:
-        return requests.run_call(op, self.run_id, **fields)
 
     # Driving.
 

@@ -14,7 +14,7 @@ What it returns is the result. A lost connection is thrown into it.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -54,6 +54,8 @@ RECEIVE = Want()
 PULL = Want()
 
 Operation = Generator[Any, Any, T]
+Progress = Callable[[int, int | None], object]
+"""Called with the bytes that have been moved, and how many it will be if that is known."""
 Frame = tuple[int, bytes]
 
 
@@ -284,23 +286,36 @@ class Collected:
 # Files.
 
 
-def read(fields: Mapping[str, Any]) -> Operation[FileEntry]:
+def read(fields: Mapping[str, Any], progress: Progress | None = None) -> Operation[FileEntry]:
     """Read a file: emits its bytes as Chunks, returns its description."""
     found = results.entry((yield from call(fields)))
+    total = _to_come(found.size, fields)
+    done = 0
     consumed = _Consumed()
     while True:
         kind, body = yield from _frame()
         if kind == wire.DATA:
             yield Chunk(body)
+            done += len(body)
+            if progress is not None:
+                progress(done, total)
             yield from consumed.add(len(body))
         elif kind == wire.END:
             return found
 
 
-def write(fields: Mapping[str, Any]) -> Operation[dict[str, Any]]:
+def _to_come(size: int, fields: Mapping[str, Any]) -> int | None:
+    """How much of a file will be read; files of the kernel do not know their size."""
+    left = max(0, size - int(fields.get("offset") or 0))
+    return min(left, int(fields.get("length", left))) if size else None
+
+
+def write(
+    fields: Mapping[str, Any], progress: Progress | None = None, total: int | None = None
+) -> Operation[dict[str, Any]]:
     """Write what the driver pulls into a file; path and size."""
     yield from call(fields)
-    upload = _Upload(wire.DATA, wire.END)
+    upload = _Upload(wire.DATA, wire.END, progress, total)
     while True:
         yield from upload.push()
         kind, body = yield from _frame()
@@ -313,10 +328,15 @@ def write(fields: Mapping[str, Any]) -> Operation[dict[str, Any]]:
 class _Upload:
     """Sends what the driver pulls, never more than there is credit for."""
 
-    def __init__(self, kind: int, end: int) -> None:
+    def __init__(
+        self, kind: int, end: int, progress: Progress | None = None, total: int | None = None
+    ) -> None:
         self.credit = wire.WINDOW
         self._kind = kind
         self._end = end
+        self._progress = progress
+        self._total = total
+        self._sent = 0
         self._held: bytes | memoryview = b""
         self._ended = False
 
@@ -326,6 +346,9 @@ class _Upload:
             if self._held:
                 self.credit -= len(self._held)
                 yield Send(self._kind, self._held)
+                self._sent += len(self._held)
+                if self._progress is not None:
+                    self._progress(self._sent, self._total)
             self._held = yield PULL
             if not self._held:
                 self._ended = True

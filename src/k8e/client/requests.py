@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import AsyncIterable, Generator, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+import stat
+from collections.abc import AsyncIterable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, TypedDict
 
 from k8e import errors
@@ -298,15 +297,15 @@ def cut(piece: Any) -> Iterator[bytes | memoryview]:
         yield view[at : at + wire.CHUNK]
 
 
-@contextlib.contextmanager
-def replacing(path: str | Path) -> Generator[BinaryIO]:
-    """A file that takes the place of ``path`` when the block ends well."""
-    target = Path(path)
-    scratch = target.with_name(f".{target.name[:200]}.{os.urandom(6).hex()}")
+def size_of(content: Any) -> int | None:
+    """How many bytes will be sent, if that can be told."""
+    if isinstance(content, (str, bytes, bytearray, memoryview)):
+        data: Any = as_bytes(content)
+        return memoryview(data).nbytes
     try:
-        with open(scratch, "xb") as file:
-            yield file
-        scratch.rename(target)
-    except BaseException:
-        scratch.unlink(missing_ok=True)
-        raise
+        info = os.fstat(content.fileno())
+        if stat.S_ISREG(info.st_mode) and "b" in content.mode:
+            return max(0, info.st_size - content.tell())
+    except (AttributeError, OSError, ValueError, TypeError):
+        pass
+    return None
