@@ -16,8 +16,8 @@ with tempfile.TemporaryDirectory() as folder, sandbox_session() as (client, sess
         print(entry.path, entry.type, entry.size > 0)
 
     target = Path(folder, "data.bin.gz")
-    size = client.download(session_id, "in/data.bin.gz", target)
-    print("downloaded", size == target.stat().st_size)
+    copied = client.download(session_id, "in/data.bin.gz", target)
+    print("downloaded", copied.bytes == target.stat().st_size)
 
     try:
         client.read_bytes(session_id, "no/such/file")

@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from k8e import errors
     from k8e._version import __version__
     from k8e.client.approving import Approval
+    from k8e.client.async_interactive import AsyncProcess
     from k8e.client.async_runs import AsyncRun
     from k8e.client.asynchronous import AsyncSandboxClient
     from k8e.client.blocking import SandboxClient, sandbox_session
     from k8e.client.exposing import Exposed
+    from k8e.client.interactive import Process
     from k8e.client.results import (
         Denial,
         Egress,
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
         ExecResult,
         Exit,
         FileEntry,
+        Foreground,
         ProcessInfo,
         RunState,
         SessionInfo,
@@ -35,12 +38,15 @@ if TYPE_CHECKING:
         Stdout,
     )
     from k8e.client.runs import Run
+    from k8e.client.scripts import Copied
     from k8e.client.snapshotting import Snapshot
 
 _HOMES = {
     "Approval": "k8e.client.approving",
+    "AsyncProcess": "k8e.client.async_interactive",
     "AsyncRun": "k8e.client.async_runs",
     "AsyncSandboxClient": "k8e.client.asynchronous",
+    "Copied": "k8e.client.scripts",
     "Denial": "k8e.client.results",
     "Egress": "k8e.client.results",
     "ExecEvent": "k8e.client.results",
@@ -49,6 +55,8 @@ _HOMES = {
     "Exit": "k8e.client.results",
     "Exposed": "k8e.client.exposing",
     "FileEntry": "k8e.client.results",
+    "Foreground": "k8e.client.results",
+    "Process": "k8e.client.interactive",
     "ProcessInfo": "k8e.client.results",
     "Run": "k8e.client.runs",
     "RunState": "k8e.client.results",
@@ -64,8 +72,10 @@ _HOMES = {
 
 __all__ = [
     "Approval",
+    "AsyncProcess",
     "AsyncRun",
     "AsyncSandboxClient",
+    "Copied",
     "Denial",
     "Egress",
     "ExecEvent",
@@ -74,6 +84,8 @@ __all__ = [
     "Exit",
     "Exposed",
     "FileEntry",
+    "Foreground",
+    "Process",
     "ProcessInfo",
     "Run",
     "RunState",

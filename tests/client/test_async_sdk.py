@@ -89,9 +89,9 @@ async def test_files_come_from_any_source(aclient: AsyncSandboxClient, session_i
     assert await aclient.write_file(session_id, "pieces", pieces()) == 3_000_015
     assert len(await aclient.read_bytes(session_id, "pieces")) == 3_000_015
     file = io.BytesIO(b"y" * 2_000_000)
-    assert await aclient.upload(session_id, file, "pieces") == 2_000_000
+    assert (await aclient.upload(session_id, file, "pieces")).bytes == 2_000_000
     target = io.BytesIO()
-    assert await aclient.download(session_id, "pieces", target) == 2_000_000
+    assert (await aclient.download(session_id, "pieces", target)).bytes == 2_000_000
     assert target.getvalue() == file.getvalue()
     found = await aclient.exec(session_id, "cat", stdin=pieces(), output_limit=10)
     assert (found.stdout, found.truncated) == ("text xxxxx", True)

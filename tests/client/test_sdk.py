@@ -194,8 +194,8 @@ def test_a_large_file_is_copied_there_and_back_in_constant_memory(
             file.write(data)
     tracemalloc.start()
     try:
-        assert client.upload(session_id, source, "large") == 100 * MIB
-        assert client.download(session_id, "large", target) == 100 * MIB
+        assert client.upload(session_id, source, "large").bytes == 100 * MIB
+        assert client.download(session_id, "large", target).bytes == 100 * MIB
         assert tracemalloc.get_traced_memory()[1] < 16 * MIB
     finally:
         tracemalloc.stop()

@@ -17,8 +17,10 @@ def test_the_package_exports_exactly_this() -> None:
     assert k8e.__all__ == sorted(k8e.__all__)
     assert set(k8e.__all__) == {
         "Approval",
+        "AsyncProcess",
         "AsyncRun",
         "AsyncSandboxClient",
+        "Copied",
         "Denial",
         "Egress",
         "ExecEvent",
@@ -27,6 +29,8 @@ def test_the_package_exports_exactly_this() -> None:
         "Exit",
         "Exposed",
         "FileEntry",
+        "Foreground",
+        "Process",
         "ProcessInfo",
         "Run",
         "RunState",
@@ -70,8 +74,11 @@ def test_both_clients_have_the_same_methods_with_the_same_arguments() -> None:
         ], name
 
 
-def test_both_handles_of_a_run_have_the_same_methods_with_the_same_arguments() -> None:
-    blocking, asynchronous = methods(k8e.Run), methods(k8e.AsyncRun)
+@pytest.mark.parametrize("kinds", [(k8e.Run, k8e.AsyncRun), (k8e.Process, k8e.AsyncProcess)])
+def test_both_handles_have_the_same_methods_with_the_same_arguments(
+    kinds: tuple[type, type],
+) -> None:
+    blocking, asynchronous = map(methods, kinds)
     assert set(blocking) == set(asynchronous)
     for name, method in blocking.items():
         ours, theirs = inspect.signature(method), inspect.signature(asynchronous[name])

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import posixpath
 import re
+from collections.abc import Generator
+from dataclasses import asdict
+from pathlib import Path
 from typing import NamedTuple
 
 from k8e import errors
-from k8e.cli import downloading, parsing, printing, progress, sandbox, uploading
-from k8e.client import operations, requests
+from k8e.cli import parsing, printing, progress, sandbox
+from k8e.client import downloading, operations, requests
+from k8e.client.blocking import SandboxClient
 
 _REMOTE = re.compile(r"([a-z0-9][a-z0-9-]*)?:(.*)", re.DOTALL)
 
@@ -28,16 +34,64 @@ def copy(options: argparse.Namespace) -> int:
         if isinstance(target, Remote):
             raise _one_side()
         session_id = _session_id(source, options)
-        with sandbox.connect(options) as client, progress.shown() as report:
-            downloading.receive(client, session_id, source.path, target, report)
+        with sandbox.connect(options) as client, progress.shown() as bar, _local():
+            place = _place(client, session_id, source.path, target)
+            copied = client.download(
+                session_id, source.path, place, progress=bar.draw, on_skip=bar.skip
+            )
     elif isinstance(target, Remote):
+        with _local():
+            Path(source).stat()
         session_id = _session_id(target, options)
-        with sandbox.connect(options) as client, progress.shown() as report:
-            uploading.send(client, session_id, source, target.path, report)
+        with sandbox.connect(options) as client, progress.shown() as bar, _local():
+            path = _path(client, session_id, source, target.path)
+            copied = client.upload(session_id, source, path, progress=bar.draw, on_skip=bar.skip)
     else:
         raise _one_side()
-    printing.answer({**report.summary(), "session_id": session_id})
-    return 1 if report.failed else 0
+    printing.answer({**asdict(copied), "session_id": session_id})
+    return 1 if copied.failed else 0
+
+
+def _place(client: SandboxClient, session_id: str, path: str, target: str) -> str:
+    """What a copy becomes here: ``target``, or in it if that is a folder.
+
+    Of ``PATH/.`` only the content is copied, without the folder itself.
+    """
+    if not Path(target).is_dir():
+        if target.endswith("/") and client.stat(session_id, path, follow=True).type == "file":
+            raise errors.InvalidRequest(f"the local folder {target} does not exist", hint="make it")
+        return target
+    # What the user named is followed wherever it leads; what is made in it never is.
+    folder = os.path.realpath(target)
+    contents = path == "." or path.endswith("/.")
+    name = "" if contents else downloading.base_name(path)
+    return os.path.join(folder, name) if name else folder  # noqa: PTH118 - names are any bytes
+
+
+def _path(client: SandboxClient, session_id: str, source: str, path: str) -> str:
+    """The same for a copy in a sandbox."""
+    contents = Path(source).is_dir() and (source in (".", "..") or source.endswith(("/.", "/..")))
+    is_folder = path.endswith("/")
+    try:
+        is_folder |= client.stat(session_id, path, follow=True).type == "dir"
+    except (FileNotFoundError, NotADirectoryError):
+        if is_folder:
+            client.mkdir(session_id, path)
+    return posixpath.join(path, Path(source).name) if is_folder and not contents else path
+
+
+@contextlib.contextmanager
+def _local() -> Generator[None]:
+    """Errors of local files are told apart from those of the sandbox, which name no file."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            raise
+        name = os.fsdecode(error.filename)
+        raise errors.InvalidRequest(
+            f"the local file {name} cannot be used: {error.strerror}", hint="check the path"
+        ) from None
 
 
 def parse(text: str) -> Remote | str:

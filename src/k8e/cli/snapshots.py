@@ -76,7 +76,7 @@ def _watched(options: argparse.Namespace, operation: Operation[T]) -> T:
         with progress.shown() as report:
             while (event := running.next_event()) is not None:
                 if isinstance(event, snapshotting.Progress):
-                    report.reached(event.bytes, event.total)
+                    report.draw(event.bytes, event.total)
         running.connection.close()
         return running.result
     finally:

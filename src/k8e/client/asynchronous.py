@@ -11,15 +11,16 @@ import codecs
 import contextlib
 import io
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, BinaryIO, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
 
 from k8e import errors
 from k8e.client import async_driving, endpoints, operations, requests, results
 from k8e.client.approving import AsyncApproving
+from k8e.client.async_interactive import AsyncInteractive
 from k8e.client.async_runs import AsyncRuns
+from k8e.client.async_transfers import AsyncTransfers
 from k8e.client.exposing import AsyncExposing
-from k8e.client.operations import Operation
+from k8e.client.operations import Operation, Progress
 from k8e.client.requests import AsyncContent, ExecOptions, SessionOptions
 from k8e.client.results import ExecEvent, ExecResult, FileEntry, SessionInfo, Stdout
 from k8e.client.snapshotting import AsyncSnapshotting
@@ -30,7 +31,13 @@ KILL_SECONDS = 5.0  # how long a cancelled caller waits for its command to be ki
 
 
 class AsyncSandboxClient(
-    AsyncRuns, AsyncApproving, AsyncSnapshotting, AsyncSteering, AsyncExposing
+    AsyncRuns,
+    AsyncInteractive,
+    AsyncTransfers,
+    AsyncApproving,
+    AsyncSnapshotting,
+    AsyncSteering,
+    AsyncExposing,
 ):
     """Runs code in sandboxes, from any number of tasks at once.
 
@@ -208,44 +215,46 @@ class AsyncSandboxClient(
         *,
         append: bool = False,
         mode: int | None = None,
+        progress: Progress | None = None,
     ) -> int:
         call = requests.file_call("write", session_id, path, append=append, mode=mode)
-        return (await self._call(operations.write(call), content))["size"]
+        operation = operations.write(call, progress, requests.size_of(content))
+        return (await self._call(operation, content))["size"]
 
-    async def read_file(self, session_id: str, path: str) -> str:
-        return (await self.read_bytes(session_id, path)).decode("utf-8", "replace")
+    async def read_file(
+        self, session_id: str, path: str, *, progress: Progress | None = None
+    ) -> str:
+        data = await self.read_bytes(session_id, path, progress=progress)
+        return data.decode("utf-8", "replace")
 
     async def read_bytes(
-        self, session_id: str, path: str, *, offset: int = 0, length: int | None = None
+        self,
+        session_id: str,
+        path: str,
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        progress: Progress | None = None,
     ) -> bytes:
-        chunks = self.read_chunks(session_id, path, offset=offset, length=length)
+        chunks = self.read_chunks(session_id, path, offset=offset, length=length, progress=progress)
         whole = io.BytesIO()  # joining chunks would need twice the memory, and half the speed
         async for chunk in chunks:
             whole.write(chunk)
         return whole.getvalue()
 
     async def read_chunks(
-        self, session_id: str, path: str, *, offset: int = 0, length: int | None = None
+        self,
+        session_id: str,
+        path: str,
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        progress: Progress | None = None,
     ) -> AsyncGenerator[bytes]:
         call = requests.file_call("read", session_id, path, offset=offset, length=length)
-        async with contextlib.aclosing(self._stream(operations.read(call))) as chunks:
+        async with contextlib.aclosing(self._stream(operations.read(call, progress))) as chunks:
             async for chunk in chunks:
                 yield chunk.data
-
-    async def upload(self, session_id: str, source: str | Path | BinaryIO, path: str) -> int:
-        if not isinstance(source, (str, Path)):
-            return await self.write_file(session_id, path, source)
-        with await asyncio.to_thread(open, source, "rb") as file:
-            return await self.write_file(session_id, path, file)
-
-    async def download(self, session_id: str, path: str, target: str | Path | BinaryIO) -> int:
-        if isinstance(target, (str, Path)):
-            with requests.replacing(target) as file:
-                return await self.download(session_id, path, file)
-        size = 0
-        async for chunk in self.read_chunks(session_id, path):
-            size += await asyncio.to_thread(target.write, chunk)
-        return size
 
     async def list_files(
         self,

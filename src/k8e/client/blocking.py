@@ -7,24 +7,25 @@ import contextlib
 import io
 import threading
 from collections.abc import Generator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, BinaryIO, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
 
 from k8e import errors
 from k8e.client import driving, endpoints, operations, requests, results
 from k8e.client.approving import Approving
 from k8e.client.exposing import Exposing
-from k8e.client.operations import Operation
+from k8e.client.interactive import Interactive
+from k8e.client.operations import Operation, Progress
 from k8e.client.requests import Content, ExecOptions, SessionOptions
 from k8e.client.results import ExecEvent, ExecResult, FileEntry, SessionInfo, Stdout
 from k8e.client.runs import Runs
 from k8e.client.snapshotting import Snapshotting
 from k8e.client.steering import Steering
+from k8e.client.transfers import Transfers
 
 T = TypeVar("T")
 
 
-class SandboxClient(Runs, Approving, Snapshotting, Steering, Exposing):
+class SandboxClient(Runs, Interactive, Transfers, Approving, Snapshotting, Steering, Exposing):
     """Runs code in sandboxes.
 
     Without ``endpoint`` and K8E_SANDBOX_ENDPOINT it uses the gateway of this host, and starts it if
@@ -231,46 +232,49 @@ class SandboxClient(Runs, Approving, Snapshotting, Steering, Exposing):
         *,
         append: bool = False,
         mode: int | None = None,
+        progress: Progress | None = None,
     ) -> int:
         """Write text, bytes, an open binary file or an iterable of them; the number of bytes.
 
-        A new file appears whole or not at all. Folders above it are made.
+        A new file appears whole or not at all. Folders above it are made. ``progress`` is called
+        with the bytes that were sent and, if it is known, how many it will be.
         """
         call = requests.file_call("write", session_id, path, append=append, mode=mode)
-        return self._call(operations.write(call), content)["size"]
+        operation = operations.write(call, progress, requests.size_of(content))
+        return self._call(operation, content)["size"]
 
-    def read_file(self, session_id: str, path: str) -> str:
+    def read_file(self, session_id: str, path: str, *, progress: Progress | None = None) -> str:
         """A file as text; what is not UTF-8 is replaced."""
-        return self.read_bytes(session_id, path).decode("utf-8", "replace")
+        return self.read_bytes(session_id, path, progress=progress).decode("utf-8", "replace")
 
     def read_bytes(
-        self, session_id: str, path: str, *, offset: int = 0, length: int | None = None
+        self,
+        session_id: str,
+        path: str,
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        progress: Progress | None = None,
     ) -> bytes:
         whole = io.BytesIO()  # joining chunks would need twice the memory, and half the speed
-        whole.writelines(self.read_chunks(session_id, path, offset=offset, length=length))
+        whole.writelines(
+            self.read_chunks(session_id, path, offset=offset, length=length, progress=progress)
+        )
         return whole.getvalue()
 
     def read_chunks(
-        self, session_id: str, path: str, *, offset: int = 0, length: int | None = None
+        self,
+        session_id: str,
+        path: str,
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        progress: Progress | None = None,
     ) -> Generator[bytes]:
         """A file, piece by piece, in constant memory."""
         call = requests.file_call("read", session_id, path, offset=offset, length=length)
-        for chunk in self._stream(operations.read(call)):
+        for chunk in self._stream(operations.read(call, progress)):
             yield chunk.data
-
-    def upload(self, session_id: str, source: str | Path | BinaryIO, path: str) -> int:
-        """Copy a local file into the sandbox; the number of bytes."""
-        if not isinstance(source, (str, Path)):
-            return self.write_file(session_id, path, source)
-        with open(source, "rb") as file:
-            return self.write_file(session_id, path, file)
-
-    def download(self, session_id: str, path: str, target: str | Path | BinaryIO) -> int:
-        """Copy a file of the sandbox to a local one, which appears whole or not at all."""
-        if not isinstance(target, (str, Path)):
-            return sum(target.write(chunk) for chunk in self.read_chunks(session_id, path))
-        with requests.replacing(target) as file:
-            return sum(file.write(chunk) for chunk in self.read_chunks(session_id, path))
 
     def list_files(
         self,

@@ -14,7 +14,7 @@ What it returns is the result. A lost connection is thrown into it.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -54,6 +54,8 @@ RECEIVE = Want()
 PULL = Want()
 
 Operation = Generator[Any, Any, T]
+Progress = Callable[[int, int | None], object]
+"""Called with the bytes that have been moved, and how many it will be if that is known."""
 Frame = tuple[int, bytes]
 
 
@@ -111,24 +113,24 @@ def exec_events(fields: Mapping[str, Any]) -> Operation[Exit]:
                 yield from stdin.push()
             kind, body = yield from _frame()
             if kind in (wire.OUT, wire.ERR):
-                yield _output(kind, body)
+                yield output_event(kind, body)
                 yield from consumed.add(len(body) - wire.SEQ.size)
             elif kind == wire.CREDIT and stdin is not None:
                 stdin.credit += wire.CREDIT_BODY.unpack(body)[0]
             elif kind == wire.EXIT:
-                end = _exit(wire.unpack_dict(body), session_id, exec_id)
+                end = exit_event(wire.unpack_dict(body), session_id, exec_id)
                 yield end
                 return end
     except errors.GatewayUnreachable as error:
         raise lost_exec(error, session_id, exec_id) from None
 
 
-def _output(kind: int, body: bytes) -> Stdout | Stderr:
+def output_event(kind: int, body: bytes) -> Stdout | Stderr:
     seq = wire.SEQ.unpack_from(body)[0]
     return (Stdout if kind == wire.OUT else Stderr)(body[wire.SEQ.size :], seq)
 
 
-def _exit(data: dict[str, Any], session_id: str, exec_id: str) -> Exit:
+def exit_event(data: dict[str, Any], session_id: str, exec_id: str) -> Exit:
     return Exit(
         exit_code=int(data["code"]),
         status=str(data["status"]),
@@ -152,7 +154,7 @@ def exec_result(fields: Mapping[str, Any]) -> Operation[ExecResult]:
                 output[type(step)].append(step.data)
                 step = events.send(None)
             elif isinstance(step, Exit):
-                return _collected(step, b"".join(output[Stdout]), b"".join(output[Stderr]))
+                return collected(step, b"".join(output[Stdout]), b"".join(output[Stderr]))
             else:
                 try:
                     answer = yield step
@@ -164,7 +166,7 @@ def exec_result(fields: Mapping[str, Any]) -> Operation[ExecResult]:
         events.close()
 
 
-def _collected(end: Exit, stdout: bytes, stderr: bytes) -> ExecResult:
+def collected(end: Exit, stdout: bytes, stderr: bytes) -> ExecResult:
     return ExecResult(
         stdout_bytes=stdout,
         stderr_bytes=stderr,
@@ -211,12 +213,12 @@ def output(fields: Mapping[str, Any], *, follow: bool) -> Operation[None]:
     while ends or at < int(described["seq"]):
         kind, body = yield from _frame()
         if kind in (wire.OUT, wire.ERR):
-            event = _output(kind, body)
+            event = output_event(kind, body)
             at = event.seq + len(event.data)
             yield event
             yield from consumed.add(len(event.data))
         elif kind == wire.EXIT:
-            yield _exit(wire.unpack_dict(body), session_id, exec_id)
+            yield exit_event(wire.unpack_dict(body), session_id, exec_id)
             return
     yield Send(wire.CANCEL)
 
@@ -235,7 +237,7 @@ def snapshot(fields: Mapping[str, Any]) -> Operation[RunState]:
             described |= wire.unpack_dict(body)
             break
         if kind in streams:
-            event = _output(kind, body)
+            event = output_event(kind, body)
             lost |= event.seq > at
             at = event.seq + len(event.data)
             streams[kind] += event.data
@@ -278,29 +280,42 @@ class Collected:
         if self._exit is None:
             raise errors.GuestFailed("the command ended without saying how")
         end = replace(self._exit, truncated=self._exit.truncated or self._lost)
-        return _collected(end, bytes(self._output[Stdout]), bytes(self._output[Stderr]))
+        return collected(end, bytes(self._output[Stdout]), bytes(self._output[Stderr]))
 
 
 # Files.
 
 
-def read(fields: Mapping[str, Any]) -> Operation[FileEntry]:
+def read(fields: Mapping[str, Any], progress: Progress | None = None) -> Operation[FileEntry]:
     """Read a file: emits its bytes as Chunks, returns its description."""
     found = results.entry((yield from call(fields)))
+    total = _to_come(found.size, fields)
+    done = 0
     consumed = _Consumed()
     while True:
         kind, body = yield from _frame()
         if kind == wire.DATA:
             yield Chunk(body)
+            done += len(body)
+            if progress is not None:
+                progress(done, total)
             yield from consumed.add(len(body))
         elif kind == wire.END:
             return found
 
 
-def write(fields: Mapping[str, Any]) -> Operation[dict[str, Any]]:
+def _to_come(size: int, fields: Mapping[str, Any]) -> int | None:
+    """How much of a file will be read; files of the kernel do not know their size."""
+    left = max(0, size - int(fields.get("offset") or 0))
+    return min(left, int(fields.get("length", left))) if size else None
+
+
+def write(
+    fields: Mapping[str, Any], progress: Progress | None = None, total: int | None = None
+) -> Operation[dict[str, Any]]:
     """Write what the driver pulls into a file; path and size."""
     yield from call(fields)
-    upload = _Upload(wire.DATA, wire.END)
+    upload = _Upload(wire.DATA, wire.END, progress, total)
     while True:
         yield from upload.push()
         kind, body = yield from _frame()
@@ -313,10 +328,15 @@ def write(fields: Mapping[str, Any]) -> Operation[dict[str, Any]]:
 class _Upload:
     """Sends what the driver pulls, never more than there is credit for."""
 
-    def __init__(self, kind: int, end: int) -> None:
+    def __init__(
+        self, kind: int, end: int, progress: Progress | None = None, total: int | None = None
+    ) -> None:
         self.credit = wire.WINDOW
         self._kind = kind
         self._end = end
+        self._progress = progress
+        self._total = total
+        self._sent = 0
         self._held: bytes | memoryview = b""
         self._ended = False
 
@@ -326,6 +346,9 @@ class _Upload:
             if self._held:
                 self.credit -= len(self._held)
                 yield Send(self._kind, self._held)
+                self._sent += len(self._held)
+                if self._progress is not None:
+                    self._progress(self._sent, self._total)
             self._held = yield PULL
             if not self._held:
                 self._ended = True

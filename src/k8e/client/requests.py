@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import AsyncIterable, Generator, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+import stat
+from collections.abc import AsyncIterable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, TypedDict, cast
 
 from k8e import errors
@@ -32,7 +31,7 @@ class ExecOptions(TypedDict, total=False):
     """Chosen by the caller to make starting idempotent: a second start joins the first."""
     kill_on_disconnect: bool
     """Kill the command if this client's connection breaks (not only when it gives up)."""
-    tty: tuple[int, int]
+    tty: tuple[int, int] | None
     """Rows and columns: run on a terminal, with both streams in stdout."""
     ring: bool
     """Let the command run on when nobody reads, keeping only the newest output."""
@@ -297,10 +296,14 @@ def chunks(content: Content) -> Iterator[bytes | memoryview]:
             yield from cut(piece)
 
 
+def as_bytes(text: Any) -> Any:
+    """Text as it travels; what is no text is left as it is."""
+    return text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
+
+
 def cut(piece: Any) -> Iterator[bytes | memoryview]:
     """Cut text or bytes; TypeError for anything else."""
-    data = piece.encode("utf-8", "surrogateescape") if isinstance(piece, str) else piece
-    view = memoryview(data).cast("B")
+    view = memoryview(as_bytes(piece)).cast("B")
     if len(view) <= wire.CHUNK:
         if view:
             yield bytes(view)
@@ -309,15 +312,15 @@ def cut(piece: Any) -> Iterator[bytes | memoryview]:
         yield view[at : at + wire.CHUNK]
 
 
-@contextlib.contextmanager
-def replacing(path: str | Path) -> Generator[BinaryIO]:
-    """A file that takes the place of ``path`` when the block ends well."""
-    target = Path(path)
-    scratch = target.with_name(f".{target.name[:200]}.{os.urandom(6).hex()}")
+def size_of(content: Any) -> int | None:
+    """How many bytes will be sent, if that can be told."""
+    if isinstance(content, (str, bytes, bytearray, memoryview)):
+        data: Any = as_bytes(content)
+        return memoryview(data).nbytes
     try:
-        with open(scratch, "xb") as file:
-            yield file
-        scratch.rename(target)
-    except BaseException:
-        scratch.unlink(missing_ok=True)
-        raise
+        info = os.fstat(content.fileno())
+        if stat.S_ISREG(info.st_mode) and "b" in content.mode:
+            return max(0, info.st_size - content.tell())
+    except (AttributeError, OSError, ValueError, TypeError):
+        pass
+    return None

@@ -75,8 +75,25 @@ class Chunk:
     data: bytes
 
 
+class _Output:
+    """Output that was collected, as text."""
+
+    __slots__ = ()
+    stdout_bytes: bytes
+    stderr_bytes: bytes
+
+    @property
+    def stdout(self) -> str:
+        """The output as text; what is not UTF-8 is replaced."""
+        return self.stdout_bytes.decode("utf-8", "replace")
+
+    @property
+    def stderr(self) -> str:
+        return self.stderr_bytes.decode("utf-8", "replace")
+
+
 @dataclass(frozen=True, slots=True)
-class ExecResult:
+class ExecResult(_Output):
     """What came of a command that has ended. A failing command is a result, not an exception."""
 
     stdout_bytes: bytes = field(repr=False)
@@ -91,15 +108,6 @@ class ExecResult:
     exec_id: str
     denials: list[Denial] = field(default_factory=_no_denials)
     """What the session's policy refused while the command ran; usually nothing."""
-
-    @property
-    def stdout(self) -> str:
-        """The output as text; what is not UTF-8 is replaced."""
-        return self.stdout_bytes.decode("utf-8", "replace")
-
-    @property
-    def stderr(self) -> str:
-        return self.stderr_bytes.decode("utf-8", "replace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +144,7 @@ class ExecInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class RunState:
+class RunState(_Output):
     """A background run at one moment."""
 
     run_id: str
@@ -152,15 +160,6 @@ class RunState:
     truncated: bool
     """Whether older output is no longer kept."""
 
-    @property
-    def stdout(self) -> str:
-        """The output so far as text; what is not UTF-8 is replaced."""
-        return self.stdout_bytes.decode("utf-8", "replace")
-
-    @property
-    def stderr(self) -> str:
-        return self.stderr_bytes.decode("utf-8", "replace")
-
 
 @dataclass(frozen=True, slots=True)
 class ProcessInfo:
@@ -172,6 +171,16 @@ class ProcessInfo:
     """The name of its program, at most 15 bytes."""
     state: str
     """A letter of ``ps``: ``R`` runs, ``S`` sleeps, ``Z`` has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Foreground:
+    """Who is in front of a terminal."""
+
+    process_group_id: int
+    """As programs in the sandbox see it; -1 if it is not known, which on gVisor is often so."""
+    input_waiting: bool
+    """Whether that group is known, all of it sleeps, and there is no input that it could read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,4 +272,10 @@ def process(data: Mapping[str, Any]) -> ProcessInfo:
         ppid=int(data["ppid"]),
         comm=str(data["comm"]),
         state=str(data["state"]),
+    )
+
+
+def foreground(data: Mapping[str, Any]) -> Foreground:
+    return Foreground(
+        process_group_id=int(data["process_group_id"]), input_waiting=bool(data["input_waiting"])
     )

@@ -4,29 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import time
-from abc import abstractmethod
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, TypeVar, Unpack
+from typing import Any, Unpack
 
 from k8e import errors
 from k8e.client import operations, requests
+from k8e.client.callers import Caller
+from k8e.client.handles import Following, Handle
 from k8e.client.operations import Operation
-from k8e.client.requests import Content, ExecOptions
-from k8e.client.results import ExecEvent, ExecResult, Exit, ProcessInfo, RunState
-
-T = TypeVar("T")
+from k8e.client.requests import ExecOptions
+from k8e.client.results import ExecEvent, ExecResult, ProcessInfo, RunState
 
 
-class Runs:
+class Runs(Caller):
     """What a client can do with programs that nobody waits for, and with processes."""
-
-    @abstractmethod
-    def _call(self, operation: Operation[T], source: Content | None = None) -> T: ...
-
-    @abstractmethod
-    def _stream(
-        self, operation: Operation[Any], source: Content | None = None
-    ) -> Generator[Any]: ...
 
     def start(
         self,
@@ -77,7 +68,7 @@ class Runs:
         self._call(operations.call(requests.file_call("chmod", session_id, path, mode=mode)))
 
 
-class Run:
+class Run(Handle):
     """A command that goes on without us. Made by :class:`SandboxClient`."""
 
     def __init__(
@@ -86,18 +77,13 @@ class Run:
         call: Callable[[Operation[Any]], Any],
         stream: Callable[[Operation[Any]], Generator[Any]],
     ) -> None:
-        self.run_id = run_id
-        """Names the run, also for other programs and on the command line."""
-        self.session_id, self.exec_id = requests.split_run_id(run_id)
+        super().__init__(run_id)
         self._call = call
         self._stream = stream
 
-    def __repr__(self) -> str:
-        return f"Run({self.run_id!r})"
-
     def poll(self) -> RunState:
         """How it is, and what it printed so far. Does not wait for its end."""
-        return self._call(operations.snapshot(requests.run_call("attach", self.run_id)))
+        return self._call(operations.snapshot(self._about("attach")))
 
     def output(self, start: int = 0, *, follow: bool = True) -> Generator[ExecEvent]:
         """Iterate over its output from byte ``start`` and, last, its exit.
@@ -105,23 +91,17 @@ class Run:
         Leaving the loop does not disturb it. Without ``follow``, only what there is by now, and
         the exit only if it has ended. A gateway that restarts meanwhile is asked again.
         """
-        delays = iter(operations.RETRY_DELAYS)
+        following = Following(start)
         while True:
-            call = requests.run_call("attach", self.run_id, seq=start)
+            operation = operations.output(self._about("attach", seq=following.at), follow=follow)
             try:
-                events = self._stream(operations.output(call, follow=follow))
-                with contextlib.closing(events):
+                with contextlib.closing(self._stream(operation)) as events:
                     for event in events:
-                        if not isinstance(event, Exit):
-                            start = event.seq + len(event.data)
-                        delays = iter(operations.RETRY_DELAYS)
+                        following.saw(event)
                         yield event
                 return
-            except errors.GatewayUnreachable:
-                delay = next(delays, None)
-                if delay is None:
-                    raise
-                time.sleep(delay)
+            except errors.GatewayUnreachable as error:
+                time.sleep(following.delay(error))
 
     def wait(self) -> ExecResult:
         """Wait for its end; what came of it, and the output that is still kept."""
@@ -132,8 +112,8 @@ class Run:
 
     def kill(self) -> None:
         """End it and everything that it started; nothing happens if it has ended."""
-        self._call(operations.call(requests.run_call("signal", self.run_id, terminate=True)))
+        self._call(operations.call(self._about("signal", terminate=True)))
 
     def signal(self, number: int) -> None:
         """Send a signal to its process group."""
-        self._call(operations.call(requests.run_call("signal", self.run_id, signal=number)))
+        self._call(operations.call(self._about("signal", signal=number)))

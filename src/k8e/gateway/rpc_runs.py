@@ -120,15 +120,19 @@ class Runs:
             "limit": 0,
             "window": 1,
         }
-        async with _bounded(), self._call(principal, session_id, call | background) as running:
+        async with bounded(), self._call(principal, session_id, call | background) as running:
             told = await started(running)
         run_id = f"{session_id}.{as_text(str(told.get('id')))}"
         return pb.ExecResponse(session_id=session_id, run_id=run_id, status="started")
 
     async def _ask(
-        self, principal: Principal, session_id: str, call: dict[str, Any]
+        self,
+        principal: Principal,
+        session_id: str,
+        call: dict[str, Any],
+        seconds: float = ANSWER_SECONDS,
     ) -> dict[str, Any]:
-        async with _bounded(), self._call(principal, session_id, call) as running:
+        async with bounded(seconds), self._call(principal, session_id, call) as running:
             return await running.result()
 
     async def _newest(self, principal: Principal, session_id: str) -> str:
@@ -147,7 +151,7 @@ class Runs:
         """What there is of the output of a run from a byte on; never more than ``limit``."""
         call = {"op": "attach", "id": exec_id, "seq": start, "window": limit}
         pieces: list[tuple[int, int, bytes]] = []
-        async with _bounded(), self._call(principal, session_id, call) as running:
+        async with bounded(), self._call(principal, session_id, call) as running:
             described = await running.result()
             part = _part(described, pieces)
             at, room = start, limit
@@ -173,11 +177,11 @@ async def started(running: Call) -> dict[str, Any]:
         raise errors.InvalidRequest(f"the command cannot start: {error}") from None
 
 
-class _bounded:  # noqa: N801 - read as a statement: `async with _bounded():`
+class bounded:  # noqa: N801 - read as a statement: `async with bounded():`
     """Nobody waits for a guest that does not answer."""
 
-    def __init__(self) -> None:
-        self._timeout = asyncio.timeout(ANSWER_SECONDS)
+    def __init__(self, seconds: float = ANSWER_SECONDS) -> None:
+        self._timeout = asyncio.timeout(seconds)
 
     async def __aenter__(self) -> None:
         await self._timeout.__aenter__()

@@ -14,9 +14,10 @@ from k8e.gateway.calls import Call, decode
 from k8e.gateway.rpc_approvals import ApprovalRpcs
 from k8e.gateway.rpc_errors import as_text
 from k8e.gateway.rpc_exposing import ExposureRpcs
-from k8e.gateway.rpc_runs import Runs, started
+from k8e.gateway.rpc_runs import started
 from k8e.gateway.rpc_snapshots import SnapshotRpcs
 from k8e.gateway.rpc_steering import SteeringRpcs
+from k8e.gateway.rpc_terminals import TerminalRpcs
 from k8e.gateway.service import Gateway
 from k8e.guest import wire
 from k8e.model import PIP_SECONDS, Phase, Principal, Session, SessionSpec, pip_command
@@ -46,11 +47,11 @@ class Ending(NamedTuple):
     denials: list[pb.EgressDenial]
 
 
-class Service(Runs, ApprovalRpcs, SnapshotRpcs, SteeringRpcs, ExposureRpcs):
+class Service(TerminalRpcs, ApprovalRpcs, SnapshotRpcs, SteeringRpcs, ExposureRpcs):
     """What is implemented of ``sandbox.v1.SandboxService``, for callers that are known."""
 
     def __init__(self, gateway: Gateway) -> None:
-        Runs.__init__(self, gateway)
+        TerminalRpcs.__init__(self, gateway)
         ApprovalRpcs.__init__(self, gateway)
         SnapshotRpcs.__init__(self, gateway)
         SteeringRpcs.__init__(self, gateway)

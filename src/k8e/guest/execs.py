@@ -6,10 +6,11 @@ output, any number of readers, and it stays for a while after it ended, for whoe
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
-from typing import Any
+from typing import Any, Callable
 
 from k8e.guest.languages import language_command
 from k8e.guest.loop import READ, WRITE, Loop, Timer
@@ -36,6 +37,7 @@ from k8e.guest.wire import (
 TERM_GRACE = 0.5  # seconds between SIGTERM and SIGKILL
 LAST_WORDS = 0.2  # seconds that a program's output may go on after its end
 PIPE_READ = 64 << 10
+INPUT_HELD = 1 << 20  # bytes of input that wait for a program, from those who do not wait for it
 TIOCSWINSZ = 0x5414
 TIOCGPTN = 0x80045430
 
@@ -68,6 +70,7 @@ class Exec:
         self._scratch: str | None = None
         self._deadline: Timer | None = None
         self._time_left = 0.0  # of the time-out, while its clock is stopped
+        self.on_exit: list[Callable[[], object]] = []
 
     # Starting.
 
@@ -130,7 +133,7 @@ class Exec:
             self._set_size(master, int(self.tty[0]), int(self.tty[1]))
             # The first terminal that a session leader opens becomes its controlling terminal.
             stdio = [
-                (os.POSIX_SPAWN_OPEN, 0, _terminal_name(master), os.O_RDWR, 0),
+                (os.POSIX_SPAWN_OPEN, 0, terminal_name(master), os.O_RDWR, 0),
                 (os.POSIX_SPAWN_DUP2, 0, 1),
                 (os.POSIX_SPAWN_DUP2, 0, 2),
             ]
@@ -257,8 +260,28 @@ class Exec:
             self._give_credit(channel, len(data))
         self._pending.clear()
 
+    def type(self, data: bytes) -> None:
+        """Input from somebody who does not wait until the program takes it."""
+        if self.code is not None or self._stdin < 0:
+            raise OSError(errno.EPIPE, "the program has ended")
+        if self.input_held + len(data) > INPUT_HELD:
+            raise OSError(errno.EAGAIN, "the program does not read what was written before")
+        self.feed(data, None)
+
+    @property
+    def input_held(self) -> int:
+        """Bytes of input that the kernel has not taken yet."""
+        return sum(len(data) for data, _ in self._pending)
+
+    @property
+    def terminal(self) -> int:
+        """The descriptor of its terminal; -1 once it has ended."""
+        return self._stdin if self.tty else -1
+
     def resize(self, rows: int, cols: int) -> None:
-        if self.tty and self._stdin >= 0:
+        if not self.tty:
+            raise OSError(errno.ENOTTY, "the program has no terminal")
+        if self._stdin >= 0:
             self._set_size(self._stdin, rows, cols)
 
     def _set_size(self, fd: int, rows: int, cols: int) -> None:
@@ -289,9 +312,10 @@ class Exec:
         if self.status == "running":
             self.status = status
         kill_session(self.pid, signal.SIGTERM)
-        self._loop.later(TERM_GRACE, self._kill)
+        self._loop.later(TERM_GRACE, self.kill_now)
 
-    def _kill(self) -> None:
+    def kill_now(self) -> None:
+        """Leave nothing of the program's session."""
         # The leader may be gone while members of its session hold on; but if its pid has been
         # given to a newer exec, then its session was empty.
         if self._leaders.get(self.pid, self) is self:
@@ -316,6 +340,8 @@ class Exec:
             self._deadline.cancel()
         self._close_stdin()
         self._remove_scratch()
+        for tell in self.on_exit:
+            tell()
         if self._streams:  # helpers of a shell, as in `exec > >(cat)`, may have something to say
             self._loop.later(LAST_WORDS, self._finish)
         else:
@@ -345,6 +371,7 @@ class Exec:
         told = self._describe_end()
         told["argv"] = [part[:part_size] for part in self.argv[:parts]]
         told["background"] = self.background
+        told["tty"] = bool(self.tty)
         return told
 
     def _describe_end(self) -> dict[str, Any]:
@@ -361,7 +388,7 @@ class Exec:
         }
 
 
-def _terminal_name(master: int) -> str:
+def terminal_name(master: int) -> str:
     """The path of a terminal's other end; ``ttyname`` would look it up in ``/proc/self``."""
     from fcntl import ioctl
     from struct import unpack as unpack_struct

@@ -23,6 +23,7 @@ from k8e.guest.ports import Ports
 from k8e.guest.processes import list_processes
 from k8e.guest.spawn import GID, HOME, UID, WORKSPACE, as_user
 from k8e.guest.table import Execs
+from k8e.guest.terminals import Terminals, signal_foreground
 from k8e.guest.trees import Listing, remove_path
 from k8e.guest.wire import RESULT, pack
 
@@ -58,6 +59,7 @@ class Guest:
             "bind": self._bind,
             "hold": _answered(lambda _: self.execs.hold(True)),
             "release": _answered(lambda _: self.execs.hold(False)),
+            **Terminals(self.loop, self.execs).operations(),
         }
 
     def run(self) -> None:
@@ -105,11 +107,14 @@ class Guest:
 
     def _signal(self, channel: Any, spec: dict[str, Any]) -> None:
         target = self.execs.get(spec)
+        answer: dict[str, Any] = {}
         if spec.get("terminate"):
             target.terminate("killed")
+        elif spec.get("foreground"):
+            answer["process_group_id"] = signal_foreground(target, int(spec["signal"]))
         else:
             target.send_signal(int(spec["signal"]))
-        channel.send(RESULT, pack(target.describe()))
+        channel.send(RESULT, pack(dict(target.describe(), **answer)))
 
     def _resize(self, channel: Any, spec: dict[str, Any]) -> None:
         self.execs.get(spec).resize(int(spec["rows"]), int(spec["cols"]))

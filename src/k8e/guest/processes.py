@@ -7,6 +7,7 @@ from typing import Any
 
 MOST_PROCESSES = 1024  # in one answer
 STAT_BYTES = 4096
+START_TIME = 19  # its place among the fields of ``stat`` that come after the name
 
 
 def list_processes(_: dict[str, Any]) -> dict[str, Any]:
@@ -24,20 +25,24 @@ def list_processes(_: dict[str, Any]) -> dict[str, Any]:
 
 
 def _describe_process(number: int) -> dict[str, Any] | None:
+    found = read_stat("/proc", number)
+    if found is None:
+        return None  # it ended while we looked
+    comm, fields = found
+    return {"pid": number, "ppid": int(fields[1]), "comm": comm, "state": fields[0]}
+
+
+def read_stat(folder: str, number: int) -> tuple[str, list[str]] | None:
+    """The name of a process and what follows it in ``stat``: state, parent, group, session ..."""
     try:
-        fd = os.open(f"/proc/{number}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(f"{folder}/{number}/stat", os.O_RDONLY | os.O_CLOEXEC)
         try:
             text = os.fsdecode(os.read(fd, STAT_BYTES))
         finally:
             os.close(fd)
-        # The name is the program's to choose, and may have parentheses of its own.
-        before, _, after = text.rpartition(") ")
-        fields = after.split()
-        return {
-            "pid": number,
-            "ppid": int(fields[1]),
-            "comm": before.partition(" (")[2],
-            "state": fields[0],
-        }
-    except (OSError, ValueError, IndexError):
-        return None  # it ended while we looked
+    except OSError:
+        return None
+    # The name is the program's to choose, and may have parentheses of its own.
+    before, _, after = text.rpartition(") ")
+    fields = after.split()
+    return (before.partition(" (")[2], fields) if len(fields) > START_TIME else None

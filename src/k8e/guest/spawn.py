@@ -176,14 +176,27 @@ def spawn_by_actions(argv: list[str], env: dict[str, str], cwd: str, actions: li
         os.chdir("/")
 
 
+def session_members(pid: int) -> list[int]:
+    """Every process of the session that ``pid`` leads, in whatever group it is."""
+    numbers = [int(name) for name in os.listdir(proc_folder()) if name.isdigit()]
+    return [number for number in numbers if number > 1 and _session_of(number) == pid]
+
+
+def _session_of(number: int) -> int:
+    try:
+        return os.getsid(number)
+    except OSError:
+        return -1  # it has ended
+
+
 def kill_session(pid: int, number: int) -> None:
-    """Signal every process of the session that ``pid`` leads, in whatever group it is."""
-    for name in os.listdir(proc_folder()):
-        if not name.isdigit():
-            continue
-        member = int(name)
-        try:
-            if member > 1 and os.getsid(member) == pid:
-                os.kill(member, number)
-        except OSError:
-            continue
+    """Signal every process of the session that ``pid`` leads."""
+    for member in session_members(pid):
+        _send_signal_to(member, number)
+
+
+def _send_signal_to(member: int, number: int) -> None:
+    try:
+        os.kill(member, number)
+    except OSError:
+        pass  # it has ended

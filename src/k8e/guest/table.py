@@ -108,6 +108,11 @@ class Execs:
         except KeyError:
             raise LookupError("no exec {!r} in this sandbox".format(spec.get("id"))) from None
 
+    def forget(self, target: Exec) -> None:
+        """Keep nothing of an exec that has ended; who reads it still gets the rest."""
+        if self._by_id.get(target.id) is target:
+            del self._by_id[target.id]
+
     def listing(self) -> list[dict[str, Any]]:
         """The newest execs, as many as fit into one answer; the oldest of them first."""
         listed: list[dict[str, Any]] = []

@@ -29,6 +29,7 @@ MODULES = (
     "links",
     "processes",
     "ports",
+    "terminals",
     "dial",
     "main",
 )

@@ -16,7 +16,7 @@ from k8e.model import check_env
 
 OPERATIONS = frozenset(
     "exec attach signal resize execs processes read write list stat remove rename mkdir symlink "
-    "chmod connect ping".split()
+    "chmod connect ping foreground type dismiss".split()
 )
 """What a client may ask of a guest; ``bind`` is the gateway's alone."""
 # What ends each kind of operation, seen from the client: operations not named here are answered
@@ -46,6 +46,8 @@ MAX_VALUE = 256 << 10
 _VALUES = (wire.RESULT, wire.ERROR, wire.EXIT)
 _FROM_GUEST = (wire.RESULT, wire.ERROR, wire.OUT, wire.ERR, wire.EXIT, wire.DATA, wire.END)
 MIN_LIST_WINDOW = 64 << 10
+MAX_TYPED = 1 << 20
+"""Bytes for a terminal in one call."""
 MAX_TIMEOUT = 7 * 24 * 3600.0
 
 
@@ -60,8 +62,10 @@ def check(call: dict[str, Any]) -> dict[str, Any]:
         raise errors.InvalidRequest(f"window must be {smallest} to {wire.MAX_WINDOW} bytes")
     if op == "exec":
         _check_exec(call)
-    if op == "connect":
+    elif op == "connect":
         check_target(call.get("host"), call.get("port"))
+    elif op == "type":
+        _check_typed(call)
     return call
 
 
@@ -75,6 +79,17 @@ def check_target(host: Any, port: Any) -> None:
             f"{error.strerror}: {host!r}, {port!r}"[:200],
             hint="the host is localhost, ::1 or an address that begins with 127.",
         ) from None
+
+
+def _check_typed(call: dict[str, Any]) -> None:
+    data = call.get("data")
+    if not isinstance(data, bytes):
+        raise errors.InvalidRequest("data must be bytes")
+    if len(data) > MAX_TYPED:
+        raise errors.LimitExceeded(
+            f"{len(data)} bytes for a terminal at once; the limit is {MAX_TYPED}",
+            hint="write them in several pieces",
+        )
 
 
 def _check_exec(call: dict[str, Any]) -> None:
