@@ -16,6 +16,8 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from k8e import errors
+from k8e.auth.keys import Keys
+from k8e.auth.store import KeyStore
 from k8e.gateway import local, rpc
 from k8e.gateway.service import Gateway
 from k8e.runtimes import cgroups
@@ -61,10 +63,11 @@ async def _main(settings: Settings, *, background: bool, ready_fd: int) -> None:
     host = Host(settings)
     store = Store(settings.data_dir / "sessions.db")
     approvals = ApprovalStore(settings.data_dir / "approvals.db")
+    keys = KeyStore(settings.data_dir / "keys.db")
     try:
         await asyncio.to_thread(host.prepare)
         sessions = Sessions(settings, store, host, Runtimes(host))
-        gateway = Gateway(settings, sessions, Approvals(approvals, sessions))
+        gateway = Gateway(settings, sessions, Approvals(approvals, sessions), Keys(keys))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, gateway.stopping.set)
@@ -76,6 +79,7 @@ async def _main(settings: Settings, *, background: bool, ready_fd: int) -> None:
             if gateway.destroy_on_stop:
                 await sessions.destroy_all("the gateway was stopped with its sessions")
     finally:
+        keys.close()
         approvals.close()
         store.close()
         host.close()

@@ -13,6 +13,7 @@ from k8e.gateway import rpc_egress
 from k8e.gateway.calls import Call, decode
 from k8e.gateway.rpc_approvals import ApprovalRpcs
 from k8e.gateway.rpc_errors import as_text
+from k8e.gateway.rpc_login import LoginRpcs
 from k8e.gateway.rpc_runs import Runs, started
 from k8e.gateway.service import Gateway
 from k8e.guest import wire
@@ -43,12 +44,13 @@ class Ending(NamedTuple):
     denials: list[pb.EgressDenial]
 
 
-class Service(Runs, ApprovalRpcs):
+class Service(Runs, ApprovalRpcs, LoginRpcs):
     """What is implemented of ``sandbox.v1.SandboxService``, for callers that are known."""
 
     def __init__(self, gateway: Gateway) -> None:
         Runs.__init__(self, gateway)
         ApprovalRpcs.__init__(self, gateway)
+        LoginRpcs.__init__(self, gateway)
 
     # Sessions.
 

@@ -11,19 +11,25 @@ from typing import Any
 
 from k8e import errors, metrics
 from k8e._version import __version__
+from k8e.auth.keys import Keys
+from k8e.gateway import tls
 from k8e.gateway.approving import ApprovalCalls
 from k8e.gateway.arguments import text as _text
+from k8e.gateway.keeping import KeyCalls
 from k8e.model import Principal, Role, SessionSpec, words_from_json
 from k8e.sessions.approvals import Approvals
 from k8e.sessions.service import Sessions
 from k8e.settings import Settings
 
 
-class Gateway(ApprovalCalls):
+class Gateway(ApprovalCalls, KeyCalls):
     """The shared state of all dialects. A method ``call_x`` answers the operation ``x``."""
 
-    def __init__(self, settings: Settings, sessions: Sessions, approvals: Approvals) -> None:
-        super().__init__(approvals)
+    def __init__(
+        self, settings: Settings, sessions: Sessions, approvals: Approvals, keys: Keys
+    ) -> None:
+        ApprovalCalls.__init__(self, approvals)
+        KeyCalls.__init__(self, keys, settings.data_dir / "tls")
         self.settings = settings
         self.sessions = sessions
         self.listening_on = ""
@@ -52,6 +58,9 @@ class Gateway(ApprovalCalls):
             "data_dir": str(self.settings.data_dir),
             "log_file": str(self.settings.log_file),
             "runtime_warning": self.sessions.runtimes.warning(),
+            "ca_fingerprint": tls.fingerprint(self.settings.data_dir / "tls"),
+            "caller": principal.name,
+            "roles": sorted(principal.roles),
         }
 
     async def call_create_session(
