@@ -29,7 +29,7 @@ DEFAULT_TTL = "30d"
 MAX_TTL_DAYS = 3650
 KEEP = 400 * DAY  # how long a key that is over is still known
 MAX_KEYS = 10_000
-_TTL = re.compile(r"(\d{1,6})([dh])")
+_TTL = re.compile(r"([0-9]{1,6})([dh])")
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,58}[A-Za-z0-9])?")
 _SHAPE = re.compile(r"k8e-[0-9a-f]{64}")
 

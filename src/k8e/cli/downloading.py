@@ -18,8 +18,10 @@ from k8e.cli.progress import Report
 from k8e.client.blocking import SandboxClient
 from k8e.client.results import FileEntry
 
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_POSIX = os.open in os.supports_dir_fd
+if _POSIX:
+    _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _NAME_BYTES = 255
 _WORKSPACE = "/workspace"
 
@@ -31,6 +33,11 @@ def receive(client: SandboxClient, session_id: str, path: str, target: str, repo
 
     Of ``PATH/.`` only the content is copied, without the folder itself.
     """
+    if not _POSIX:
+        raise errors.InvalidRequest(
+            "copying folders out of a session safely needs a POSIX system",
+            hint="k8e sandbox read --raw ID PATH writes one file to stdout",
+        )
     whole = f"{_WORKSPACE}/{path}" if not path.startswith("/") else path
     top = whole.removesuffix("/.").rstrip("/") or "/"
     found = client.stat(session_id, top, follow=True)

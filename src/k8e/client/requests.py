@@ -302,7 +302,7 @@ def replacing(path: str | Path) -> Generator[BinaryIO]:
     try:
         with open(scratch, "xb") as file:
             yield file
-        scratch.rename(target)
+        scratch.replace(target)
     except BaseException:
         scratch.unlink(missing_ok=True)
         raise
