@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -30,7 +30,7 @@ class Device(NamedTuple):
     certificate: bytes
 
     @contextmanager
-    def channel(self, running: Running) -> Iterator[grpc.Channel]:
+    def channel(self, running: Running) -> Generator[grpc.Channel]:
         credentials = grpc.ssl_channel_credentials(
             running.ca.read_bytes(), self.key, self.certificate
         )

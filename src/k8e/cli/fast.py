@@ -78,7 +78,9 @@ def _is_elsewhere() -> bool:
     environ = posix.environ
     if environ.get(b"K8E_SANDBOX_ENDPOINT") or environ.get(b"K8E_SANDBOX_PROFILE"):
         return True
-    home = environ.get(b"HOME", b"")
+    home = environ.get(b"HOME")
+    if not home:
+        return True
     given = environ.get(b"K8E_SANDBOX_CONFIG")
     usual = (home + b"/.k8e/sandbox/profiles.yaml", home + b"/.k8e/config.yaml")
     for path in (given,) if given else usual:
