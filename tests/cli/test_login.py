@@ -21,7 +21,7 @@ WRONG = "k8e-" + "1" * 64
 
 
 @pytest.fixture
-def far(place: Place, tmp_path: Path) -> dict[str, str]:
+def far(place: Place, tmp_path: Path) -> dict[str, Any]:
     """The environment of another machine, from which the shared gateway can be reached."""
     place.json("sandbox", "status")
     place.wait_for_grpc()
@@ -77,7 +77,7 @@ def test_without_a_ca_there_is_no_fingerprint(place: Place, tmp_path: Path) -> N
 
 
 def test_a_login_makes_a_profile_that_needs_nothing_else(
-    place: Place, far: dict[str, str], key: str, login: list[str], tmp_path: Path
+    place: Place, far: dict[str, Any], key: str, login: list[str], tmp_path: Path
 ) -> None:
     told = place.json(*login, "--apikey", key, "--profile", "work", **far)
     folder = tmp_path / ".k8e/sandbox/profiles/work"
@@ -105,7 +105,7 @@ def test_a_login_makes_a_profile_that_needs_nothing_else(
 
 
 def test_a_profile_is_chosen_by_flag_variable_and_command(
-    place: Place, far: dict[str, str], key: str, login: list[str]
+    place: Place, far: dict[str, Any], key: str, login: list[str]
 ) -> None:
     place.json(*login, "--apikey", key, "--profile", "work", **far)
     assert place.json("sandbox", "profiles", "use", "none", **far)["current_profile"] == ""
@@ -121,7 +121,7 @@ def test_a_profile_is_chosen_by_flag_variable_and_command(
 
 
 def test_a_cert_dir_of_the_environment_is_used(
-    place: Place, far: dict[str, str], key: str, login: list[str], tmp_path: Path
+    place: Place, far: dict[str, Any], key: str, login: list[str], tmp_path: Path
 ) -> None:
     folder = tmp_path / "certs"
     place.json(*login, "--apikey", key, K8E_SANDBOX_CERT_DIR=str(folder), **far)
@@ -154,7 +154,7 @@ def test_a_cert_dir_of_the_environment_is_used(
 )
 def test_a_login_that_fails_leaves_nothing_behind(
     place: Place,
-    far: dict[str, str],
+    far: dict[str, Any],
     login: list[str],
     tmp_path: Path,
     more: list[str],
@@ -165,7 +165,7 @@ def test_a_login_that_fails_leaves_nothing_behind(
     assert not (tmp_path / ".k8e").exists()
 
 
-def test_a_login_to_nowhere_says_what_is_missing(place: Place, far: dict[str, str]) -> None:
+def test_a_login_to_nowhere_says_what_is_missing(place: Place, far: dict[str, Any]) -> None:
     assert "no gateway is named" in place.error("sandbox", "login", **far)
     told = place.error("sandbox", "login", "--endpoint", f"127.0.0.1:{free_port()}", code=2, **far)
     assert "cannot be reached" in told
@@ -211,7 +211,7 @@ def middleman(folder: Path, ca: str) -> Generator[tuple[str, Middleman]]:
 
 @pytest.mark.parametrize("pinned", ["nothing", "right", "middleman's"])
 def test_a_key_is_never_sent_to_somebody_in_between(
-    place: Place, far: dict[str, str], key: str, login: list[str], tmp_path: Path, pinned: str
+    place: Place, far: dict[str, Any], key: str, login: list[str], tmp_path: Path, pinned: str
 ) -> None:
     right = (place.data / "tls/ca.crt").read_text()
     with middleman(tmp_path / "evil", right) as (address, someone):
@@ -228,7 +228,7 @@ def test_a_key_is_never_sent_to_somebody_in_between(
             assert "k8e gateway fingerprint" in told["detail"]
             assert someone.heard == []
         assert not [item for item in someone.heard if item.key in ("authorization", "x-api-key")]
-        run = {"K8E_SANDBOX_ENDPOINT": address, "K8E_SANDBOX_APIKEY": key}
+        run: dict[str, Any] = {"K8E_SANDBOX_ENDPOINT": address, "K8E_SANDBOX_APIKEY": key}
         assert place.cli("sandbox", "run", "true", **far, **run).returncode == 2
         assert not [item for item in someone.heard if item.key == "authorization"]
 
@@ -239,7 +239,7 @@ def test_an_approver_s_key_approves_by_the_command(new_place: NewPlace) -> None:
     agent = place.json("sandbox", "api-key", "create", "agent")["key"]
     place.wait_for_grpc()
     place.json("approver", "init", "--file", str(place.folder / "secret"))
-    remote = {"K8E_SANDBOX_ENDPOINT": place.environ["K8E_LISTEN"]}
+    remote: dict[str, Any] = {"K8E_SANDBOX_ENDPOINT": place.environ["K8E_LISTEN"]}
     by_agent, by_boss = ({**remote, "K8E_SANDBOX_APIKEY": key} for key in (agent, boss))
     made = place.json("sandbox", "create", "--runtime", "container", **by_agent)["session_id"]
     asked = place.cli("sandbox", "confirm", "--no-wait", made, "pay", **by_agent)
