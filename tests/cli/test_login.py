@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from concurrent import futures
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import pytest
 
 from k8e._generated import sandbox_pb2 as pb
-from k8e._generated import sandbox_pb2_grpc as pb_grpc
 from k8e.gateway import issuing
 from tests.places import NewPlace, Place, free_port
 
@@ -125,12 +124,12 @@ def test_a_cert_dir_of_the_environment_is_used(
 ) -> None:
     folder = tmp_path / "certs"
     place.json(*login, "--apikey", key, K8E_SANDBOX_CERT_DIR=str(folder), **far)
-    environ = far | {
+    environ: dict[str, Any] = far | {
         "K8E_SANDBOX_CERT_DIR": str(folder),
         "K8E_SANDBOX_ENDPOINT": place.environ["K8E_LISTEN"],
     }
     assert place.json("sandbox", "run", "echo 1", **environ)["stdout"] == "1\n"
-    pair = far | {
+    pair: dict[str, Any] = far | {
         "K8E_SANDBOX_ENDPOINT": place.environ["K8E_LISTEN"],
         "K8E_SANDBOX_CERT": str(folder / "client.crt"),
         "K8E_SANDBOX_KEY": str(folder / "client.key"),
@@ -174,37 +173,40 @@ def test_a_login_to_nowhere_says_what_is_missing(place: Place, far: dict[str, An
 # Strangers.
 
 
-class Middleman(pb_grpc.SandboxServiceServicer):
+class Middleman(NamedTuple):
     """Somebody in between, who tells the right CA and waits for a key."""
 
-    def __init__(self, ca: str) -> None:
-        self.ca = ca
-        self.heard: list[Any] = []
-
-    def GetCACert(self, request: Any, context: Any) -> pb.GetCACertResponse:  # noqa: N802
-        self.heard += context.invocation_metadata()
-        return pb.GetCACertResponse(cert=self.ca)
-
-    def Login(self, request: Any, context: Any) -> pb.LoginResponse:  # noqa: N802
-        self.heard += context.invocation_metadata()
-        return pb.LoginResponse()
-
-    def Run(self, request_iterator: Any, context: Any) -> Any:  # noqa: N802
-        self.heard += context.invocation_metadata()
-        return iter(())
+    address: str
+    heard: list[str]
+    """Names of the metadata of all calls."""
 
 
 @contextmanager
-def middleman(folder: Path, ca: str) -> Generator[tuple[str, Middleman]]:
+def middleman(folder: Path, ca: str) -> Generator[Middleman]:
+    heard: list[str] = []
+
+    def unary(request: bytes, context: Any) -> bytes:
+        heard.extend(item.key for item in context.invocation_metadata())
+        return pb.GetCACertResponse(cert=ca).SerializeToString()
+
+    def stream(requests: Any, context: Any) -> Iterator[bytes]:
+        heard.extend(item.key for item in context.invocation_metadata())
+        return iter(())
+
+    calls: dict[str, Any] = {
+        "GetCACert": grpc.unary_unary_rpc_method_handler(unary),
+        "Login": grpc.unary_unary_rpc_method_handler(unary),
+        "Run": grpc.stream_stream_rpc_method_handler(stream),
+    }
     issuing.make(folder)
     pair = ((folder / "server.key").read_bytes(), (folder / "server.crt").read_bytes())
     server = grpc.server(futures.ThreadPoolExecutor(2))
-    someone = Middleman(ca)
-    pb_grpc.add_SandboxServiceServicer_to_server(someone, server)
+    handler = grpc.method_handlers_generic_handler("sandbox.v1.SandboxService", calls)
+    server.add_generic_rpc_handlers((handler,))
     port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))
     server.start()
     try:
-        yield f"127.0.0.1:{port}", someone
+        yield Middleman(f"127.0.0.1:{port}", heard)
     finally:
         server.stop(0).wait(10)
 
@@ -213,24 +215,20 @@ def middleman(folder: Path, ca: str) -> Generator[tuple[str, Middleman]]:
 def test_a_key_is_never_sent_to_somebody_in_between(
     place: Place, far: dict[str, Any], key: str, login: list[str], tmp_path: Path, pinned: str
 ) -> None:
-    right = (place.data / "tls/ca.crt").read_text()
-    with middleman(tmp_path / "evil", right) as (address, someone):
-        command = ["sandbox", "login", "--endpoint", address, "--apikey", key]
-        if pinned == "right":
-            command += login[-2:]
-        elif pinned == "middleman's":
-            someone.ca = (tmp_path / "evil/ca.crt").read_text()
-            command += login[-2:]
+    issuing.make(tmp_path / "evil")
+    own = tmp_path / "evil/ca.crt" if pinned == "middleman's" else place.data / "tls/ca.crt"
+    with middleman(tmp_path / "evil", own.read_text()) as someone:
+        command = ["sandbox", "login", "--endpoint", someone.address, "--apikey", key]
+        command += [] if pinned == "nothing" else login[-2:]
         done = place.cli(*command, **far)
         told = json.loads(done.stdout)
         assert done.returncode, told
         if pinned == "nothing":
             assert "k8e gateway fingerprint" in told["detail"]
             assert someone.heard == []
-        assert not [item for item in someone.heard if item.key in ("authorization", "x-api-key")]
-        run: dict[str, Any] = {"K8E_SANDBOX_ENDPOINT": address, "K8E_SANDBOX_APIKEY": key}
+        run: dict[str, Any] = {"K8E_SANDBOX_ENDPOINT": someone.address, "K8E_SANDBOX_APIKEY": key}
         assert place.cli("sandbox", "run", "true", **far, **run).returncode == 2
-        assert not [item for item in someone.heard if item.key == "authorization"]
+        assert not {"authorization", "x-api-key"} & set(someone.heard)
 
 
 def test_an_approver_s_key_approves_by_the_command(new_place: NewPlace) -> None:

@@ -25,6 +25,11 @@ from tests.places import NewPlace, Place, eventually, free_port
 
 Status = grpc.StatusCode
 HERE, THERE = "10.66.77.1", "10.66.77.2"
+LOOPBACK = {
+    "0.0.0.0": ["127.0.0.1:50051"],
+    "[::]": ["127.0.0.1:50051", "[::1]:50051"],
+}
+"""Where the local user is known by uid, by what the gateway listens on."""
 
 
 def running(place: Place) -> serving.Running:
@@ -139,7 +144,7 @@ def call_from(path: Path, address: str, ca: Path, key: str = "") -> list[str]:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("listen", [HERE, "0.0.0.0"])
+@pytest.mark.parametrize("listen", [HERE, "0.0.0.0", "[::]"])
 def test_a_caller_from_another_machine_needs_a_key(
     machines: tuple[Path, Path], new_place: NewPlace, listen: str
 ) -> None:
@@ -165,8 +170,8 @@ def test_a_caller_from_another_machine_needs_a_key(
         assert welcome[2] == "OK"
         # The same user on the gateway's own machine, but not by loopback, is no local user.
         assert call_from(here, address, ca)[0].startswith("UNAUTHENTICATED")
-        if listen == "0.0.0.0":
-            assert call_from(here, "127.0.0.1:50051", ca)[0] == "OK"
+        for address in LOOPBACK.get(listen, ()):
+            assert call_from(here, address, ca)[0] == "OK", address
     finally:
         gateway.terminate()
         gateway.wait(40)

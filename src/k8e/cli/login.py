@@ -15,6 +15,7 @@ from k8e.cli import printing, sandbox
 from k8e.client import credentials, endpoints, profiles
 from k8e.client import login as client_login
 
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,60}[A-Za-z0-9])?")
 NOBODY = "none"
 """What ``profiles use`` takes for this host's own gateway."""
 
@@ -24,6 +25,11 @@ def login(options: argparse.Namespace) -> int:
     named = getattr(options, "profile", None) or os.environ.get("K8E_SANDBOX_PROFILE") or ""
     endpoint, known = _where(options, named)
     name = named or known.name or _profile_name(endpoint.target)
+    if not _NAME.fullmatch(name):
+        raise errors.InvalidRequest(
+            f"{name[:80]!r} cannot be the name of a profile",
+            hint="use letters, digits, and inner hyphens, dots and underscores",
+        )
     folder = Path(endpoint.cert_dir or Path.home() / ".k8e/sandbox/profiles" / name)
     endpoint = replace(endpoint, cert_dir=str(folder))
     ca = client_login.trust(endpoint, options.ca_fingerprint)
@@ -39,6 +45,8 @@ def login(options: argparse.Namespace) -> int:
     else:
         pair = client_login.new_pair(device)
         issued = client_login.login(endpoint, pair.csr, device, ca)
+        if not pair.fits(issued.certificate):
+            raise errors.Denied(f"{endpoint.target} answered with no certificate for our key")
         files |= {credentials.KEY: pair.key, credentials.CERT: issued.certificate.encode()}
         told |= {"device_name": device, "valid_days": issued.days}
     client_login.store(folder, files)

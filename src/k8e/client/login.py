@@ -31,6 +31,18 @@ class Pair(NamedTuple):
     key: bytes
     csr: str
 
+    def fits(self, certificate: str) -> bool:
+        """Whether a certificate is for this key."""
+        from cryptography import x509
+        from cryptography.hazmat.primitives import serialization
+
+        try:
+            issued = x509.load_pem_x509_certificate(certificate.encode())
+        except ValueError:
+            return False
+        private = serialization.load_pem_private_key(self.key, password=None)
+        return issued.public_key() == private.public_key()
+
 
 class Certificate(NamedTuple):
     """What a login brought."""

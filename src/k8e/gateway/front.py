@@ -16,6 +16,7 @@ import logging
 import secrets
 import socket
 import ssl
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -24,8 +25,10 @@ from k8e.gateway import peers, tls
 log = logging.getLogger(__name__)
 
 HANDSHAKE_SECONDS = 10.0
-MAX_CONNECTIONS = 4096
-MAX_HANDSHAKES = 256  # at once
+MAX_CONNECTIONS = 8192
+MAX_OF_ADDRESS = 1024  # connections, so that one address cannot take them all
+MAX_HANDSHAKES = 512  # at once …
+MAX_HANDSHAKES_OF_ADDRESS = 64  # … and of one address
 BUFFER = 256 << 10  # bytes on their way, in each direction, before who sends them has to wait
 _PEER_PREFIX = "unix-abstract:"
 _NAME_PREFIX = "k8e-rpc-"
@@ -57,25 +60,27 @@ class Front:
         self._context: ssl.SSLContext | None = None
         self._callers: dict[str, Caller] = {}
         self._server: asyncio.Server | None = None
-        self.handshakes: set[asyncio.Task[None]] = set()
+        self._handshakes: dict[asyncio.Task[None], str] = {}
+        self._connections: Counter[str] = Counter()
 
     async def listen(self, endpoint: peers.Endpoint) -> peers.Endpoint:
         """Serve ``endpoint``; the address with the port that it got."""
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            lambda: _Outer(self),
-            str(endpoint.address),
-            endpoint.port,
-            reuse_address=True,
+        host = str(endpoint.address)
+        sock = socket.create_server(
+            (host, endpoint.port),
+            family=socket.AF_INET6 if endpoint.address.version == 6 else socket.AF_INET,
             backlog=512,
+            dualstack_ipv6=host == "::",
         )
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: _Outer(self), sock=sock)
         return peers.Endpoint(endpoint.address, self._server.sockets[0].getsockname()[1])
 
     def close(self) -> None:
         """Take no new connections; those that are open end with gRPC's own."""
         if self._server is not None:
             self._server.close()
-        for task in self.handshakes:
+        for task in self._handshakes:
             task.cancel()
 
     def caller(self, peer: str) -> Caller | None:
@@ -90,8 +95,31 @@ class Front:
             self._context = _context(self._certificates.folder)
         return self._context
 
-    def full(self) -> bool:
-        return len(self._callers) >= MAX_CONNECTIONS or len(self.handshakes) >= MAX_HANDSHAKES
+    def enter(self, address: str, handshake: asyncio.Task[None]) -> bool:
+        """Count a new connection; False if there are too many already."""
+        of_address = list(self._handshakes.values()).count(address)
+        if (
+            len(self._handshakes) >= MAX_HANDSHAKES
+            or of_address >= MAX_HANDSHAKES_OF_ADDRESS
+            or self._connections[address] >= MAX_OF_ADDRESS
+            or self._connections.total() >= MAX_CONNECTIONS
+        ):
+            return False
+        self._connections[address] += 1
+        self._handshakes[handshake] = address
+        handshake.add_done_callback(self._handshaken)
+        return True
+
+    def _handshaken(self, task: asyncio.Task[None]) -> None:
+        self._handshakes.pop(task, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("a connection failed: %s", error)
+
+    def leave(self, address: str) -> None:
+        """The end of a connection that was counted."""
+        self._connections[address] -= 1
+        if self._connections[address] <= 0:
+            del self._connections[address]
 
     def connect(self, caller: Caller) -> tuple[str, socket.socket]:
         """A connection to gRPC by which ``caller`` can be found."""
@@ -120,21 +148,15 @@ class _Outer(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         plain = cast("asyncio.Transport", transport)
-        if self._front.full():
-            plain.abort()
-            return
+        address = str((plain.get_extra_info("peername") or [""])[0])
         plain.pause_reading()
-        task = asyncio.create_task(self._secure(plain))
-        self._front.handshakes.add(task)
-        task.add_done_callback(self._done)
+        task = asyncio.create_task(self._secure(plain, address))
+        if not self._front.enter(address, task):
+            task.cancel()
+            plain.abort()
 
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._front.handshakes.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.warning("a connection failed: %s", error)
-
-    async def _secure(self, plain: asyncio.Transport) -> None:
-        relay = _Relay(self._front)
+    async def _secure(self, plain: asyncio.Transport, address: str) -> None:
+        relay = _Relay(self._front, address)
         loop = asyncio.get_running_loop()
         try:
             secured = await loop.start_tls(
@@ -145,9 +167,12 @@ class _Outer(asyncio.Protocol):
                 ssl_handshake_timeout=HANDSHAKE_SECONDS,
                 ssl_shutdown_timeout=1.0,
             )
-        except (OSError, ssl.SSLError):  # a port scan, a stranger's certificate, a lost client
+        except BaseException as error:
+            self._front.leave(address)
             plain.abort()
-            return
+            if not isinstance(error, OSError):
+                raise
+            return  # a port scan, a stranger's certificate, a lost client
         if secured is not None:
             await relay.begin(secured)
 
@@ -155,8 +180,9 @@ class _Outer(asyncio.Protocol):
 class _Relay(asyncio.Protocol):
     """The bytes of a client, and those for it. ``other`` is the same towards gRPC."""
 
-    def __init__(self, front: Front) -> None:
+    def __init__(self, front: Front, address: str) -> None:
         self._front = front
+        self._address = address
         self._name = ""
         self._transport: asyncio.Transport | None = None
         self._early: list[bytes] = []
@@ -202,6 +228,7 @@ class _Relay(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
+        self._front.leave(self._address)
         if self.other is not None:
             self.other.close()
         elif self._name:

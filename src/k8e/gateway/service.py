@@ -48,19 +48,24 @@ class Gateway(ApprovalCalls, KeyCalls):
         return task
 
     async def call_status(self, principal: Principal, call: dict[str, Any]) -> dict[str, Any]:
-        return {
+        told = {
             "version": __version__,
-            "pid": os.getpid(),
-            "sessions": self.sessions.count(),
+            "sessions": len(self.sessions.listing(principal)),
             "uptime_s": int(time.monotonic() - self._began),
             "listen": self.listening_on,
-            "socket": str(self.settings.socket),
-            "data_dir": str(self.settings.data_dir),
-            "log_file": str(self.settings.log_file),
             "runtime_warning": self.sessions.runtimes.warning(),
             "ca_fingerprint": tls.fingerprint(self.settings.data_dir / "tls"),
             "caller": principal.name,
             "roles": sorted(principal.roles),
+        }
+        if Role.ADMIN not in principal.roles:
+            return told  # the rest is this machine's own business
+        return told | {
+            "pid": os.getpid(),
+            "sessions": self.sessions.count(),
+            "socket": str(self.settings.socket),
+            "data_dir": str(self.settings.data_dir),
+            "log_file": str(self.settings.log_file),
         }
 
     async def call_create_session(
@@ -113,7 +118,10 @@ class Gateway(ApprovalCalls, KeyCalls):
         return {"text": metrics.render().decode()}
 
     async def call_doctor(self, principal: Principal, call: dict[str, Any]) -> dict[str, Any]:
-        found = await self.sessions.runtimes.support(fresh=bool(call.get("fresh")))
+        fresh = bool(call.get("fresh"))
+        if fresh and Role.ADMIN not in principal.roles:
+            raise errors.Denied("trying everything out again needs the admin role")
+        found = await self.sessions.runtimes.support(fresh=fresh)
         return {
             "runtimes": [asdict(item) for item in found],
             "egress": asdict(self.sessions.network_support()),
