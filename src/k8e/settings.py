@@ -16,8 +16,13 @@ from k8e import errors
 ENV_PREFIX = "K8E_"
 
 
+def _uid() -> int:
+    """Who we are; on systems without such numbers, nobody that is root."""
+    return os.geteuid() if hasattr(os, "geteuid") else -1
+
+
 def _is_root() -> bool:
-    return os.geteuid() == 0
+    return _uid() == 0
 
 
 def default_home() -> Path:
@@ -32,7 +37,7 @@ def default_data_dir() -> Path:
 def default_run_dir() -> Path:
     if _is_root():
         return Path("/run/k8e")
-    return Path(os.environ.get("XDG_RUNTIME_DIR") or f"/tmp/k8e-{os.geteuid()}") / "k8e"  # noqa: S108 - its owner is checked
+    return Path(os.environ.get("XDG_RUNTIME_DIR") or f"/tmp/k8e-{_uid()}") / "k8e"  # noqa: S108 - its owner is checked
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,11 @@ class Settings:
     run_dir: Path
     """K8E_RUN_DIR: sockets, pid file. Mode 0700. Sockets need a short path (under 60 bytes)."""
     listen: str = "127.0.0.1:50051"
-    """K8E_LISTEN: address of the gRPC endpoint; ``none`` for no TCP listener at all."""
+    """K8E_LISTEN: address of the gRPC endpoint; ``none`` for no TCP listener at all. Callers from
+    other machines need an API key or a client certificate."""
+    advertise_names: str = ""
+    """K8E_ADVERTISE_NAMES: further host names and addresses by which clients call this machine,
+    separated by commas; the gateway's certificate is made for them too."""
     idle_exit: float = 900.0
     """K8E_IDLE_EXIT: seconds without sessions and clients after which a gateway that was started
     in the background leaves; 0 means never."""

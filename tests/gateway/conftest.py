@@ -9,6 +9,7 @@ import pytest
 from k8e._generated import sandbox_pb2 as pb
 from k8e._generated import sandbox_pb2_grpc as pb_grpc
 from tests.gateway import serving
+from tests.gateway.devices import Metadata, new_key
 
 
 @pytest.fixture(scope="session")
@@ -38,3 +39,30 @@ def session(stub: pb_grpc.SandboxServiceStub, request: pytest.FixtureRequest) ->
     session_id = stub.CreateSession(asked).session_id
     yield session_id
     stub.DestroySession(pb.DestroySessionRequest(session_id=session_id))
+
+
+@pytest.fixture(scope="session")
+def agent(running: serving.Running) -> Metadata:
+    return new_key(running, "agent")
+
+
+@pytest.fixture(scope="session")
+def other(running: serving.Running) -> Metadata:
+    return new_key(running, "other")
+
+
+@pytest.fixture(scope="session")
+def session_of(
+    stub: pb_grpc.SandboxServiceStub, agent: Metadata, other: Metadata
+) -> Iterator[dict[str, str]]:
+    """A session of the local user, and one of each key."""
+    callers: dict[str, Metadata] = {"local": (), "agent": agent, "other": other}
+    asked = pb.CreateSessionRequest(runtime_class="container")
+    found = {
+        name: stub.CreateSession(asked, metadata=metadata, timeout=50).session_id
+        for name, metadata in callers.items()
+    }
+    yield found
+    for name, session_id in found.items():
+        ended = pb.DestroySessionRequest(session_id=session_id)
+        stub.DestroySession(ended, metadata=callers[name], timeout=50)

@@ -125,10 +125,11 @@ def _stop(running: Running) -> None:
 class Frames:
     """A Run stream, driven frame by frame."""
 
-    def __init__(self, channel: grpc.Channel) -> None:
+    def __init__(self, channel: grpc.Channel, metadata: tuple[tuple[str, str], ...] = ()) -> None:
         self._outgoing: queue.SimpleQueue[pb.RunFrame | None] = queue.SimpleQueue()
         stub = pb_grpc.SandboxServiceStub(channel)
-        self.call = stub.Run(iter(self._outgoing.get, None), timeout=50)
+        outgoing = iter(self._outgoing.get, None)
+        self.call = stub.Run(outgoing, metadata=metadata, timeout=50)
 
     def __enter__(self) -> Frames:
         return self

@@ -33,6 +33,8 @@ IMPLEMENTED = {
     "ListFiles",
     "UpdateAllowedHosts",
     "GetEgress",
+    "GetCACert",
+    "Login",
     "Run",
 }
 

@@ -15,8 +15,10 @@ from k8e.sessions import approver
 from k8e.sessions.approval_store import Approval, ApprovalStore
 from k8e.sessions.approvals import MAX_PENDING, Approvals
 from k8e.sessions.service import Sessions
-from tests.sessions.fakes import ME, OTHER, PATIENCE, World
+from tests.sessions.fakes import PATIENCE, World
 
+OWNER = frozenset({Role.AGENT, Role.ADMIN})
+ME, OTHER = Principal("me", OWNER), Principal("somebody-else", OWNER)
 SECRET = "correct horse battery"
 ACTION = "drop the table \x1b[2Kusers\n"
 
@@ -133,11 +135,9 @@ async def test_with_an_approver_only_the_secret_decides(
 ) -> None:
     await approvals.approver.configure(SECRET, "")
     assert not approvals.get(ME, asked.approval_id).advisory
-    admin = Principal(ME.name, frozenset({Role.AGENT, Role.ADMIN}))
-    for principal in (ME, admin):
-        for secret in ("", "wrong" * 5, SECRET + "\n", "x" * 5000):
-            with pytest.raises(errors.Denied, match="secret"):
-                await approvals.decide(principal, asked.approval_id, approved=True, secret=secret)
+    for secret in ("", "wrong" * 5, SECRET + "\n", "x" * 5000):
+        with pytest.raises(errors.Denied, match="secret"):
+            await approvals.decide(ME, asked.approval_id, approved=True, secret=secret)
     decided = await approvals.decide(ME, asked.approval_id, approved=True, secret=SECRET)
     assert not decided.advisory
     assert not (await approvals.wait(ME, asked.approval_id)).advisory
@@ -149,6 +149,31 @@ async def test_the_role_of_an_approver_needs_no_secret(
     await approvals.approver.configure(SECRET, "")
     person = Principal(ME.name, frozenset({Role.APPROVER}))
     assert not (await approvals.decide(person, asked.approval_id, approved=True)).advisory
+
+
+async def test_an_agent_never_approves_with_a_secret_or_without(
+    approvals: Approvals, asked: Approval
+) -> None:
+    agent = Principal(ME.name)
+    with pytest.raises(errors.Denied, match="an agent cannot approve"):
+        await approvals.decide(agent, asked.approval_id, approved=True)
+    await approvals.approver.configure(SECRET, "")
+    with pytest.raises(errors.Denied, match="an agent cannot approve"):
+        await approvals.decide(agent, asked.approval_id, approved=True, secret=SECRET)
+    assert approvals.get(ME, asked.approval_id).status == "pending"
+
+
+async def test_an_approver_decides_for_everybody_but_cannot_act_on_it(
+    approvals: Approvals, asked: Approval
+) -> None:
+    person = Principal("person", frozenset({Role.APPROVER, Role.AGENT}))
+    assert [item.approval_id for item in approvals.pending(person)] == [asked.approval_id]
+    assert approvals.get(person, asked.approval_id).action == ACTION
+    decided = await approvals.decide(person, asked.approval_id, approved=True)
+    assert not decided.advisory, "nobody but an approver could have said so"
+    with pytest.raises(errors.ApprovalNotFound):
+        await approvals.wait(person, asked.approval_id)
+    assert (await approvals.wait(ME, asked.approval_id)).approval_id == asked.approval_id
 
 
 async def test_an_approver_is_replaced_only_by_who_knows_the_secret(approvals: Approvals) -> None:

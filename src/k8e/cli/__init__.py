@@ -16,7 +16,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command; the exit code of the process."""
     arguments = sys.argv[1:] if argv is None else argv
     try:
-        if arguments[:2] == ["sandbox", "run"]:
+        if arguments[:2] == ["sandbox", "run"] and sys.platform == "linux":
             from k8e.cli import fast
 
             code = fast.run(arguments[2:])

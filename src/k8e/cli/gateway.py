@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import os
+import sys
 from typing import Any
 
 from k8e import _version, errors, settings
@@ -14,6 +15,11 @@ from k8e.client import driving, local, operations
 
 
 def serve(options: argparse.Namespace) -> int:
+    if sys.platform != "linux":
+        raise errors.InvalidRequest(
+            "a gateway needs Linux; this host can use one elsewhere",
+            hint="k8e sandbox login --endpoint gateway.example:50051, or K8E_SANDBOX_ENDPOINT",
+        )
     config = settings.load(listen=options.listen, data_dir=options.data_dir)
     if options.background and options.ready_fd < 0:
         return _start(config)

@@ -15,6 +15,7 @@ from k8e.cli import (
     parsing_approvals,
     parsing_exposing,
     parsing_files,
+    parsing_login,
     parsing_runs,
     parsing_snapshots,
     parsing_steering,
@@ -34,6 +35,7 @@ def main(arguments: list[str]) -> int:
     if arguments[:1] in (["server"], ["agent"]) and not {"-h", "--help"}.intersection(arguments):
         arguments = arguments[:1]  # their own flags come with them, in a later release
     warnings.showwarning = printing.show_warning
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what went wrong is in our own words
     try:
         options = _parse(arguments)
         return options.handler(options)
@@ -110,6 +112,9 @@ def _add_sandbox(commands: Any) -> None:
         help="a gateway elsewhere [K8E_SANDBOX_ENDPOINT]; by default this host's own",
     )
     common.add_argument("--apikey", metavar="KEY", help="key for it [K8E_SANDBOX_APIKEY]")
+    common.add_argument(
+        "--profile", metavar="NAME", help="a gateway of the profiles file [K8E_SANDBOX_PROFILE]"
+    )
     sandbox = _command(
         commands,
         "sandbox",
@@ -130,6 +135,8 @@ def _add_sandbox(commands: Any) -> None:
     parsing_exposing.add(group, common, _command)
     parsing_approvals.add_to_sandbox(_command, group, common)
     parsing_approvals.add_approver(_command, commands, common)
+    parsing_login.add_to_sandbox(_command, group, common)
+    parsing_login.add_apikey(_command, commands, common)
 
 
 def _add_run(group: Any, common: Parser) -> None:
@@ -303,6 +310,7 @@ def _add_gateway(commands: Any) -> None:
         "k8e gateway metrics | grep egress",
         "gateway.metrics",
     )
+    parsing_login.add_fingerprint(_command, group)
 
 
 def _add_host(commands: Any) -> None:

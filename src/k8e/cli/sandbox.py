@@ -20,13 +20,18 @@ _NOT_YET = "secret".split()
 
 
 def endpoint(options: argparse.Namespace) -> endpoints.Endpoint:
-    return endpoints.resolve(getattr(options, "endpoint", None), getattr(options, "apikey", None))
+    return endpoints.resolve(*_chosen(options))
 
 
 def connect(options: argparse.Namespace) -> SandboxClient:
-    return SandboxClient(
-        getattr(options, "endpoint", None), api_key=getattr(options, "apikey", None)
-    )
+    endpoint, api_key, profile = _chosen(options)
+    return SandboxClient(endpoint, api_key=api_key, profile=profile)
+
+
+def _chosen(options: argparse.Namespace) -> tuple[str | None, str | None, str | None]:
+    """What the flags of every command say about the gateway."""
+    given = vars(options)
+    return given.get("endpoint"), given.get("apikey"), given.get("profile")
 
 
 def ask(options: argparse.Namespace, operation: Operation[Any]) -> Any:

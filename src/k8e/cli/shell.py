@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import os
 import queue
 import signal
-import termios
 import threading
 import time
-import tty
 from collections.abc import Callable, Generator
 from types import FrameType
 from typing import Any
@@ -30,6 +29,7 @@ _RESET = b"\x1b[0m\x1b[?25h\x1b[?2004l\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?100
 
 def shell(options: argparse.Namespace) -> int:
     """Connect this terminal with a program in a session; the program's exit code."""
+    _need_posix()
     if not os.isatty(0):
         raise errors.InvalidRequest(
             "stdin is not a terminal",
@@ -39,6 +39,16 @@ def shell(options: argparse.Namespace) -> int:
         connector = driving.connector(sandbox.endpoint(options))
         stack.callback(connector.close)
         return _Shell(connector, client, options).finish()
+
+
+def _need_posix() -> None:
+    try:
+        importlib.import_module("termios")
+    except ImportError:
+        raise errors.InvalidRequest(
+            "a shell needs a POSIX terminal, which this system has not got",
+            hint='k8e sandbox run "CODE" works everywhere; WSL has such a terminal',
+        ) from None
 
 
 class _Shell:
@@ -194,6 +204,9 @@ def _resizing(resize: Callable[[int, int], None]) -> Generator[Callable[[], None
 @contextlib.contextmanager
 def _raw_terminal(resized: Callable[[], None]) -> Generator[None]:
     """Our terminal passes every key on; afterwards it is as it was, however we end."""
+    import termios
+    import tty
+
     before = termios.tcgetattr(0)
 
     def restore() -> None:

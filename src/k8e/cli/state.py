@@ -37,7 +37,7 @@ def save(tenant: str, session_id: str) -> None:
         try:
             with os.fdopen(fd, "w", encoding="utf-8") as file:
                 file.write(printing.encode(state))
-            Path(scratch).rename(path)
+            Path(scratch).replace(path)
         except OSError:
             Path(scratch).unlink(missing_ok=True)
     except OSError:

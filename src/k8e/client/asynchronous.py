@@ -46,10 +46,15 @@ class AsyncSandboxClient(
     """
 
     def __init__(
-        self, endpoint: str | None = None, tenant_id: str = "", *, api_key: str | None = None
+        self,
+        endpoint: str | None = None,
+        tenant_id: str = "",
+        *,
+        api_key: str | None = None,
+        profile: str | None = None,
     ) -> None:
         self.tenant_id = tenant_id
-        connector = async_driving.connector(endpoints.resolve(endpoint, api_key))
+        connector = async_driving.connector(endpoints.resolve(endpoint, api_key, profile))
         self._pool = async_driving.Pool(connector)
         self._own_lock = asyncio.Lock()  # protects _own
         self._own = ""

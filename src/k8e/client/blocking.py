@@ -28,19 +28,25 @@ T = TypeVar("T")
 class SandboxClient(Runs, Interactive, Transfers, Approving, Snapshotting, Steering, Exposing):
     """Runs code in sandboxes.
 
-    Without ``endpoint`` and K8E_SANDBOX_ENDPOINT it uses the gateway of this host, and starts it if
-    it does not run. :meth:`run` needs no session: the client makes one of its own, which ends with
-    :meth:`close`, or uses the standing one of ``tenant_id``, which does not.
+    The gateway is ``endpoint``, that of K8E_SANDBOX_ENDPOINT, of ``profile`` or of the current
+    profile; without any of them it is this host's own, which is started if it does not run.
+    :meth:`run` needs no session: the client makes one of its own, which ends with :meth:`close`, or
+    uses the standing one of ``tenant_id``, which does not.
 
         with SandboxClient() as client:
             print(client.run("print(1 + 1)", "python").stdout)
     """
 
     def __init__(
-        self, endpoint: str | None = None, tenant_id: str = "", *, api_key: str | None = None
+        self,
+        endpoint: str | None = None,
+        tenant_id: str = "",
+        *,
+        api_key: str | None = None,
+        profile: str | None = None,
     ) -> None:
         self.tenant_id = tenant_id
-        self._pool = driving.Pool(driving.connector(endpoints.resolve(endpoint, api_key)))
+        self._pool = driving.Pool(driving.connector(endpoints.resolve(endpoint, api_key, profile)))
         self._own_lock = threading.Lock()  # protects _own
         self._own = ""
 

@@ -7,9 +7,13 @@ what ``socket`` wraps, and errors are imported when one happens.
 from __future__ import annotations
 
 import _socket
-import posix
 
 from k8e.guest import wire
+
+try:
+    import posix
+except ImportError:
+    from k8e.client import portable as posix
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,7 +22,8 @@ if TYPE_CHECKING:
 _PEER = wire.Struct("3i")  # pid, uid, gid
 SMALL_READ = 64 << 10
 LARGE_READ = 256 << 10  # once a small read came back full, a file or a long output is under way
-_PEEK = _socket.MSG_PEEK | _socket.MSG_DONTWAIT
+_CAN_SERVE = hasattr(_socket, "SO_PEERCRED") and posix.__name__ == "posix"
+_PEEK = _socket.MSG_PEEK | getattr(_socket, "MSG_DONTWAIT", 0)
 
 
 class Refused(Exception):
@@ -40,6 +45,11 @@ def default_socket() -> bytes:
 
 def dial(path: bytes | str) -> _socket.socket:
     """A connected socket whose other end is ours; Refused where nobody listens."""
+    if not _CAN_SERVE:
+        raise unreachable(
+            "this host cannot run sandboxes: that needs Linux",
+            "set K8E_SANDBOX_ENDPOINT to a gateway elsewhere, or log in to one: k8e sandbox login",
+        )
     sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     try:
         sock.connect(path)

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import queue
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from k8e import errors, settings
+from k8e import errors
+from k8e.client import credentials
 from k8e.client.endpoints import Endpoint
 
 MAX_MESSAGE = 64 << 20
 CLOSE_SECONDS = 1.0
-_OPTIONS = [
+_KEY_HINT = (
+    "k8e sandbox api-key create NAME on the gateway's machine makes a key; pass it with --apikey "
+    "or K8E_SANDBOX_APIKEY"
+)
+OPTIONS = [
     ("grpc.max_send_message_length", MAX_MESSAGE),
     ("grpc.max_receive_message_length", MAX_MESSAGE),
     # A half-dead connection is noticed while a command runs in silence.
@@ -27,7 +30,7 @@ _OPTIONS = [
 ]
 
 
-def _libraries() -> tuple[Any, Any, Any]:
+def libraries() -> tuple[Any, Any, Any]:
     """The gRPC library and our messages, or an error that says what to install."""
     try:
         import grpc
@@ -41,35 +44,38 @@ def _libraries() -> tuple[Any, Any, Any]:
     return grpc, sandbox_pb2, sandbox_pb2_grpc
 
 
-def _trust() -> bytes | None:
-    """The certificate that gateways are checked against; None for the system's own."""
-    given = os.environ.get("K8E_SANDBOX_CERT")
-    path = Path(given) if given else settings.load().data_dir / "tls" / "ca.crt"
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        if not given:
-            return None
-        raise errors.GatewayUnreachable(
-            f"the certificate {given} cannot be read: {error.strerror}",
-            hint="K8E_SANDBOX_CERT must name the gateway's ca.crt",
-        ) from None
+def channel_credentials(grpc: Any, endpoint: Endpoint) -> Any:
+    """TLS towards an endpoint; whom we trust is settled before anything is sent."""
+    found = credentials.load(endpoint)
+    return grpc.ssl_channel_credentials(found.ca, found.key, found.certificate)
 
 
-def _metadata(endpoint: Endpoint) -> tuple[tuple[str, str], ...]:
-    return (("authorization", f"Bearer {endpoint.api_key}"),) if endpoint.api_key else ()
+def metadata(endpoint: Endpoint) -> tuple[tuple[str, str], ...]:
+    if not endpoint.api_key:
+        return ()
+    if not endpoint.api_key.isascii() or not endpoint.api_key.isprintable():
+        raise errors.InvalidRequest("the API key has characters that no key has")
+    return (("authorization", f"Bearer {endpoint.api_key}"),)
 
 
-def _explain(error: Any, endpoint: Endpoint) -> errors.K8eError:
+def explain(error: Any, endpoint: Endpoint) -> errors.K8eError:
     """A failed call as one of our errors."""
     status = error.code().name
     text = f"the gateway at {endpoint.target} cannot be reached: {error.details() or status}"
     if status in ("PERMISSION_DENIED", "UNAUTHENTICATED"):
-        return errors.Denied(f"the gateway at {endpoint.target} refused us: {error.details()}")
+        return errors.Denied(
+            f"the gateway at {endpoint.target} refused us: {error.details()}", hint=_KEY_HINT
+        )
+    if status == "RESOURCE_EXHAUSTED":
+        return errors.LimitExceeded(f"the gateway at {endpoint.target}: {error.details()}")
+    if status == "INVALID_ARGUMENT":
+        return errors.InvalidRequest(f"the gateway at {endpoint.target}: {error.details()}")
     if status == "UNIMPLEMENTED":
         return errors.NotImplementedYet(f"{endpoint.target} does not offer what was asked for")
     return errors.GatewayUnreachable(
-        text, hint="check the address, that the gateway runs, and K8E_SANDBOX_CERT"
+        text,
+        hint="check the address, that the gateway runs, and that its CA is known here: "
+        "K8E_SANDBOX_CERT names its ca.crt, k8e sandbox login --ca-fingerprint fetches it",
     )
 
 
@@ -96,10 +102,10 @@ class Channel:
     """A gRPC channel for blocking clients."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        self._grpc, self._messages, services = _libraries()
+        self._grpc, self._messages, services = libraries()
         self._endpoint = endpoint
-        credentials = self._grpc.ssl_channel_credentials(_trust())
-        self._channel = self._grpc.secure_channel(endpoint.target, credentials, _OPTIONS)
+        secure = channel_credentials(self._grpc, endpoint)
+        self._channel = self._grpc.secure_channel(endpoint.target, secure, OPTIONS)
         self._service = services.SandboxServiceStub(self._channel)
 
     def connect(self) -> Stream:
@@ -116,7 +122,7 @@ class Stream(_Stream):
         super().__init__(endpoint, frame)
         self._failure = failure
         self._outgoing: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._call = service.Run(self._requests(), metadata=_metadata(endpoint))
+        self._call = service.Run(self._requests(), metadata=metadata(endpoint))
 
     def _requests(self) -> Iterator[Any]:
         while (message := self._outgoing.get()) is not None:
@@ -131,7 +137,7 @@ class Stream(_Stream):
                 if message.channel == self._channel:
                     return message.kind, message.body
         except self._failure as error:
-            raise _explain(error, self._endpoint) from None
+            raise explain(error, self._endpoint) from None
         raise errors.GatewayUnreachable("the gateway closed the connection")
 
     def close(self) -> None:
@@ -143,7 +149,7 @@ class AsyncChannel:
     """A gRPC channel for asynchronous clients; it belongs to the event loop that made it."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        self._grpc, self._messages, self._services = _libraries()
+        self._grpc, self._messages, self._services = libraries()
         self._endpoint = endpoint
         self._loop: asyncio.AbstractEventLoop | None = None
         self._channel: Any = None
@@ -152,9 +158,9 @@ class AsyncChannel:
     async def connect(self) -> AsyncStream:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
-            credentials = self._grpc.ssl_channel_credentials(_trust())
+            secure = channel_credentials(self._grpc, self._endpoint)
             target = self._endpoint.target
-            self._channel = self._grpc.aio.secure_channel(target, credentials, _OPTIONS)
+            self._channel = self._grpc.aio.secure_channel(target, secure, OPTIONS)
             self._service = self._services.SandboxServiceStub(self._channel)
             self._loop = loop
         return AsyncStream(self._endpoint, self._messages.RunFrame, self._service, self._grpc.aio)
@@ -172,7 +178,7 @@ class AsyncStream(_Stream):
         super().__init__(endpoint, frame)
         self._aio = aio
         self._loop = asyncio.get_running_loop()
-        self._call = service.Run(metadata=_metadata(endpoint))
+        self._call = service.Run(metadata=metadata(endpoint))
 
     def is_fresh(self) -> bool:
         return self._loop is asyncio.get_running_loop() and super().is_fresh()
@@ -188,7 +194,7 @@ class AsyncStream(_Stream):
                 if message.channel == self._channel:
                     return message.kind, message.body
         except self._aio.AioRpcError as error:
-            raise _explain(error, self._endpoint) from None
+            raise explain(error, self._endpoint) from None
         raise errors.GatewayUnreachable("the gateway closed the connection")
 
     async def close(self) -> None:

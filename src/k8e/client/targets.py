@@ -9,8 +9,10 @@ from pathlib import Path
 
 from k8e import errors
 
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_POSIX = os.open in os.supports_dir_fd
+if _POSIX:
+    _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _NAME_BYTES = 255
 
 Parts = tuple[str, ...]
@@ -29,6 +31,11 @@ class Target:
     """Where a copy is made. The folder above must be there, and is followed wherever it leads."""
 
     def __init__(self, path: str) -> None:
+        if not _POSIX:
+            raise errors.InvalidRequest(
+                "copying out of a session safely needs a POSIX system",
+                hint="read_bytes, or k8e sandbox read --raw ID PATH, give one file's bytes",
+            )
         if os.path.basename(path) in ("", ".", ".."):  # noqa: PTH119 - a Path drops the last slash
             path = os.path.realpath(path)
         above, name = os.path.split(path)

@@ -16,6 +16,8 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from k8e import errors
+from k8e.auth.keys import Keys
+from k8e.auth.store import KeyStore
 from k8e.gateway import local, rpc
 from k8e.gateway.exposures import Exposures
 from k8e.gateway.service import Gateway
@@ -64,10 +66,11 @@ async def _main(settings: Settings, *, background: bool, ready_fd: int) -> None:
     store = Store(settings.data_dir / "sessions.db")
     approvals = ApprovalStore(settings.data_dir / "approvals.db")
     exposures = ExposureStore(settings.data_dir / "exposures.db")
+    keys = KeyStore(settings.data_dir / "keys.db")
     try:
         await asyncio.to_thread(host.prepare)
         sessions = Sessions(settings, store, host, Runtimes(host))
-        gateway = Gateway(settings, sessions, Approvals(approvals, sessions))
+        gateway = Gateway(settings, sessions, Approvals(approvals, sessions), Keys(keys))
         gateway.exposures = Exposures(exposures, sessions)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -81,6 +84,7 @@ async def _main(settings: Settings, *, background: bool, ready_fd: int) -> None:
                 await sessions.destroy_all("the gateway was stopped with its sessions")
     finally:
         exposures.close()
+        keys.close()
         approvals.close()
         store.close()
         host.close()

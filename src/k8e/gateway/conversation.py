@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from k8e import errors
+from k8e.gateway import roles
 from k8e.gateway.service import Gateway
 from k8e.guest import wire
 from k8e.model import Principal, Session, SessionSpec, words_from_json
@@ -96,6 +97,7 @@ class Conversation:
 
     def _call(self, channel: int, call: dict[str, Any]) -> None:
         try:
+            roles.check(self._principal, "" if "session" in call else str(call.get("op")))
             if "session" in call:
                 self._call_guest(channel, call)
                 return

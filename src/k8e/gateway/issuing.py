@@ -1,4 +1,4 @@
-"""Makes the gateway's certificate, as a process: ``python -m k8e.gateway.issuing FOLDER``."""
+"""Makes the gateway's certificate: ``python -m k8e.gateway.issuing FOLDER NAME...``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -24,22 +25,23 @@ CLOCK_SKEW = tls.DAY  # seconds; a client's clock may be behind ours
 _Pair = tuple[x509.Certificate, ec.EllipticCurvePrivateKey]
 
 
-def make(folder: Path) -> None:
+def make(folder: Path, more_names: Sequence[str] = ()) -> None:
     """Write a new server certificate into ``folder``, and a CA before that if there is none."""
+    names = tls.names(more_names)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    ca, ca_key = _load_ca(folder) or _make_ca(folder)
-    certificate, key = _issue(ca, ca_key)
+    ca, ca_key = load_ca(folder) or _make_ca(folder)
+    certificate, key = _issue(ca, ca_key, names)
     _write(folder / tls.KEY, _key_pem(key), mode=0o600)
-    _write(folder / tls.CERT, _pem(certificate), mode=0o644)
+    _write(folder / tls.CERT, pem(certificate), mode=0o644)
     record = {
         "not_after": int(certificate.not_valid_after_utc.timestamp()),
-        "names": tls.names(),
+        "names": names,
         "sha256": tls.checksum(folder),
     }
     _write(folder / tls.RECORD, json.dumps(record).encode(), mode=0o644)
 
 
-def _load_ca(folder: Path) -> _Pair | None:
+def load_ca(folder: Path) -> _Pair | None:
     """The CA, if it is whole and outlives what it would sign."""
     try:
         ca = x509.load_pem_x509_certificate((folder / tls.CA_CERT).read_bytes())
@@ -54,22 +56,22 @@ def _load_ca(folder: Path) -> _Pair | None:
 
 def _make_ca(folder: Path) -> _Pair:
     key = ec.generate_private_key(ec.SECP256R1())
-    name = _name(f"k8e CA of {socket.gethostname()}")
+    name = common_name(f"k8e CA of {socket.gethostname()}")
     ca = (
         _builder(name, name, key.public_key(), days=CA_DAYS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(signs_certificates=True), critical=True)
+        .add_extension(usage(signs_certificates=True), critical=True)
         .sign(key, hashes.SHA256())
     )
     _write(folder / tls.CA_KEY, _key_pem(key), mode=0o600)
-    _write(folder / tls.CA_CERT, _pem(ca), mode=0o644)
+    _write(folder / tls.CA_CERT, pem(ca), mode=0o644)
     return ca, key
 
 
-def _issue(ca: x509.Certificate, ca_key: ec.EllipticCurvePrivateKey) -> _Pair:
-    """A server certificate for this machine's names, with its new key."""
+def _issue(ca: x509.Certificate, ca_key: ec.EllipticCurvePrivateKey, names: Sequence[str]) -> _Pair:
+    """A server certificate for these names, with its new key."""
     alternatives: list[x509.GeneralName] = []
-    for name in tls.names():
+    for name in names:
         try:
             alternatives.append(x509.IPAddress(ipaddress.ip_address(name)))
         except ValueError:
@@ -77,9 +79,9 @@ def _issue(ca: x509.Certificate, ca_key: ec.EllipticCurvePrivateKey) -> _Pair:
     key = ec.generate_private_key(ec.SECP256R1())
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
     certificate = (
-        _builder(_name("k8e gateway"), ca.subject, key.public_key(), days=SERVER_DAYS)
+        _builder(common_name("k8e gateway"), ca.subject, key.public_key(), days=SERVER_DAYS)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
         .add_extension(issuer, critical=False)
@@ -104,11 +106,11 @@ def _builder(
     )
 
 
-def _name(text: str) -> x509.Name:
+def common_name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])
 
 
-def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+def usage(*, signs_certificates: bool) -> x509.KeyUsage:
     return x509.KeyUsage(
         digital_signature=not signs_certificates,
         key_cert_sign=signs_certificates,
@@ -122,7 +124,7 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
     )
 
 
-def _pem(certificate: x509.Certificate) -> bytes:
+def pem(certificate: x509.Certificate) -> bytes:
     return certificate.public_bytes(serialization.Encoding.PEM)
 
 
@@ -149,4 +151,4 @@ def _write(path: Path, data: bytes, *, mode: int) -> None:
 
 
 if __name__ == "__main__":
-    make(Path(sys.argv[1]))
+    make(Path(sys.argv[1]), sys.argv[2:])

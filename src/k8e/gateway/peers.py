@@ -14,7 +14,6 @@ import socket
 import struct
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import unquote
 
 from k8e.model import Principal, Role
 
@@ -54,17 +53,18 @@ class Refusal(Exception):
     """The caller is nobody that we know; the text says why."""
 
 
-def identify(peer: str, listening_on: Endpoint) -> Principal:
-    """The principal behind gRPC's name of a peer, which is connected to ``listening_on``.
+def identify(caller: Endpoint, listening_on: Endpoint) -> Principal:
+    """The principal behind a connection from ``caller`` to ``listening_on``, by its uid.
 
     Asked for each call and never remembered: another process may get the same port later.
 
     Raises:
-        Refusal: the peer is not a loopback connection of the gateway's own user or of root.
+        Refusal: it is not a loopback connection of the gateway's own user or of root.
     """
-    caller = parse(peer)
-    if caller is None or not caller.address.is_loopback:
-        raise Refusal("only local callers are known; this connection is not from this machine")
+    if not caller.address.is_loopback or not listening_on.address.is_loopback:
+        raise Refusal(
+            "callers from elsewhere need an API key or a client certificate: set K8E_SANDBOX_APIKEY"
+        )
     uid = owner(caller, listening_on)
     if uid is None:
         raise Refusal("the owner of this connection could not be found")
@@ -73,18 +73,11 @@ def identify(peer: str, listening_on: Endpoint) -> Principal:
     return LOCAL
 
 
-def parse(peer: str) -> Endpoint | None:
-    """The address in gRPC's name of a peer (``ipv4:127.0.0.1:5``, ``ipv6:%5B::1%5D:5``)."""
-    family, _, rest = unquote(peer).partition(":")
-    host, _, port = rest.rpartition(":")
-    if family not in ("ipv4", "ipv6") or not port.isdecimal():
-        return None
-    try:
-        address = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
-    except ValueError:
-        return None
+def endpoint(host: str, port: int) -> Endpoint:
+    """An end as ``getpeername`` tells it; IPv4 inside of IPv6 is IPv4."""
+    address = ipaddress.ip_address(host.partition("%")[0])
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return Endpoint(mapped or address, int(port))
+    return Endpoint(mapped or address, port)
 
 
 def owner(local: Endpoint, remote: Endpoint) -> int | None:

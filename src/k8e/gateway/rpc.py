@@ -21,7 +21,7 @@ from k8e.gateway import peers, tls
 from k8e.gateway.service import Gateway
 
 if TYPE_CHECKING:
-    import grpc
+    from k8e.gateway import rpc_server
 
 log = logging.getLogger(__name__)
 
@@ -35,19 +35,19 @@ class Server:
     def __init__(
         self,
         address: str,
-        server: grpc.aio.Server | None = None,
+        running: rpc_server.Running | None = None,
         keeper: asyncio.Task[None] | None = None,
     ) -> None:
         self.address = address
         """``host:port`` as a client dials it, or ``none: why``."""
-        self._server = server
+        self._running = running
         self._keeper = keeper
 
     async def close(self) -> None:
         if self._keeper is not None:
             self._keeper.cancel()
-        if self._server is not None:
-            await self._server.stop(STOP_SECONDS)
+        if self._running is not None:
+            await self._running.stop(STOP_SECONDS)
 
 
 async def listen(gateway: Gateway) -> Server:
@@ -55,15 +55,18 @@ async def listen(gateway: Gateway) -> Server:
 
     Raises:
         Conflict: the port is taken.
-        InvalidRequest: the address is not one of this machine's loopback.
+        InvalidRequest: the address is not one of this machine's.
     """
     endpoint = parse(gateway.settings.listen)
+    names = tls.advertised(gateway.settings.advertise_names)
+    if not endpoint.address.is_unspecified:
+        names = [str(endpoint.address), *names]
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         log.warning("no gRPC endpoint: %s not installed (extra 'gateway')", ", ".join(missing))
         return Server("none: the extra 'gateway' is not installed")
     check_free(endpoint)
-    certificates = tls.Certificates(gateway.settings.data_dir / "tls")
+    certificates = tls.Certificates(gateway.settings.data_dir / "tls", names)
     # Both take a tenth of a second: on first start at the same time.
     loading = gateway.spawn(certificates.load())
     await asyncio.to_thread(_import)
@@ -74,7 +77,7 @@ async def listen(gateway: Gateway) -> Server:
     if running is None:
         check_free(endpoint)
         raise errors.K8eError(f"gRPC cannot listen on {endpoint} (K8E_LISTEN)")
-    return Server(str(running.endpoint), running.server, gateway.spawn(certificates.keep()))
+    return Server(str(running.endpoint), running, gateway.spawn(certificates.keep()))
 
 
 def _import() -> None:
@@ -84,7 +87,7 @@ def _import() -> None:
 
 
 def parse(address: str) -> peers.Endpoint:
-    """``host:port`` of the loopback; others would be refused anyway, as nobody else is known."""
+    """The address and port of ``K8E_LISTEN``."""
     host, _, port = address.rpartition(":")
     name = "127.0.0.1" if host == "localhost" else host.removeprefix("[").removesuffix("]")
     try:
@@ -94,12 +97,7 @@ def parse(address: str) -> peers.Endpoint:
     if endpoint is None or not 0 <= endpoint.port <= 65535:
         raise errors.InvalidRequest(
             f"K8E_LISTEN is {address!r}, not an address and port",
-            hint="use 127.0.0.1:50051, [::1]:50051 or none",
-        )
-    if not endpoint.address.is_loopback:
-        raise errors.InvalidRequest(
-            f"K8E_LISTEN is {address!r}; only callers of this machine can be told apart so far",
-            hint="use 127.0.0.1:PORT, and an SSH tunnel from elsewhere",
+            hint="use 127.0.0.1:50051, [::1]:50051, an address of this machine, or none",
         )
     return endpoint
 

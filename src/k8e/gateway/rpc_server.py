@@ -11,7 +11,9 @@ import grpc
 
 from k8e import errors
 from k8e._generated import sandbox_pb2 as pb
-from k8e.gateway import peers, rpc_errors, rpc_run, tls
+from k8e.auth.keys import Keys
+from k8e.gateway import callers, peers, roles, rpc_errors, rpc_run, tls
+from k8e.gateway.front import Front
 from k8e.gateway.rpc_service import MAX_MESSAGE, Service
 from k8e.gateway.service import Gateway
 from k8e.model import Principal
@@ -27,53 +29,52 @@ OPTIONS = (
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Handler = Callable[..., Awaitable[Any]]
+Known = Callable[[Context], contextlib.AbstractAsyncContextManager[Principal]]
+"""Says who makes a call, while it is answered."""
+SOCKET = "rpc.sock"
+"""In the run folder: where the front passes connections on to gRPC."""
 
 
 class Running(NamedTuple):
     """A server that takes calls."""
 
     server: grpc.aio.Server
+    front: Front
     endpoint: peers.Endpoint
+
+    async def stop(self, seconds: float) -> None:
+        """Let calls under way end within ``seconds``."""
+        self.front.close()
+        await self.server.stop(seconds)
 
 
 async def start(
     gateway: Gateway, endpoint: peers.Endpoint, certificates: tls.Certificates
 ) -> Running | None:
     """Listen on ``endpoint``; None if that cannot be."""
+    inner = gateway.settings.run_dir / SOCKET
+    inner.unlink(missing_ok=True)
+    inner.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    front = Front(inner, certificates)
     server = grpc.aio.server(options=OPTIONS)
-    try:
-        port = server.add_secure_port(str(endpoint), _credentials(certificates))
-    except RuntimeError:
-        return None
-    endpoint = peers.Endpoint(endpoint.address, port)
-    server.add_generic_rpc_handlers((_handlers(gateway, endpoint),))
+    server.add_generic_rpc_handlers((_handlers(gateway, front),))
+    server.add_insecure_port(f"unix:{inner}")
+    inner.chmod(0o600)
     await server.start()
-    return Running(server, endpoint)
+    try:
+        endpoint = await front.listen(endpoint)
+    except OSError:
+        await server.stop(0)
+        return None
+    return Running(server, front, endpoint)
 
 
-def _credentials(certificates: tls.Certificates) -> grpc.ServerCredentials:
-    """Credentials that follow the certificate when it is renewed."""
-    shown = certificates.identity
-
-    def configure(identity: tls.Identity) -> Any:
-        return grpc.ssl_server_certificate_configuration([(identity.key, identity.certificate)])
-
-    def fetch() -> Any:
-        """Called by gRPC, in a thread of its own, for each new connection."""
-        nonlocal shown
-        if certificates.identity is shown:
-            return None
-        shown = certificates.identity
-        return configure(shown)
-
-    return grpc.dynamic_ssl_server_credentials(configure(shown), fetch)
-
-
-def _handlers(gateway: Gateway, endpoint: peers.Endpoint) -> grpc.GenericRpcHandler:
+def _handlers(gateway: Gateway, front: Front) -> grpc.GenericRpcHandler:
     """Every RPC of the proto: implemented, or answered with UNIMPLEMENTED."""
     descriptor = pb.DESCRIPTOR.services_by_name["SandboxService"]
     service = Service(gateway)
     run = functools.partial(rpc_run.run, gateway)
+    answering = functools.partial(_answering, gateway.keys, front)
     table: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
     for method in descriptor.methods:
         work = run if method.name == "Run" else getattr(service, method.name, None)
@@ -82,12 +83,13 @@ def _handlers(gateway: Gateway, endpoint: peers.Endpoint) -> grpc.GenericRpcHand
             "response_serializer": getattr(pb, method.output_type.name).SerializeToString,
         }
         work = work or _unimplemented(method.name)
+        known = functools.partial(answering, method.name)
         if method.client_streaming:
-            handler = grpc.stream_stream_rpc_method_handler(_streaming(work, endpoint), **coding)
+            handler = grpc.stream_stream_rpc_method_handler(_streaming(work, known), **coding)
         elif method.server_streaming:
-            handler = grpc.unary_stream_rpc_method_handler(_streaming(work, endpoint), **coding)
+            handler = grpc.unary_stream_rpc_method_handler(_streaming(work, known), **coding)
         else:
-            handler = grpc.unary_unary_rpc_method_handler(_unary(work, endpoint), **coding)
+            handler = grpc.unary_unary_rpc_method_handler(_unary(work, known), **coding)
         table[method.name] = handler
     return grpc.method_handlers_generic_handler(descriptor.full_name, table)
 
@@ -99,26 +101,35 @@ def _unimplemented(name: str) -> Handler:
     return refuse
 
 
-def _unary(work: Handler, endpoint: peers.Endpoint) -> Handler:
+def _unary(work: Handler, known: Known) -> Handler:
     async def handle(request: Any, context: Context) -> Any:
-        async with _answering(context, endpoint) as principal:
+        async with known(context) as principal:
             return await work(principal, request)
 
     return handle
 
 
-def _streaming(work: Handler, endpoint: peers.Endpoint) -> Handler:
+def _streaming(work: Handler, known: Known) -> Handler:
     async def handle(request: Any, context: Context) -> None:
-        async with _answering(context, endpoint) as principal:
+        async with known(context) as principal:
             await work(principal, request, context)
 
     return handle
 
 
 @contextlib.asynccontextmanager
-async def _answering(context: Context, endpoint: peers.Endpoint) -> AsyncGenerator[Principal]:
+async def _answering(
+    keys: Keys, front: Front, name: str, context: Context
+) -> AsyncGenerator[Principal]:
     """Let nobody in that we do not know, and turn what fails into a status."""
     try:
-        yield peers.identify(context.peer(), endpoint)
+        if name in roles.PUBLIC:
+            yield roles.ANYBODY
+            return
+        metadata = context.invocation_metadata() or ()
+        caller = front.caller(context.peer())
+        async with callers.identified(keys, caller, metadata) as principal:
+            roles.check_rpc(principal, name)
+            yield principal
     except Exception as error:  # the edge of the call: everything becomes a status
         await rpc_errors.abort(context, error)

@@ -14,6 +14,7 @@ from k8e.gateway.calls import Call, decode
 from k8e.gateway.rpc_approvals import ApprovalRpcs
 from k8e.gateway.rpc_errors import as_text
 from k8e.gateway.rpc_exposing import ExposureRpcs
+from k8e.gateway.rpc_login import LoginRpcs
 from k8e.gateway.rpc_runs import started
 from k8e.gateway.rpc_snapshots import SnapshotRpcs
 from k8e.gateway.rpc_steering import SteeringRpcs
@@ -47,7 +48,7 @@ class Ending(NamedTuple):
     denials: list[pb.EgressDenial]
 
 
-class Service(TerminalRpcs, ApprovalRpcs, SnapshotRpcs, SteeringRpcs, ExposureRpcs):
+class Service(TerminalRpcs, ApprovalRpcs, SnapshotRpcs, SteeringRpcs, ExposureRpcs, LoginRpcs):
     """What is implemented of ``sandbox.v1.SandboxService``, for callers that are known."""
 
     def __init__(self, gateway: Gateway) -> None:
@@ -56,6 +57,7 @@ class Service(TerminalRpcs, ApprovalRpcs, SnapshotRpcs, SteeringRpcs, ExposureRp
         SnapshotRpcs.__init__(self, gateway)
         SteeringRpcs.__init__(self, gateway)
         ExposureRpcs.__init__(self, gateway)
+        LoginRpcs.__init__(self, gateway)
 
     # Sessions.
 

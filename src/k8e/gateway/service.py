@@ -11,9 +11,12 @@ from typing import Any
 
 from k8e import errors, metrics
 from k8e._version import __version__
+from k8e.auth.keys import Keys
+from k8e.gateway import tls
 from k8e.gateway.approving import ApprovalCalls
 from k8e.gateway.arguments import text as _text
 from k8e.gateway.exposing import ExposureCalls
+from k8e.gateway.keeping import KeyCalls
 from k8e.gateway.snapshotting import SnapshotCalls
 from k8e.gateway.steering import SteeringCalls
 from k8e.model import Principal, Role, SessionSpec, words_from_json
@@ -22,11 +25,14 @@ from k8e.sessions.service import Sessions
 from k8e.settings import Settings
 
 
-class Gateway(ApprovalCalls, SnapshotCalls, SteeringCalls, ExposureCalls):
+class Gateway(ApprovalCalls, SnapshotCalls, SteeringCalls, ExposureCalls, KeyCalls):
     """The shared state of all dialects. A method ``call_x`` answers the operation ``x``."""
 
-    def __init__(self, settings: Settings, sessions: Sessions, approvals: Approvals) -> None:
-        super().__init__(approvals)
+    def __init__(
+        self, settings: Settings, sessions: Sessions, approvals: Approvals, keys: Keys
+    ) -> None:
+        ApprovalCalls.__init__(self, approvals)
+        KeyCalls.__init__(self, keys, settings.data_dir / "tls")
         self.settings = settings
         self.sessions = sessions
         self.listening_on = ""
@@ -45,16 +51,24 @@ class Gateway(ApprovalCalls, SnapshotCalls, SteeringCalls, ExposureCalls):
         return task
 
     async def call_status(self, principal: Principal, call: dict[str, Any]) -> dict[str, Any]:
-        return {
+        told = {
             "version": __version__,
-            "pid": os.getpid(),
-            "sessions": self.sessions.count(),
+            "sessions": len(self.sessions.listing(principal)),
             "uptime_s": int(time.monotonic() - self._began),
             "listen": self.listening_on,
+            "runtime_warning": self.sessions.runtimes.warning(),
+            "ca_fingerprint": tls.fingerprint(self.settings.data_dir / "tls"),
+            "caller": principal.name,
+            "roles": sorted(principal.roles),
+        }
+        if Role.ADMIN not in principal.roles:
+            return told  # the rest is this machine's own business
+        return told | {
+            "pid": os.getpid(),
+            "sessions": self.sessions.count(),
             "socket": str(self.settings.socket),
             "data_dir": str(self.settings.data_dir),
             "log_file": str(self.settings.log_file),
-            "runtime_warning": self.sessions.runtimes.warning(),
         }
 
     async def call_create_session(
@@ -107,7 +121,10 @@ class Gateway(ApprovalCalls, SnapshotCalls, SteeringCalls, ExposureCalls):
         return {"text": metrics.render().decode()}
 
     async def call_doctor(self, principal: Principal, call: dict[str, Any]) -> dict[str, Any]:
-        found = await self.sessions.runtimes.support(fresh=bool(call.get("fresh")))
+        fresh = bool(call.get("fresh"))
+        if fresh and Role.ADMIN not in principal.roles:
+            raise errors.Denied("trying everything out again needs the admin role")
+        found = await self.sessions.runtimes.support(fresh=fresh)
         return {
             "runtimes": [asdict(item) for item in found],
             "egress": asdict(self.sessions.network_support()),

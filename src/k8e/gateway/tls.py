@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import ipaddress
 import json
 import logging
 import re
 import socket
+import ssl
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +30,7 @@ DAY = 24 * 3600
 RENEW_DAYS = 30  # days before its end that a certificate is replaced
 CHECK_EVERY = DAY / 2  # seconds
 CHILD_SECONDS = 30.0
+MAX_NAME = 253
 CA_CERT, CA_KEY, CERT, KEY, RECORD = "ca.crt", "ca.key", "server.crt", "server.key", "server.json"
 _LABEL = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 _HOST_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*")
@@ -42,8 +46,9 @@ class Identity(NamedTuple):
 class Certificates:
     """The certificate in one folder, current for as long as ``keep`` runs."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, more_names: Sequence[str] = ()) -> None:
+        self.folder = folder
+        self._more_names = more_names
         self._identity: Identity | None = None
 
     @property
@@ -55,11 +60,11 @@ class Certificates:
 
     async def load(self) -> None:
         """Make or renew the certificate where needed, and read it."""
-        if due(self._folder, time.time()):
-            await _make_in_child(self._folder)
+        if due(self.folder, time.time(), self._more_names):
+            await make_in_child("issuing", str(self.folder), *self._more_names)
         elif self._identity is not None:
             return
-        key, certificate = (self._folder / KEY).read_bytes(), (self._folder / CERT).read_bytes()
+        key, certificate = (self.folder / KEY).read_bytes(), (self.folder / CERT).read_bytes()
         self._identity = Identity(key, certificate)
 
     async def keep(self) -> None:
@@ -72,22 +77,48 @@ class Certificates:
                 log.exception("the TLS certificate could not be renewed; trying again later")
 
 
-def due(folder: Path, now: float) -> bool:
+def due(folder: Path, now: float, more_names: Sequence[str] = ()) -> bool:
     """Whether the certificate is missing, damaged, for other names, or soon at its end."""
     try:
         record = json.loads((folder / RECORD).read_text("utf-8"))
-        if record["sha256"] != checksum(folder) or record["names"] != names():
+        if record["sha256"] != checksum(folder) or record["names"] != names(more_names):
             return True
         return now > record["not_after"] - RENEW_DAYS * DAY
     except (OSError, ValueError, KeyError, TypeError):
         return True
 
 
-def names() -> list[str]:
-    """What clients on this machine may call the gateway."""
+def names(more: Sequence[str] = ()) -> list[str]:
+    """What clients may call the gateway: this machine's names, and ``more``."""
     host = socket.gethostname().lower()
     known = ["localhost", "127.0.0.1", "::1"]
-    return [*known, host] if _HOST_NAME.fullmatch(host) and host not in known else known
+    usable = [host] if _HOST_NAME.fullmatch(host) else []
+    return list(dict.fromkeys([*known, *usable, *more]))
+
+
+def advertised(text: str) -> list[str]:
+    """The names and addresses in a comma list, each as certificates spell it."""
+    found: list[str] = []
+    for item in filter(None, (part.strip().lower() for part in text.split(","))):
+        try:
+            found.append(str(ipaddress.ip_address(item.removeprefix("[").removesuffix("]"))))
+        except ValueError:
+            if not _HOST_NAME.fullmatch(item.removeprefix("*.")) or len(item) > MAX_NAME:
+                raise errors.InvalidRequest(
+                    f"{item[:80]!r} is neither a host name nor an address (K8E_ADVERTISE_NAMES)",
+                    hint="use names and addresses, separated by commas",
+                ) from None
+            found.append(item)
+    return found
+
+
+def fingerprint(folder: Path) -> str:
+    """The hash by which somebody on another machine knows our CA."""
+    try:
+        der = ssl.PEM_cert_to_DER_cert((folder / CA_CERT).read_text("ascii"))
+    except (OSError, ValueError):
+        return ""
+    return "sha256:" + hashlib.sha256(der).hexdigest()
 
 
 def checksum(folder: Path) -> str:
@@ -96,17 +127,19 @@ def checksum(folder: Path) -> str:
     return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
-async def _make_in_child(folder: Path) -> None:
+async def make_in_child(module: str, folder: str, *arguments: str, given: bytes = b"") -> bytes:
+    """What a module of this package prints that is run as a process of its own."""
     # -P: without it the working directory, which may be anybody's, comes first on the import path.
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "k8e.gateway.issuing", str(folder)),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
+        *(sys.executable, "-P", "-m", f"k8e.gateway.{module}", folder, *arguments),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
+    told = b""
     try:
         async with asyncio.timeout(CHILD_SECONDS):
-            _, complaint = await child.communicate()
+            told, complaint = await child.communicate(given)
     except TimeoutError:
         complaint = b"it took too long"
     finally:
@@ -116,3 +149,4 @@ async def _make_in_child(folder: Path) -> None:
     if child.returncode:
         reason = complaint.decode(errors="replace").strip().rpartition("\n")[2]
         raise errors.K8eError(f"making the TLS certificate in {folder} failed: {reason}")
+    return told

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from k8e.sessions import database
+from k8e import database
 
 MIGRATIONS = (
     """

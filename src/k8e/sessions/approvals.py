@@ -91,7 +91,7 @@ class Approvals:
         with self._listening(approval_id) as changed:
             while True:
                 changed.clear()
-                found = self.get(principal, approval_id)
+                found = self._own(principal, approval_id)
                 _check_bound(found, bound)
                 self._living(principal, found.session_id, found.sandbox_id)
                 if found.status == APPROVED and self._store.use(approval_id, time.time()):
@@ -139,15 +139,25 @@ class Approvals:
         reason: str = "",
         secret: str = "",
     ) -> Approval:
-        """Say yes or no, once. With an approver configured, this needs the approver's role."""
+        """Say yes or no, once.
+
+        With the approver's role on anybody's action; else as who owns the gateway, with the
+        approver's secret. Where there is no such secret, the decision is only advisory.
+        """
         _check_text(reason or "-", "the reason", MAX_REASON)
-        binding = self.approver.configured
-        if binding and Role.APPROVER not in principal.roles:
+        may_approve = Role.APPROVER in principal.roles
+        if not may_approve and Role.ADMIN not in principal.roles:
+            raise errors.Denied(
+                "an agent cannot approve, neither its own actions nor those of others",
+                hint="an approver's key can: k8e sandbox api-key create NAME --role approver",
+            )
+        binding = may_approve or self.approver.configured
+        if not may_approve and self.approver.configured:
             await self.approver.check(secret)
         found = self.get(principal, approval_id)
         if found.status != PENDING:
             raise _over(found)
-        self._living(principal, found.session_id, found.sandbox_id)
+        self._living(Principal(found.owner), found.session_id, found.sandbox_id)
         decided = replace(
             found,
             status=APPROVED if approved else REJECTED,
@@ -164,23 +174,30 @@ class Approvals:
     # Finding.
 
     def get(self, principal: Principal, approval_id: str) -> Approval:
+        """One of the caller's own, or for an approver anybody's."""
+        found = self._store.get(approval_id)
+        if found is None or not _may_see(principal, found):
+            raise _not_found(approval_id)
+        return self._seen(found)
+
+    def _own(self, principal: Principal, approval_id: str) -> Approval:
+        """One on which the caller may act: seeing somebody else's is not asking for it."""
         found = self._store.get(approval_id)
         if found is None or found.owner != principal.name:
-            raise errors.ApprovalNotFound(
-                f"approval {approval_id[:80]} not found",
-                hint="k8e sandbox approvals lists those that wait for a decision",
-            )
+            raise _not_found(approval_id)
         return self._seen(found)
 
     def pending(self, principal: Principal, session_id: str = "") -> list[Approval]:
-        """Those that wait for a decision, oldest first."""
-        living = {item.sandbox_id for item in self._sessions.listing(principal)}
+        """Those that wait for a decision, oldest first; for an approver, of all owners."""
+        waiting = [item for item in self._store.pending(time.time()) if _may_see(principal, item)]
+        owners = {item.owner for item in waiting}
+        living = {
+            item.sandbox_id for owner in owners for item in self._sessions.listing(Principal(owner))
+        }
         return [
             self._seen(item)
-            for item in self._store.pending(time.time())
-            if item.sandbox_id in living
-            and item.owner == principal.name
-            and session_id in ("", item.session_id)
+            for item in waiting
+            if item.sandbox_id in living and session_id in ("", item.session_id)
         ]
 
     def _seen(self, approval: Approval) -> Approval:
@@ -207,6 +224,17 @@ class Approvals:
             found = self._store.get(approval_id)
             if found is not None and found.sandbox_id == session.sandbox_id:
                 self._wake(approval_id)
+
+
+def _may_see(principal: Principal, approval: Approval) -> bool:
+    return approval.owner == principal.name or Role.APPROVER in principal.roles
+
+
+def _not_found(approval_id: str) -> errors.ApprovalNotFound:
+    return errors.ApprovalNotFound(
+        f"approval {approval_id[:80]} not found",
+        hint="k8e sandbox approvals lists those that wait for a decision",
+    )
 
 
 def _check_text(text: str, what: str, limit: int) -> None:

@@ -10,7 +10,7 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from k8e.sessions import database
+from k8e import database
 
 MIGRATIONS = (
     """

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from k8e import errors
-from k8e.sessions import database
+from k8e import database, errors
 
 MIGRATIONS = (
     """

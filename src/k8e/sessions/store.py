@@ -8,9 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from k8e import errors
+from k8e import database, errors
 from k8e.model import Phase, Session, SessionSpec
-from k8e.sessions import database
 
 MIGRATIONS = (
     """

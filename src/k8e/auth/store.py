@@ -1,0 +1,141 @@
+"""Where keys and certificates are written down: SQLite in the data folder.
+
+A file of its own: it is written seldom, and a deletion must be on the disk before it is told.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from k8e import database, errors
+from k8e.model import Role
+
+MIGRATIONS = (
+    """
+    CREATE TABLE keys (
+        key_id     INTEGER PRIMARY KEY AUTOINCREMENT,
+        name       TEXT NOT NULL,
+        hash       BLOB NOT NULL UNIQUE,
+        roles      TEXT NOT NULL,
+        created_at REAL NOT NULL,
+        expires_at REAL NOT NULL,
+        revoked_at REAL NOT NULL DEFAULT 0
+    ) STRICT;
+    CREATE UNIQUE INDEX one_name ON keys (name) WHERE revoked_at = 0;
+    CREATE TABLE certificates (
+        serial     TEXT PRIMARY KEY,
+        key_id     INTEGER NOT NULL REFERENCES keys (key_id) ON DELETE CASCADE,
+        device     TEXT NOT NULL,
+        issued_at  REAL NOT NULL,
+        expires_at REAL NOT NULL
+    ) STRICT;
+    CREATE INDEX by_key ON certificates (key_id);
+    """,
+)
+_COLUMNS = "key_id, name, roles, created_at, expires_at, revoked_at"
+
+
+@dataclass(frozen=True)
+class Key:
+    """An API key, without its secret."""
+
+    key_id: int
+    name: str
+    roles: frozenset[Role]
+    created_at: float
+    expires_at: float
+    """Unix time; 0 means never."""
+    revoked_at: float = 0
+
+    def valid(self, now: float) -> bool:
+        return not self.revoked_at and (not self.expires_at or now < self.expires_at)
+
+
+class KeyStore:
+    """The keys of one gateway."""
+
+    def __init__(self, path: Path) -> None:
+        # What was deleted stays deleted, also after a power failure.
+        self._db = database.connect(path, MIGRATIONS, durable=True)
+        self._db.execute("PRAGMA foreign_keys=ON")
+
+    def close(self) -> None:
+        self._db.close()
+
+    def insert(self, key: Key, digest: bytes) -> Key:
+        """Write a new key down; Conflict if its name is taken."""
+        roles = ",".join(sorted(key.roles))
+        try:
+            done = self._db.execute(
+                "INSERT INTO keys (name, hash, roles, created_at, expires_at) VALUES (?,?,?,?,?)",
+                (key.name, digest, roles, key.created_at, key.expires_at),
+            )
+        except sqlite3.IntegrityError:
+            raise errors.Conflict(
+                f"there is a key {key.name!r} already",
+                hint=f"choose another name, or delete it: k8e sandbox api-key delete {key.name}",
+            ) from None
+        return Key(done.lastrowid or 0, key.name, key.roles, key.created_at, key.expires_at)
+
+    def revoke(self, name: str, at: float) -> Key | None:
+        """End a key; what it was, or None if there is none."""
+        found = self.named(name)
+        if found is not None:
+            query = "UPDATE keys SET revoked_at=? WHERE key_id=?"
+            self._db.execute(query, (at, found.key_id))
+        return found
+
+    def forget(self, before: float) -> None:
+        """Remove what has been over for long, with its certificates."""
+        self._db.execute(
+            "DELETE FROM keys WHERE (revoked_at > 0 AND revoked_at < ?) "
+            "OR (expires_at > 0 AND expires_at < ?)",
+            (before, before),
+        )
+        self._db.execute("DELETE FROM certificates WHERE expires_at < ?", (before,))
+
+    def hashed(self, digest: bytes) -> Key | None:
+        return self._one("hash=?", digest)
+
+    def named(self, name: str) -> Key | None:
+        return self._one("name=? AND revoked_at=0", name)
+
+    def listing(self) -> list[Key]:
+        query = f"SELECT {_COLUMNS} FROM keys WHERE revoked_at=0 ORDER BY created_at, key_id"  # noqa: S608 - our constants
+        return [_key(row) for row in self._db.execute(query)]
+
+    # Certificates.
+
+    def add_certificate(
+        self, serial: str, key_id: int, device: str, issued_at: float, expires_at: float
+    ) -> None:
+        self._db.execute(
+            "INSERT INTO certificates (serial, key_id, device, issued_at, expires_at)"
+            " VALUES (?,?,?,?,?)",
+            (serial, key_id, device, issued_at, expires_at),
+        )
+
+    def of_certificate(self, serial: str, now: float) -> Key | None:
+        """The key for which a certificate was issued that is good until later than ``now``."""
+        condition = "key_id=(SELECT key_id FROM certificates WHERE serial=? AND expires_at > ?)"
+        return self._one(condition, serial, now)
+
+    def certificates(self, key_id: int, now: float) -> int:
+        query = "SELECT count(*) FROM certificates WHERE key_id=? AND expires_at > ?"
+        return int(self._db.execute(query, (key_id, now)).fetchone()[0])
+
+    def _one(self, condition: str, *values: Any) -> Key | None:
+        texts = [value for value in values if isinstance(value, str)]
+        if not database.is_text(*texts):
+            return None
+        query = f"SELECT {_COLUMNS} FROM keys WHERE {condition}"  # noqa: S608 - our constants
+        row = self._db.execute(query, values).fetchone()
+        return None if row is None else _key(row)
+
+
+def _key(row: tuple[Any, ...]) -> Key:
+    roles = frozenset(Role(name) for name in row[2].split(",") if name)
+    return Key(row[0], row[1], roles, row[3], row[4], row[5])

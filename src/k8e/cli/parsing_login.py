@@ -1,0 +1,127 @@
+"""The commands about keys, logins and profiles, for the parser."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+Command = Callable[..., argparse.ArgumentParser]
+"""How the parser adds a command: group, name, text, example, handler, flags shared with others."""
+
+
+def add_to_sandbox(command: Command, group: Any, common: argparse.ArgumentParser) -> None:
+    _add_keys(command, group, common, "api-key", "k8e sandbox api-key")
+    _add_login(command, group, common)
+    _add_profiles(command, group)
+
+
+def add_apikey(command: Command, commands: Any, common: argparse.ArgumentParser) -> None:
+    """The commands for keys under K8E's newer name."""
+    _add_keys(command, commands, common, "sandbox-apikey", "k8e sandbox-apikey")
+
+
+def add_fingerprint(command: Command, group: Any) -> None:
+    command(
+        group,
+        "fingerprint",
+        "print the fingerprint of the gateway's CA, for k8e sandbox login on another machine",
+        "k8e gateway fingerprint",
+        "login.fingerprint",
+    )
+
+
+def _add_keys(
+    command: Command, group: Any, common: argparse.ArgumentParser, name: str, full: str
+) -> None:
+    keys = command(
+        group,
+        name,
+        "manage the API keys of callers from other machines",
+        f"{full} create laptop",
+        "login.list_keys",
+        common,
+    )
+    below = keys.add_subparsers(
+        title="commands", metavar="COMMAND", required=True, parser_class=type(keys)
+    )
+    create = command(
+        below,
+        "create",
+        "make a key and print it, once; only a hash of it is kept",
+        f"{full} create laptop --ttl 90d\n         {full} create boss --role approver --ttl never",
+        "login.create_key",
+        common,
+    )
+    create.add_argument("name", metavar="NAME", help="whose it is; its sessions belong to the name")
+    create.add_argument(
+        "--ttl",
+        default="30d",
+        metavar="TIME",
+        help="how long it is good: 30d (default), 12h, never",
+    )
+    create.add_argument(
+        "--role",
+        action="append",
+        choices=("agent", "approver", "admin"),
+        help="what it may do: agent (default) uses sessions, approver decides on actions of all, "
+        "admin manages the gateway; repeatable",
+    )
+    command(below, "list", "list the keys", f"{full} list", "login.list_keys", common)
+    delete = command(
+        below,
+        "delete",
+        "delete a key: it, its certificates and its open calls end at once",
+        f"{full} delete laptop",
+        "login.delete_key",
+        common,
+    )
+    delete.add_argument("name", metavar="NAME")
+
+
+def _add_login(command: Command, group: Any, common: argparse.ArgumentParser) -> None:
+    login = command(
+        group,
+        "login",
+        "get a client certificate from a gateway elsewhere, or renew it, and make the gateway the "
+        "current profile",
+        "k8e sandbox login --endpoint gateway.example:50051 --apikey KEY "
+        "--ca-fingerprint sha256:…\n"
+        "         k8e sandbox login --profile work",
+        "login.login",
+        common,
+    )
+    login.add_argument("--device-name", default="", metavar="NAME", help="a name for this machine")
+    login.add_argument(
+        "--ca-fingerprint",
+        default="",
+        metavar="SHA256",
+        help="what k8e gateway fingerprint prints there; without it the CA must be known already "
+        "(K8E_SANDBOX_CERT, the profile's ca.crt, the system)",
+    )
+    login.add_argument(
+        "--key-only",
+        action="store_true",
+        help="keep the API key instead of a certificate; needs no further package",
+    )
+
+
+def _add_profiles(command: Command, group: Any) -> None:
+    profiles = command(
+        group,
+        "profiles",
+        "list the gateways that have a name, and choose the usual one",
+        "k8e sandbox profiles\n         k8e sandbox profiles use work",
+        "login.list_profiles",
+    )
+    below = profiles.add_subparsers(
+        title="commands", metavar="COMMAND", parser_class=type(profiles)
+    )
+    use = command(
+        below,
+        "use",
+        "choose the gateway that commands use when they name none",
+        "k8e sandbox profiles use work\n         k8e sandbox profiles use none",
+        "login.use_profile",
+    )
+    use.add_argument("name", metavar="NAME", help="a profile, or none for this host's own gateway")

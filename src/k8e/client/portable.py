@@ -1,0 +1,18 @@
+"""What the quick path takes from ``posix``, for systems that have no such module."""
+
+from __future__ import annotations
+
+import os
+from os import O_RDONLY, close, open, read, stat, urandom, write  # noqa: A004 - posix's own names
+
+O_CLOEXEC = getattr(os, "O_NOINHERIT", 0)
+environ = {
+    key.encode("utf-8", "surrogateescape"): value.encode("utf-8", "surrogateescape")
+    for key, value in os.environ.items()
+}
+
+__all__ = ["O_CLOEXEC", "O_RDONLY", "close", "environ", "open", "read", "stat", "urandom", "write"]
+
+
+def geteuid() -> int:
+    return -1

@@ -1,0 +1,82 @@
+"""Who makes a call: an API key, a client certificate, or the local user by the kernel's word."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Iterable
+from typing import TYPE_CHECKING
+
+from k8e import errors
+from k8e.auth import keys
+from k8e.auth.keys import Keys, Unknown
+from k8e.auth.store import Key
+from k8e.gateway import peers
+from k8e.gateway.peers import Refusal
+from k8e.model import Principal
+
+if TYPE_CHECKING:
+    from k8e.gateway.front import Caller
+
+log = logging.getLogger(__name__)
+
+_KEY_HEADERS = ("authorization", "x-api-key")
+
+
+@contextlib.asynccontextmanager
+async def identified(
+    known: Keys, caller: Caller | None, metadata: Iterable[tuple[str, str | bytes]]
+) -> AsyncGenerator[Principal]:
+    """The principal of a call, for as long as it may make it.
+
+    Raises:
+        Refusal: nobody that we know, or not any more.
+        LimitExceeded: the same, and too often.
+    """
+    if caller is None:
+        raise Refusal("this connection did not come through the endpoint")
+    try:
+        key = _key(known, caller, metadata)
+    except Unknown as error:
+        raise _failed(known, caller, error) from None
+    if key is None:
+        yield peers.identify(caller.client, caller.server)
+        return
+    try:
+        async with known.while_valid(key):
+            yield keys.principal(key)
+    except Unknown as error:
+        raise Refusal(str(error)) from None
+
+
+def _key(known: Keys, caller: Caller, metadata: Iterable[tuple[str, str | bytes]]) -> Key | None:
+    """The key that a call shows, itself or by a certificate. What is shown must be right."""
+    found: list[Key] = []
+    if caller.certificate is not None:
+        found.append(known.of_certificate(caller.certificate.serial, caller.certificate.name))
+    found += [known.of_secret(secret) for secret in _secrets(metadata)]
+    if len({key.key_id for key in found}) > 1:
+        raise Unknown("the credentials of this call belong to different keys")
+    return found[0] if found else None
+
+
+def _secrets(metadata: Iterable[tuple[str, str | bytes]]) -> Iterable[str]:
+    for header, value in metadata:
+        if header not in _KEY_HEADERS:
+            continue
+        text = value.decode("ascii", "replace") if isinstance(value, bytes) else value
+        if header == "authorization":
+            scheme, _, text = text.partition(" ")
+            if scheme.lower() != "bearer":
+                raise Unknown("authorization must be 'Bearer ' and an API key")
+        yield text.strip()
+
+
+def _failed(known: Keys, caller: Caller, error: Unknown) -> Exception:
+    address = str(caller.client.address)
+    if not known.attempts.failed(address):
+        return errors.LimitExceeded(
+            f"too many wrong credentials from {address}", hint="correct them, and wait a minute"
+        )
+    log.warning("refused a call from %s: %s", address, error)
+    return Refusal(str(error))

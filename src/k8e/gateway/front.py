@@ -1,0 +1,312 @@
+"""The TLS end of the gRPC endpoint: it may ask clients for a certificate, which gRPC cannot.
+
+Python's gRPC server either demands a certificate of every client or asks nobody for one. K8E's
+clients use one port for both: for logging in without a certificate, and for everything else with
+one. So this module speaks TLS, and passes the bytes on to gRPC on a unix socket that only it uses.
+
+The name of our end of such a connection is what gRPC calls its peer; it is random, and taken for as
+long as the connection lives. By it a call finds the connection that it came on, and so the address
+and the certificate of its client. A connection that has no such name is not one of ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import socket
+import ssl
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from k8e.gateway import peers, tls
+
+log = logging.getLogger(__name__)
+
+HANDSHAKE_SECONDS = 10.0
+MAX_CONNECTIONS = 8192
+MAX_OF_ADDRESS = 1024  # connections, so that one address cannot take them all
+MAX_HANDSHAKES = 512  # at once …
+MAX_HANDSHAKES_OF_ADDRESS = 64  # … and of one address
+BUFFER = 256 << 10  # bytes on their way, in each direction, before who sends them has to wait
+_PEER_PREFIX = "unix-abstract:"
+_NAME_PREFIX = "k8e-rpc-"
+
+
+class Certificate(NamedTuple):
+    """What a client's certificate says; TLS has checked that our CA signed it and it is current."""
+
+    name: str
+    serial: str
+
+
+class Caller(NamedTuple):
+    """The far end of a connection."""
+
+    client: peers.Endpoint
+    server: peers.Endpoint
+    """Where the client dialled us."""
+    certificate: Certificate | None
+
+
+class Front:
+    """Listens, and knows who is connected."""
+
+    def __init__(self, inner: Path, certificates: tls.Certificates) -> None:
+        self._inner = inner
+        self._certificates = certificates
+        self._shown: tls.Identity | None = None
+        self._context: ssl.SSLContext | None = None
+        self._callers: dict[str, Caller] = {}
+        self._server: asyncio.Server | None = None
+        self._handshakes: dict[asyncio.Task[None], str] = {}
+        self._connections: Counter[str] = Counter()
+
+    async def listen(self, endpoint: peers.Endpoint) -> peers.Endpoint:
+        """Serve ``endpoint``; the address with the port that it got."""
+        host = str(endpoint.address)
+        sock = socket.create_server(
+            (host, endpoint.port),
+            family=socket.AF_INET6 if endpoint.address.version == 6 else socket.AF_INET,
+            backlog=512,
+            dualstack_ipv6=host == "::",
+        )
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: _Outer(self), sock=sock)
+        return peers.Endpoint(endpoint.address, self._server.sockets[0].getsockname()[1])
+
+    def close(self) -> None:
+        """Take no new connections; those that are open end with gRPC's own."""
+        if self._server is not None:
+            self._server.close()
+        for task in self._handshakes:
+            task.cancel()
+
+    def caller(self, peer: str) -> Caller | None:
+        """Who is behind gRPC's name of a peer."""
+        return self._callers.get(peer.removeprefix(_PEER_PREFIX))
+
+    @property
+    def context(self) -> ssl.SSLContext:
+        """For the next connection: a renewed certificate is shown from then on."""
+        if self._context is None or self._shown is not self._certificates.identity:
+            self._shown = self._certificates.identity
+            self._context = _context(self._certificates.folder)
+        return self._context
+
+    def enter(self, address: str, handshake: asyncio.Task[None]) -> bool:
+        """Count a new connection; False if there are too many already."""
+        of_address = list(self._handshakes.values()).count(address)
+        if (
+            len(self._handshakes) >= MAX_HANDSHAKES
+            or of_address >= MAX_HANDSHAKES_OF_ADDRESS
+            or self._connections[address] >= MAX_OF_ADDRESS
+            or self._connections.total() >= MAX_CONNECTIONS
+        ):
+            return False
+        self._connections[address] += 1
+        self._handshakes[handshake] = address
+        handshake.add_done_callback(self._handshaken)
+        return True
+
+    def _handshaken(self, task: asyncio.Task[None]) -> None:
+        self._handshakes.pop(task, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("a connection failed: %s", error)
+
+    def leave(self, address: str) -> None:
+        """The end of a connection that was counted."""
+        self._connections[address] -= 1
+        if self._connections[address] <= 0:
+            del self._connections[address]
+
+    def connect(self, caller: Caller) -> tuple[str, socket.socket]:
+        """A connection to gRPC by which ``caller`` can be found."""
+        name = _NAME_PREFIX + secrets.token_hex(16)
+        inner = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            inner.setblocking(False)
+            inner.bind("\0" + name)
+            # At once, or not at all: gRPC's backlog is long, and it takes from it in a thread.
+            inner.connect(str(self._inner))
+        except OSError:
+            inner.close()
+            raise
+        self._callers[name] = caller
+        return name, inner
+
+    def forget(self, name: str) -> None:
+        self._callers.pop(name, None)
+
+
+class _Outer(asyncio.Protocol):
+    """A new TCP connection: nothing is known of it before TLS is spoken."""
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        plain = cast("asyncio.Transport", transport)
+        address = str((plain.get_extra_info("peername") or [""])[0])
+        plain.pause_reading()
+        task = asyncio.create_task(self._secure(plain, address))
+        if not self._front.enter(address, task):
+            task.cancel()
+            plain.abort()
+
+    async def _secure(self, plain: asyncio.Transport, address: str) -> None:
+        relay = _Relay(self._front, address)
+        loop = asyncio.get_running_loop()
+        try:
+            secured = await loop.start_tls(
+                plain,
+                relay,
+                self._front.context,
+                server_side=True,
+                ssl_handshake_timeout=HANDSHAKE_SECONDS,
+                ssl_shutdown_timeout=1.0,
+            )
+        except BaseException as error:
+            self._front.leave(address)
+            plain.abort()
+            if not isinstance(error, OSError):
+                raise
+            return  # a port scan, a stranger's certificate, a lost client
+        if secured is not None:
+            await relay.begin(secured)
+
+
+class _Relay(asyncio.Protocol):
+    """The bytes of a client, and those for it. ``other`` is the same towards gRPC."""
+
+    def __init__(self, front: Front, address: str) -> None:
+        self._front = front
+        self._address = address
+        self._name = ""
+        self._transport: asyncio.Transport | None = None
+        self._early: list[bytes] = []
+        self._lost = False
+        self.other: _Inner | None = None
+
+    async def begin(self, transport: asyncio.Transport) -> None:
+        """Connect with gRPC, now that the handshake has told who this is."""
+        self._transport = transport
+        caller = _caller(transport)
+        if caller is None or self._lost:
+            transport.abort()
+            return
+        transport.set_write_buffer_limits(BUFFER)
+        try:
+            self._name, sock = self._front.connect(caller)
+        except OSError as error:
+            log.warning("a connection cannot be passed on to gRPC: %s", error)
+            transport.abort()
+            return
+        inner = _Inner(self, transport)
+        await asyncio.get_running_loop().create_unix_connection(lambda: inner, sock=sock)
+        self.other = inner
+        for data in self._early:
+            inner.write(data)
+        self._early.clear()
+        if self._lost:
+            inner.close()
+
+    def data_received(self, data: bytes) -> None:
+        if self.other is None:
+            self._early.append(data)
+        else:
+            self.other.write(data)
+
+    def pause_writing(self) -> None:
+        if self.other is not None:
+            self.other.hold()
+
+    def resume_writing(self) -> None:
+        if self.other is not None:
+            self.other.go_on()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost = True
+        self._front.leave(self._address)
+        if self.other is not None:
+            self.other.close()
+        elif self._name:
+            self._front.forget(self._name)
+
+    def inner_lost(self) -> None:
+        """The connection was ended by gRPC."""
+        self._front.forget(self._name)
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.close()
+
+
+class _Inner(asyncio.Protocol):
+    """Our end of the connection with gRPC."""
+
+    def __init__(self, outer: _Relay, towards_client: asyncio.Transport) -> None:
+        self._outer = outer
+        self._client = towards_client
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(BUFFER)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._client.is_closing():
+            self._client.write(data)
+
+    def write(self, data: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+
+    def hold(self) -> None:
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def go_on(self) -> None:
+        if self._transport is not None:
+            self._transport.resume_reading()
+
+    def pause_writing(self) -> None:
+        self._client.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._client.resume_reading()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._outer.inner_lost()
+
+
+def _caller(transport: asyncio.Transport) -> Caller | None:
+    """Both ends of a connection, and the certificate that was shown, if one was."""
+    client, server = (transport.get_extra_info(what) for what in ("peername", "sockname"))
+    if not client or not server:
+        return None
+    certificate: dict[str, Any] = transport.get_extra_info("peercert") or {}
+    shown = None
+    if certificate:
+        fields = [pair for part in certificate.get("subject", ()) for pair in part]
+        names = [str(value) for field, value in fields if field == "commonName"]
+        serial = str(certificate.get("serialNumber", ""))
+        shown = Certificate(names[0] if len(names) == 1 else "", serial)
+    return Caller(peers.endpoint(*client[:2]), peers.endpoint(*server[:2]), shown)
+
+
+def _context(folder: Path) -> ssl.SSLContext:
+    """What we show, and that a client may show a certificate of our CA, and no other."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(folder / tls.CERT, folder / tls.KEY)
+    context.load_verify_locations(folder / tls.CA_CERT)
+    context.verify_mode = ssl.CERT_OPTIONAL
+    context.set_alpn_protocols(["h2"])
+    # Resumed sessions would carry a certificate from one connection to another, unchecked.
+    context.options |= ssl.OP_NO_TICKET
+    context.num_tickets = 0
+    return context

@@ -1,0 +1,117 @@
+"""The gateway's calls about API keys, and what certificates are issued for them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from k8e import errors
+from k8e.auth import keys
+from k8e.auth.keys import DAY, E2B_PREFIX, Keys
+from k8e.auth.store import Key
+from k8e.gateway import tls
+from k8e.gateway.arguments import text
+from k8e.model import Principal
+
+CLIENT_DAYS = 90
+MAX_CSR = 16 << 10  # bytes
+MAX_DEVICE = 64  # characters
+MAX_WAITING = 16  # logins; each is a process that takes a tenth of a second
+
+
+class Issued(NamedTuple):
+    """A client certificate, in PEM."""
+
+    certificate: str
+    ca: str
+    days: int
+
+
+class KeyCalls:
+    """The part of the gateway that knows keys."""
+
+    def __init__(self, keys: Keys, tls_folder: Path) -> None:
+        self.keys = keys
+        self._tls_folder = tls_folder
+        self._signing = asyncio.Lock()
+        self._logins = 0
+
+    async def call_create_api_key(
+        self, principal: Principal, call: dict[str, Any]
+    ) -> dict[str, Any]:
+        roles: Any = call.get("roles") or []
+        if not isinstance(roles, list):
+            raise errors.InvalidRequest("roles must be a list")
+        names = [str(role) for role in roles]  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]
+        made = self.keys.create(text(call, "name"), text(call, "ttl", optional=True), names)
+        shown = {"key": made.secret, "e2b_key": E2B_PREFIX + made.secret}
+        return {**_describe(made.key), **shown}
+
+    async def call_list_api_keys(
+        self, principal: Principal, call: dict[str, Any]
+    ) -> dict[str, Any]:
+        found = self.keys.listing()
+        return {"keys": [{**_describe(key), "certificates": count} for key, count in found]}
+
+    async def call_delete_api_key(
+        self, principal: Principal, call: dict[str, Any]
+    ) -> dict[str, Any]:
+        self.keys.delete(text(call, "name"))
+        return {"name": text(call, "name"), "ok": True}
+
+    def ca_certificate(self) -> str:
+        """Our CA's certificate; it is no secret."""
+        return (self._tls_folder / tls.CA_CERT).read_text("ascii")
+
+    async def issue(self, principal: Principal, csr: str, device: str) -> Issued:
+        """A client certificate for the key behind ``principal``; it never outlives the key."""
+        key = self.keys.of_principal(principal)
+        if key is None:
+            raise errors.Denied(
+                "a certificate is issued for an API key, and this call came with none",
+                hint="k8e sandbox api-key create NAME makes one; pass it with --apikey",
+            )
+        if not csr or len(csr) > MAX_CSR or not csr.isascii():
+            raise errors.InvalidRequest(f"a CSR is PEM text of at most {MAX_CSR} bytes")
+        if len(device) > MAX_DEVICE or not device.isprintable():
+            raise errors.InvalidRequest(
+                f"a device name has at most {MAX_DEVICE} printable characters"
+            )
+        if self._logins >= MAX_WAITING:
+            raise errors.LimitExceeded("too many are logging in at once", hint="try again")
+        self._logins += 1
+        try:
+            async with self._signing:
+                return await self._issue(key, csr, device)
+        finally:
+            self._logins -= 1
+
+    async def _issue(self, key: Key, csr: str, device: str) -> Issued:
+        ends = time.time() + CLIENT_DAYS * DAY
+        ends = min(ends, key.expires_at) if key.expires_at else ends
+        asked = {"csr": csr, "name": key.name, "not_after": ends}
+        folder = str(self._tls_folder)
+        told = json.loads(
+            await tls.make_in_child("signing", folder, given=json.dumps(asked).encode())
+        )
+        if "refused" in told:
+            raise errors.InvalidRequest(f"the CSR is refused: {told['refused']}")
+        if not key.valid(time.time()) or self.keys.of_principal(keys.principal(key)) != key:
+            raise errors.Denied(f"key {key.name} was deleted meanwhile")
+        self.keys.issued(told["serial"], key, device, ends)
+        days = int((ends - time.time() + 60) // DAY)
+        return Issued(told["certificate"], self.ca_certificate(), days)
+
+
+def _describe(key: Key) -> dict[str, Any]:
+    days = round((key.expires_at - key.created_at) / DAY, 2) if key.expires_at else 0
+    return {
+        "name": key.name,
+        "created_at": int(key.created_at),
+        "expires_at": int(key.expires_at),
+        "ttl_days": int(days) if days == int(days) else days,
+        "roles": sorted(key.roles),
+    }

@@ -1,0 +1,227 @@
+"""Keys: what is kept of them, how long they live, and what ends with them."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sqlite3
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+
+from k8e import errors
+from k8e.auth import attempts, keys
+from k8e.auth.attempts import Attempts
+from k8e.auth.keys import Keys, Unknown
+from k8e.auth.store import KeyStore
+from k8e.model import Principal, Role
+
+HOUR = 3600.0
+
+
+class Clock:
+    """The time that keys see."""
+
+    def __init__(self) -> None:
+        self.now = 1_800_000_000.0
+
+    def time(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(keys, "time", clock)
+    return clock
+
+
+@pytest.fixture
+async def known(tmp_path: Path) -> AsyncGenerator[Keys]:
+    store = KeyStore(tmp_path / "keys.db")
+    yield Keys(store)
+    store.close()
+
+
+def again(folder: Path) -> Keys:
+    """What a gateway knows that is started anew."""
+    return Keys(KeyStore(folder / "keys.db"))
+
+
+def everything(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in folder.iterdir())
+
+
+async def test_a_key_is_found_by_its_secret_and_only_a_hash_is_kept(
+    known: Keys, tmp_path: Path
+) -> None:
+    made = known.create("laptop")
+    assert re.fullmatch("k8e-[0-9a-f]{64}", made.secret)
+    assert known.of_secret(made.secret).name == "laptop"
+    assert known.of_secret("e2b_" + made.secret).name == "laptop"
+    assert keys.principal(made.key) == Principal("key:laptop", frozenset({Role.AGENT}))
+    raw = everything(tmp_path)
+    assert made.secret.encode() not in raw
+    assert made.secret.removeprefix("k8e-").encode() not in raw
+    assert again(tmp_path).of_secret(made.secret).name == "laptop"
+
+
+@pytest.mark.parametrize(
+    "secret", ["", "k8e-", "k8e-" + "0" * 64, "k8e-" + "0" * 63 + "\n", "x" * 100_000, "\ud800"]
+)
+async def test_what_is_no_key_of_ours_is_unknown(known: Keys, secret: str) -> None:
+    known.create("laptop")
+    with pytest.raises(Unknown, match="API key"):
+        known.of_secret(secret)
+
+
+async def test_a_deleted_key_is_gone_for_good_and_its_name_is_free(
+    known: Keys, tmp_path: Path
+) -> None:
+    made = known.create("laptop")
+    known.issued("0A", made.key, "device", made.key.expires_at)
+    assert known.of_certificate("0a", "laptop") == made.key
+    known.delete("laptop")
+    second = known.create("laptop")
+    for gateway in (known, again(tmp_path)):
+        with pytest.raises(Unknown, match="was deleted"):
+            gateway.of_secret(made.secret)
+        with pytest.raises(Unknown, match="was deleted"):
+            gateway.of_certificate("0A", "laptop")
+        assert gateway.of_secret(second.secret).key_id != made.key.key_id
+    assert known.of_principal(keys.principal(made.key)) == second.key
+
+
+async def test_a_key_ends_with_its_time(known: Keys, clock: Clock) -> None:
+    made = known.create("laptop", "2h")
+    known.issued("0a", made.key, "device", clock.now + 9 * HOUR)
+    clock.now += 2 * HOUR - 1
+    assert known.of_secret(made.secret) == made.key
+    clock.now += 1
+    with pytest.raises(Unknown, match="has expired"):
+        known.of_secret(made.secret)
+    with pytest.raises(Unknown, match="has expired"):
+        known.of_certificate("0a", "laptop")
+    assert known.of_principal(keys.principal(made.key)) is None
+
+
+async def test_a_certificate_ends_with_its_own_time_and_is_for_its_name(
+    known: Keys, clock: Clock
+) -> None:
+    made = known.create("laptop", "never")
+    known.issued("0a", made.key, "device", clock.now + HOUR)
+    for serial, name in (("0a", "other"), ("0b", "laptop"), ("", ""), ("\ud800", "laptop")):
+        with pytest.raises(Unknown, match="certificate is not known"):
+            known.of_certificate(serial, name)
+    assert known.listing() == [(made.key, 1)]
+    clock.now += HOUR
+    with pytest.raises(Unknown, match="certificate is not known"):
+        known.of_certificate("0a", "laptop")
+    assert known.listing() == [(made.key, 0)]
+
+
+async def test_what_has_been_over_for_long_is_forgotten(
+    known: Keys, clock: Clock, tmp_path: Path
+) -> None:
+    old = known.create("old", "1d")
+    known.issued("0a", old.key, "device", clock.now + HOUR)
+    known.create("deleted", "never")
+    known.delete("deleted")
+    clock.now += keys.KEEP + 2 * keys.DAY
+    known.create("new")
+    database = sqlite3.connect(tmp_path / "keys.db")
+    assert [row[0] for row in database.execute("SELECT name FROM keys")] == ["new"]
+    assert database.execute("SELECT count(*) FROM certificates").fetchone() == (0,)
+    database.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("30d", 30 * 24 * HOUR), ("12h", 12 * HOUR), ("never", 0), ("1h", HOUR)]
+)
+def test_times_to_live_are_understood(text: str, seconds: float) -> None:
+    assert keys.parse_ttl(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["0d", "-1d", "30", "d", "3651d", "1w", "1.5d", "\u0661d", "1d\n"])
+def test_other_times_to_live_are_refused(text: str) -> None:
+    with pytest.raises(errors.InvalidRequest, match="how long a key can live"):
+        keys.parse_ttl(text)
+
+
+@pytest.mark.parametrize("name", ["", "-a", "a b", "a/b", "a\n", "x" * 61, "ä", "key:a", "\ud800"])
+async def test_names_that_could_mislead_are_refused(known: Keys, name: str) -> None:
+    with pytest.raises(errors.InvalidRequest, match="name of a key"):
+        known.create(name)
+
+
+async def test_a_name_is_taken_once_and_roles_are_known_ones(known: Keys) -> None:
+    made = known.create("boss", "never", ["approver", "admin", "admin"])
+    assert made.key.roles == {Role.APPROVER, Role.ADMIN}
+    assert known.listing() == [(made.key, 0)]
+    with pytest.raises(errors.Conflict, match="'boss' already"):
+        known.create("boss")
+    with pytest.raises(errors.InvalidRequest, match="agent, approver, admin"):
+        known.create("other", "", ["root"])
+    with pytest.raises(errors.InvalidRequest, match="there is no key"):
+        known.delete("nobody")
+
+
+async def test_calls_under_way_end_with_their_key(known: Keys) -> None:
+    mine, other = known.create("mine").key, known.create("other").key
+    begun = asyncio.Event()
+
+    async def call(key: keys.Key) -> None:
+        async with known.while_valid(key):
+            begun.set()
+            await asyncio.Event().wait()
+
+    task, spared = asyncio.create_task(call(mine)), asyncio.create_task(call(other))
+    await begun.wait()
+    known.delete("mine")
+    with pytest.raises(Unknown, match="deleted or has expired meanwhile"):
+        await asyncio.wait_for(task, 10)
+    assert not spared.done()
+    spared.cancel()
+
+
+async def test_calls_under_way_end_when_their_key_expires(known: Keys) -> None:
+    made = known.create("mine", "1h")
+    soon = keys.Key(made.key.key_id, "mine", made.key.roles, 0, keys.time.time() + 0.05)
+    with pytest.raises(Unknown, match="expired meanwhile"):
+        async with asyncio.timeout(10), known.while_valid(soon):
+            await asyncio.Event().wait()
+
+
+async def test_a_timeout_of_a_call_itself_is_not_taken_for_the_key_s(known: Keys) -> None:
+    made = known.create("mine")
+    with pytest.raises(TimeoutError):
+        async with known.while_valid(made.key):
+            raise TimeoutError
+
+
+# Failed attempts.
+
+
+def test_failures_are_limited_by_address_and_forgiven_with_time() -> None:
+    counted = Attempts()
+    told = [counted.failed("192.0.2.1", now=0) for _ in range(30)]
+    assert told == [True] * 20 + [False] * 10
+    assert counted.failed("192.0.2.2", now=0), "another address is another's"
+    assert counted.failed("192.0.2.1", now=2)
+    assert not counted.failed("192.0.2.1", now=2)
+
+
+def test_a_host_with_many_addresses_has_one_limit() -> None:
+    counted = Attempts()
+    told = [counted.failed(f"2001:db8::{number:x}", now=0) for number in range(21)]
+    assert told[-1] is False
+    assert counted.failed("2001:db8:0:1::1", now=0)
+
+
+def test_many_addresses_need_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "MAX_ADDRESSES", 10)
+    counted = Attempts()
+    for number in range(100):
+        counted.failed(f"192.0.2.{number}")
+    assert len(counted) == 10

@@ -1,0 +1,170 @@
+"""The TLS end of the endpoint: floods, silence, nonsense, slow readers, names that are freed."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import threading
+import warnings
+from collections.abc import Generator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from k8e._generated import sandbox_pb2 as pb
+from k8e._generated import sandbox_pb2_grpc as pb_grpc
+from k8e.gateway import front
+from tests.gateway.serving import Running, failing
+from tests.places import eventually
+
+MIB = 1 << 20
+
+
+def names() -> set[str]:
+    """Our ends of the connections with gRPC, of all gateways of this machine."""
+    lines = Path("/proc/net/unix").read_text().splitlines()
+    return {line.split()[-1] for line in lines if "@k8e-rpc-" in line}
+
+
+def dial(running: Running) -> socket.socket:
+    host, _, port = running.address.rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=20)
+
+
+@contextlib.contextmanager
+def secured(running: Running) -> Generator[ssl.SSLSocket]:
+    context = ssl.create_default_context(cafile=str(running.ca))
+    context.set_alpn_protocols(["h2"])
+    with dial(running) as raw, context.wrap_socket(raw, server_hostname="localhost") as tls:
+        yield tls
+
+
+def works(running: Running) -> None:
+    with running.channel() as channel:
+        pb_grpc.SandboxServiceStub(channel).ListSessions(pb.ListSessionsRequest(), timeout=20)
+
+
+def is_open(sock: socket.socket) -> bool:
+    """Whether the other end has neither closed nor reset the connection."""
+    sock.setblocking(False)
+    try:
+        return bool(sock.recv(1))
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+
+def test_one_address_cannot_take_all_handshakes(running: Running) -> None:
+    limit = front.MAX_HANDSHAKES_OF_ADDRESS
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(dial(running)) for _ in range(limit + 30)]
+        eventually(lambda: sum(map(is_open, silent)) == limit)
+        host, _, port = running.address.rpartition(":")
+        # Another address of the same loopback; the endpoint takes it all the same.
+        with socket.create_connection(
+            (host, int(port)), timeout=20, source_address=("127.7.7.7", 0)
+        ) as raw:
+            context = ssl.create_default_context(cafile=str(running.ca))
+            with context.wrap_socket(raw, server_hostname="localhost") as tls:
+                assert tls.version()
+    works(running)
+
+
+@pytest.mark.parametrize(
+    "data", [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\xff\xff" + b"A" * 70_000, b"\0" * 10, b""]
+)
+def test_what_is_no_tls_is_cut_off(running: Running, data: bytes) -> None:
+    with dial(running) as raw:
+        raw.sendall(data)
+        with contextlib.suppress(OSError):
+            raw.shutdown(socket.SHUT_WR)
+            while raw.recv(4096):
+                pass
+    works(running)
+
+
+def test_what_is_no_http2_ends_its_connection_only(running: Running) -> None:
+    before = names()
+    with secured(running) as tls:
+        tls.sendall(b"hello\r\n" * 1000)
+        with contextlib.suppress(OSError):
+            while tls.recv(4096):
+                pass
+    works(running)
+    eventually(lambda: not names() - before)
+
+
+def test_a_client_without_tls_1_2_is_refused(running: Running) -> None:
+    context = ssl.create_default_context(cafile=str(running.ca))
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    with warnings.catch_warnings(action="ignore"):  # that nobody should do this
+        context.minimum_version = ssl.TLSVersion.TLSv1
+        context.maximum_version = ssl.TLSVersion.TLSv1_1
+    with dial(running) as raw, pytest.raises(ssl.SSLError):
+        context.wrap_socket(raw, server_hostname="localhost")
+
+
+def test_connections_leave_no_names_behind(running: Running) -> None:
+    before = names()
+    for _ in range(20):
+        with secured(running):
+            pass
+    works(running)
+    eventually(lambda: not names() - before)
+
+
+def test_a_connection_of_our_own_user_past_the_front_is_nobody(running: Running) -> None:
+    """Also one with a name like those of the front: it is none that the front knows."""
+    inner = socket.socket(socket.AF_UNIX)
+    inner.bind("\0k8e-rpc-" + "0" * 32)
+    inner.connect(str(running.folder / "r/rpc.sock"))
+    ours, theirs = socket.socketpair()
+    relays = [
+        threading.Thread(target=_copy, args=pair, daemon=True)
+        for pair in ((inner, theirs), (theirs, inner))
+    ]
+    path = str(running.folder / "relay.sock")
+    with socket.socket(socket.AF_UNIX) as listener, inner, ours, theirs:
+        listener.bind(path)
+        listener.listen()
+        with grpc.insecure_channel(f"unix:{path}") as channel:
+            stub = pb_grpc.SandboxServiceStub(channel)
+            call = stub.ListSessions.future(pb.ListSessionsRequest(), timeout=20)
+            client, _ = listener.accept()
+            relays += [
+                threading.Thread(target=_copy, args=pair, daemon=True)
+                for pair in ((client, ours), (ours, client))
+            ]
+            for relay in relays:
+                relay.start()
+            failed = failing(call.result)
+        client.close()
+    Path(path).unlink()
+    assert failed.status is grpc.StatusCode.UNAUTHENTICATED
+
+
+def _copy(source: socket.socket, target: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(65536):
+            target.sendall(data)
+
+
+def test_a_reader_that_does_not_read_holds_nobody_up_and_takes_no_memory(
+    running: Running, session: str
+) -> None:
+    def memory() -> int:
+        text = Path(f"/proc/{running.pid}/status").read_text()
+        return int(text.split("VmRSS:")[1].split()[0]) << 10
+
+    with running.channel() as slow:
+        asked = pb.ExecRequest(session_id=session, command="yes | head -c 200000000", timeout=60)
+        stream = pb_grpc.SandboxServiceStub(slow).ExecStream(asked, timeout=60)
+        next(stream)
+        before = memory()
+        works(running)
+        assert memory() - before < 64 * MIB
+        stream.cancel()
+    works(running)
