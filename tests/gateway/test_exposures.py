@@ -161,6 +161,7 @@ def test_every_place_is_an_address_of_its_own() -> None:
         assert parts[1] > 0
         assert 0 < parts[3] < 255
         assert place.warning == ""
+        assert place.socket.proto == socket.IPPROTO_TCP, "else asyncio would not spare it Nagle"
         place.socket.close()
     assert len({place.address for place in places}) == 20
 

@@ -15,9 +15,9 @@ from k8e.sessions.service import Sessions
 
 log = logging.getLogger(__name__)
 
-MAX_KNOWN = 64
+MAX_KNOWN = 128
 """Connections of clients that have shown the token."""
-MAX_STRANGERS = 16
+MAX_STRANGERS = 128
 """Connections of clients that have not: the oldest has to leave when another comes."""
 CLOSE_SECONDS = 5.0
 
