@@ -43,7 +43,6 @@ def test_a_server_is_reached_by_its_url_and_by_headers(
     assert (exposed.port, exposed.host, exposed.session_id) == (PORT, "127.0.0.1", session_id)
     assert exposed.url == f"{exposed.base_url}?k8e-token={exposed.token}"
     assert len(exposed.token) == 40
-    assert exposed.token not in repr(exposed).replace(exposed.url, "")
     address = urlsplit(exposed.url)
     assert address.hostname
     assert address.hostname.startswith("127.")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import http.client
 import os
 import socket
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -244,7 +246,7 @@ def test_a_client_that_leaves_is_missed_by_the_server_at_once(service: Service) 
 
 
 def test_strangers_make_room_for_others(service: Service) -> None:
-    strangers = [service.raw() for _ in range(40)]
+    strangers = [service.raw() for _ in range(160)]
     assert service.ask("/").status == 200
     for stranger in strangers[:20]:
         with pytest.raises(ConnectionResetError):
@@ -255,7 +257,7 @@ def test_strangers_make_room_for_others(service: Service) -> None:
 
 def test_so_many_connections_are_served_and_no_more(service: Service) -> None:
     held: list[http.client.HTTPConnection] = []
-    for _ in range(64):
+    for _ in range(128):
         connection = service.connect()
         connection.request("GET", "/", headers=service.exposed.headers)
         assert take(connection).status == 200
@@ -268,7 +270,35 @@ def test_so_many_connections_are_served_and_no_more(service: Service) -> None:
     eventually(lambda: service.ask("/").status == 200, PATIENCE)
 
 
+def test_many_clients_at_once_are_all_served(service: Service) -> None:
+    with ThreadPoolExecutor(40) as pool:
+        answers = list(pool.map(service.ask, ["/"] * 200))
+    assert {answer.status for answer in answers} == {200}
+
+
 # Servers that are not there.
+
+
+def test_an_answer_whose_server_is_killed_does_not_look_whole(
+    place: Place, session_id: str
+) -> None:
+    with SandboxClient(place.endpoint) as client:
+        start_server(client, session_id, PORT + 2)
+        service = Service(client.expose(session_id, PORT + 2))
+        with contextlib.closing(service.connect()) as connection:
+            connection.request("GET", "/endless", headers=service.exposed.headers)
+            with connection.getresponse() as stream:
+                assert stream.read(10)
+                client.exec(session_id, f"pkill -9 -f 'echo_server.py {PORT + 2}'")
+                with pytest.raises((ConnectionError, http.client.IncompleteRead)):
+                    read_all(stream)
+        assert service.ask("/").status == 502
+        client.unexpose(session_id, PORT + 2)
+
+
+def read_all(stream: http.client.HTTPResponse) -> None:
+    while stream.read(1 << 20):
+        pass
 
 
 def test_a_port_on_which_nothing_listens_is_explained_until_something_does(

@@ -118,6 +118,24 @@ async def test_a_session_that_ends_while_a_port_is_exposed_leaves_nothing(
     assert exposures.listing(ME) == []
 
 
+async def test_a_door_that_cannot_be_opened_is_none(
+    exposures: Exposures, session_id: str, store: ExposureStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from k8e.gateway.service_doors import ServiceDoor
+
+    async def fail(door: ServiceDoor, found: socket.socket) -> None:
+        found.close()
+        raise OSError(errno.EMFILE, "too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ServiceDoor, "open", fail)
+        with pytest.raises(OSError, match="too many open files"):
+            await exposures.expose(ME, session_id, PORT)
+    assert exposures.listing(ME) == []
+    assert store.all() == []
+    assert (await exposures.expose(ME, session_id, PORT)).exposure.port == PORT
+
+
 async def test_rows_of_sessions_that_ended_meanwhile_are_removed_at_the_start(
     sessions: Sessions, store: ExposureStore, session_id: str
 ) -> None:
@@ -161,6 +179,7 @@ def test_every_place_is_an_address_of_its_own() -> None:
         assert parts[1] > 0
         assert 0 < parts[3] < 255
         assert place.warning == ""
+        assert place.socket.proto == socket.IPPROTO_TCP, "else asyncio would not spare it Nagle"
         place.socket.close()
     assert len({place.address for place in places}) == 20
 
@@ -180,6 +199,24 @@ def test_root_listens_where_no_other_user_can(monkeypatch: pytest.MonkeyPatch) -
     listening.find_place().socket.close()
     assert seen[0] < 1024
     assert seen[1] == 0
+
+
+def test_root_without_the_right_to_such_ports_gets_another_and_still_its_own_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = listening.listen
+
+    def listen(address: str, port: int) -> socket.socket:
+        if port:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return real(address, port)
+
+    monkeypatch.setattr(listening, "listen", listen)
+    place = listening.find_place()
+    place.socket.close()
+    assert place.port >= 1024
+    assert not place.address.startswith("127.0.")
+    assert place.warning == ""
 
 
 async def test_where_there_is_only_one_address_that_is_told(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 from k8e.client import operations, requests
@@ -27,7 +27,7 @@ class Exposed:
     started_at: float
     """Unix time."""
     session_id: str
-    token: str = field(repr=False)
+    token: str
 
     @property
     def base_url(self) -> str:

@@ -118,7 +118,11 @@ class Exposures:
     async def _open(self, exposure: Exposure, place: listening.Place) -> ServiceDoor:
         door = ServiceDoor(self._sessions, exposure)
         self._doors[exposure.session_id, exposure.port] = door
-        await door.open(place.socket)
+        try:
+            await door.open(place.socket)
+        except BaseException:
+            self._close(door)
+            raise
         return door
 
     # Finding.

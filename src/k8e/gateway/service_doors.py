@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from importlib import import_module
 
 from k8e.gateway.http_checks import Door
 from k8e.gateway.tunnels import Tunnel
@@ -15,9 +16,9 @@ from k8e.sessions.service import Sessions
 
 log = logging.getLogger(__name__)
 
-MAX_KNOWN = 64
+MAX_KNOWN = 128
 """Connections of clients that have shown the token."""
-MAX_STRANGERS = 16
+MAX_STRANGERS = 128
 """Connections of clients that have not: the oldest has to leave when another comes."""
 CLOSE_SECONDS = 5.0
 
@@ -42,6 +43,8 @@ class ServiceDoor:
     async def open(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         try:
+            # Now, and not at the start: most gateways expose nothing.
+            await asyncio.to_thread(import_module, "k8e.gateway.http_proxy")
             self._server = await loop.create_server(
                 lambda: Visitor(self._welcome), sock=listening, backlog=MAX_KNOWN
             )
@@ -52,7 +55,6 @@ class ServiceDoor:
             self._server.close()
 
     def _welcome(self, visitor: Visitor) -> None:
-        # Imported with the first connection: most gateways expose nothing.
         from k8e.gateway.http_proxy import Visit
 
         if self._closing:

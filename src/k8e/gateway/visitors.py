@@ -98,9 +98,11 @@ class Visitor(asyncio.Protocol):
             self._transport.write_eof()
 
     def close(self) -> None:
-        """Leave when what was sent is on its way."""
+        """Leave when what was sent is on its way, or nobody takes it."""
         if self._transport is not None:
             self._transport.close()
+            if self._transport.get_write_buffer_size():
+                asyncio.get_running_loop().call_later(SLOW_SECONDS, self.abort)
 
     def abort(self) -> None:
         """Leave at once, so that the client knows that something is missing."""
