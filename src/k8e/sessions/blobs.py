@@ -16,7 +16,7 @@ from typing import ParamSpec, Self, TypeVar
 
 from k8e.model import new_id
 
-STEP = 1 << 20  # bytes that are gathered before they are written
+STEP = 2 << 20  # bytes that are read or written at once: each time costs two changes of thread
 _SCRATCH = ".part"
 
 P = ParamSpec("P")
@@ -122,9 +122,13 @@ class Reader(_Threaded):
         super().__init__()
         self.done = 0
         self._path = path
+        self._held = memoryview(b"")
 
     async def read(self, count: int) -> bytes:
-        data = await self._do(self._read, count)
+        """At most ``count`` bytes; nothing at the end."""
+        if not self._held:
+            self._held = memoryview(await self._do(self._read))
+        data, self._held = bytes(self._held[:count]), self._held[count:]
         self.done += len(data)
         return data
 
@@ -133,8 +137,8 @@ class Reader(_Threaded):
     def _open(self) -> int:
         return os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
 
-    def _read(self, count: int) -> bytes:
-        data = os.read(self._fd, count)
+    def _read(self) -> bytes:
+        data = os.read(self._fd, STEP)
         self._hash.update(data)
         return data
 
