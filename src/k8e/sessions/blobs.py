@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import ParamSpec, Self, TypeVar
 
 from k8e.model import new_id
+
+log = logging.getLogger(__name__)
 
 STEP = 2 << 20  # bytes that are read or written at once: each time costs two changes of thread
 _SCRATCH = ".part"
@@ -154,7 +157,10 @@ def sync_folder(folder: Path) -> None:
 
 def sweep(folder: Path, known: set[str]) -> set[str]:
     """Remove what nobody knows, also what is half written; the names that are left."""
-    found = {path.name for path in folder.iterdir()}
+    found = {path.name for path in folder.iterdir() if not path.is_dir()}
     for name in found - known:
-        (folder / name).unlink()
+        try:
+            (folder / name).unlink()
+        except OSError:  # no reason for a gateway not to start
+            log.exception("%s could not be removed", name)
     return found & known
