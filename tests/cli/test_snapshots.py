@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,14 @@ def manifest(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.fixture
+def own(place: Place, runtime: str) -> Generator[str]:
+    """A session that nobody else has left anything in."""
+    made = place.json("sandbox", "create", "--runtime", runtime)["session_id"]
+    yield made
+    place.json("sandbox", "destroy", made)
+
+
 def keys(line: bytes) -> list[str]:
     return re.findall(r'"(\w+)":', line.decode())
 
@@ -69,16 +78,16 @@ def test_a_life_of_a_snapshot_in_k8e_s_words(new_place: NewPlace, runtime: str) 
     assert place.json("sandbox", "snapshot", "list") == {"snapshots": []}
 
 
-def test_a_taken_name_says_how_to_replace_it(place: Place, session_id: str) -> None:
-    place.json("sandbox", "snapshot", "save", session_id, "taken")
-    assert "--replace" in place.error("sandbox", "snapshot", "save", session_id, "taken")
-    place.json("sandbox", "snapshot", "save", session_id, "taken", "--replace")
+def test_a_taken_name_says_how_to_replace_it(place: Place, own: str) -> None:
+    place.json("sandbox", "snapshot", "save", own, "taken")
+    assert "--replace" in place.error("sandbox", "snapshot", "save", own, "taken")
+    place.json("sandbox", "snapshot", "save", own, "taken", "--replace")
     place.json("sandbox", "snapshot", "delete", "taken")
 
 
-def test_progress_is_shown_on_a_terminal_and_gone_in_the_end(place: Place, session_id: str) -> None:
-    place.json("sandbox", "run", "--session-id", session_id, "head -c 80M /dev/urandom > big")
-    with Terminal(place, "sandbox", "snapshot", "save", session_id, "shown") as terminal:
+def test_progress_is_shown_on_a_terminal_and_gone_in_the_end(place: Place, own: str) -> None:
+    place.json("sandbox", "run", "--session-id", own, "head -c 80M /dev/urandom > big")
+    with Terminal(place, "sandbox", "snapshot", "save", own, "shown") as terminal:
         shown = terminal.until(b'"size_bytes"')
         assert terminal.end() == 0
     assert b"MiB/s" in shown
@@ -91,7 +100,6 @@ def test_progress_is_shown_on_a_terminal_and_gone_in_the_end(place: Place, sessi
     assert re.search(rb"\[#+ *\] +\d+%", shown)
     place.json("sandbox", "destroy", "x")
     place.json("sandbox", "snapshot", "delete", "shown")
-    place.json("sandbox", "run", "--session-id", session_id, "rm big")
 
 
 # Manifests.

@@ -129,9 +129,7 @@ def test_names_are_taken_replaced_and_deleted(
         client.save_snapshot(filled, "a/b")
 
 
-def test_an_empty_workspace_is_a_snapshot_too(
-    place: Place, session_id: str, runtime: str, name: str
-) -> None:
+def test_an_empty_workspace_is_a_snapshot_too(place: Place, runtime: str, name: str) -> None:
     with SandboxClient(place.endpoint) as client:
         made = client.create_session(runtime)
         assert client.save_snapshot(made, name).file_count == 0

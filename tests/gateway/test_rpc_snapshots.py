@@ -9,7 +9,7 @@ import pytest
 
 from k8e._generated import sandbox_pb2 as pb
 from k8e._generated import sandbox_pb2_grpc as pb_grpc
-from tests.gateway.serving import Frames, failing
+from tests.gateway.serving import RUNTIMES, Frames, failing
 
 Stub = pb_grpc.SandboxServiceStub
 Status = grpc.StatusCode
@@ -45,7 +45,9 @@ def test_names_for_digests_are_remembered(stub: Stub, frames: Frames) -> None:
     assert failing(lambda: get(stub, "k8e-s")).status is Status.NOT_FOUND
 
 
-def test_what_was_saved_here_is_in_the_registry(stub: Stub, session: str, frames: Frames) -> None:
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_what_was_saved_here_is_in_the_registry(stub: Stub, runtime: str, frames: Frames) -> None:
+    session = stub.CreateSession(pb.CreateSessionRequest(runtime_class=runtime)).session_id
     frames.ask(1, op="save_snapshot", session_id=session, name="ours", replace=True)
     saved = frames.result(1)
     assert list(get(stub, "ours").layers) == [saved["digest"]]
@@ -55,6 +57,7 @@ def test_what_was_saved_here_is_in_the_registry(stub: Stub, session: str, frames
     assert (failed.status, failed.code) == (Status.ALREADY_EXISTS, "conflict")
     frames.ask(2, op="delete_snapshot", name="ours")
     frames.result(2)
+    stub.DestroySession(pb.DestroySessionRequest(session_id=session))
 
 
 def test_failures_have_their_codes(stub: Stub) -> None:

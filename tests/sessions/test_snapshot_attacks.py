@@ -17,7 +17,7 @@ import pytest
 
 from k8e import errors
 from k8e.guest import wire
-from tests.sessions.gateways import Client, Gateways
+from tests.sessions.gateways import Client, Gateways, eventually
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="the local runtimes need root"),
@@ -161,12 +161,13 @@ def test_an_archive_that_is_not_what_was_saved_is_not_handed_over(place: Place) 
 # Gateways that die.
 
 
-def begin(client: Client, op: str, **call: object) -> None:
-    """Start something, and wait until it is under way."""
+def begin(client: Client, op: str, **call: object) -> int:
+    """Start something, and wait until it is under way; its channel."""
     channel = client.open({"op": op, "progress": True, **call})
     kind, body = client.receive(channel)
     assert kind == wire.DATA
     assert set(wire.unpack_dict(body)) == {"bytes", "total"}
+    return channel
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
@@ -175,10 +176,12 @@ def test_a_gateway_that_dies_while_it_saves_leaves_no_half_snapshot(runtime: str
         made = place.client.create(runtime=runtime)
         place.client.shell(made, "echo small > small")
         place.client.call("save_snapshot", session_id=made, name="whole")
-        place.client.shell(made, "head -c 150M /dev/zero > big")
+        other = place.client.create(runtime=runtime)
+        for session_id in (made, other):
+            place.client.shell(session_id, "head -c 100M /dev/zero > big")
         begin(place.client, "save_snapshot", session_id=made, name="half")
         begin(
-            place.gateways.connect(), "save_snapshot", session_id=made, name="whole", replace=True
+            place.gateways.connect(), "save_snapshot", session_id=other, name="whole", replace=True
         )
         place.gateways.kill()
         assert len(place.blobs()) > 1, "it was writing"
@@ -210,6 +213,35 @@ def test_a_gateway_that_dies_while_it_restores_leaves_no_half_session(runtime: s
         assert place.gateways.traces(half) == []
         again = client.create(runtime=runtime, snapshot="big", session_id="half")
         assert client.shell(again, "stat -c %s big") == f"{150 * MIB}\n"
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_session_that_is_destroyed_while_it_is_saved_leaves_no_snapshot(
+    place: Place, runtime: str
+) -> None:
+    before = place.blobs()
+    made = place.client.create(runtime=runtime)
+    place.client.shell(made, "head -c 100M /dev/zero > big")
+    channel = begin(place.client, "save_snapshot", session_id=made, name="gone")
+    place.gateways.connect().call("destroy_session", session_id=made)
+    with pytest.raises(errors.SandboxDied, match="destroyed"):
+        place.client.output(channel)  # there may be more progress before the error
+    assert place.blobs() == before
+    with pytest.raises(errors.SnapshotNotFound):
+        place.client.call("get_snapshot", name="gone")
+
+
+def test_a_saver_who_hangs_up_leaves_no_snapshot_and_no_tar(place: Place) -> None:
+    before = place.blobs()
+    made = place.client.create(runtime="container")
+    place.client.shell(made, "head -c 100M /dev/zero > big")
+    leaving = Client(place.gateways.run_dir / "gateway.sock")
+    begin(leaving, "save_snapshot", session_id=made, name="gone")
+    leaving.close()
+    eventually(lambda: place.blobs() == before, "the half snapshot is gone")
+    look = "cat /proc/[0-9]*/comm"
+    eventually(lambda: "tar" not in place.client.shell(made, look).split(), "tar is killed")
+    place.client.call("destroy_session", session_id=made)
 
 
 def peak(pid: int) -> int:

@@ -356,3 +356,34 @@ async def test_names_are_counted_however_they_are_cut() -> None:
         listing.add(text[at:] + b"\n")
         assert listing.files == 3
         assert listing.rest.text() == "tar: hm"
+
+
+async def test_one_session_is_saved_once_at_a_time(tmp_path: Path) -> None:
+    tars: list[Tar] = []
+    begun = asyncio.Event()
+
+    def script(tar: Tar) -> None:
+        tars.append(tar)
+        begun.set()
+
+    async with opened(tmp_path, script) as snapshots:
+        tasks = [
+            asyncio.create_task(snapshots.save(ME, SESSION, name, replace=False))
+            for name in ("a", "b", "c")
+        ]
+        for number in range(3):
+            await begun.wait()
+            begun.clear()
+            assert len(tars) == number + 1
+            assert len(files(tmp_path)) == number + 1
+            tars[-1].leave()
+        await asyncio.gather(*tasks)
+        assert [item.name for item in snapshots.listing("me")] == ["a", "b", "c"]
+
+
+async def test_a_folder_of_somebody_else_s_keeps_no_gateway_from_starting(tmp_path: Path) -> None:
+    async with opened(tmp_path, good()) as snapshots:
+        await snapshots.save(ME, SESSION, "one", replace=False)
+    (tmp_path / "snapshots" / "lost+found").mkdir()
+    async with opened(tmp_path, good()) as snapshots:
+        assert len(snapshots.listing("me")) == 1

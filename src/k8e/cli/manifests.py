@@ -6,16 +6,18 @@ import argparse
 import sys
 from typing import Any
 
-from k8e import errors, manifests
+from k8e import errors
 
-_MAX_FILE = 4 * manifests.MAX_BYTES
-"""Bytes of YAML: escapes and indentation need more room than what they hold."""
+_MAX_FILE = 4 << 20
+"""Bytes of YAML: escapes and indentation need more room than the 1 MiB that they may hold."""
 _DEFAULT_PATH = "repo"
 
 
 def entries(options: argparse.Namespace, *, stdin: bool) -> list[dict[str, Any]]:
     """The entries that were asked for, checked; ``stdin`` tells whether they may come from it."""
     found: list[dict[str, Any]] = []
+    if not is_asked(options):
+        return found
     if options.manifest:
         found += _read(options.manifest, stdin=stdin)
     if options.git_repo:
@@ -23,6 +25,8 @@ def entries(options: argparse.Namespace, *, stdin: bool) -> list[dict[str, Any]]
         found.append({"gitRepo": fields | ({"ref": options.git_ref} if options.git_ref else {})})
     elif options.git_ref or options.git_path:
         raise errors.InvalidRequest("--git-ref and --git-path need --git-repo")
+    from k8e import manifests  # most commands do without
+
     manifests.from_json(found)  # before a gateway is bothered with it
     return found
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,9 @@ from typing import ParamSpec, Self, TypeVar
 
 from k8e.model import new_id
 
-STEP = 1 << 20  # bytes that are gathered before they are written
+log = logging.getLogger(__name__)
+
+STEP = 2 << 20  # bytes that are read or written at once: each time costs two changes of thread
 _SCRATCH = ".part"
 
 P = ParamSpec("P")
@@ -122,9 +125,13 @@ class Reader(_Threaded):
         super().__init__()
         self.done = 0
         self._path = path
+        self._held = memoryview(b"")
 
     async def read(self, count: int) -> bytes:
-        data = await self._do(self._read, count)
+        """At most ``count`` bytes; nothing at the end."""
+        if not self._held:
+            self._held = memoryview(await self._do(self._read))
+        data, self._held = bytes(self._held[:count]), self._held[count:]
         self.done += len(data)
         return data
 
@@ -133,8 +140,8 @@ class Reader(_Threaded):
     def _open(self) -> int:
         return os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
 
-    def _read(self, count: int) -> bytes:
-        data = os.read(self._fd, count)
+    def _read(self) -> bytes:
+        data = os.read(self._fd, STEP)
         self._hash.update(data)
         return data
 
@@ -150,7 +157,10 @@ def sync_folder(folder: Path) -> None:
 
 def sweep(folder: Path, known: set[str]) -> set[str]:
     """Remove what nobody knows, also what is half written; the names that are left."""
-    found = {path.name for path in folder.iterdir()}
+    found = {path.name for path in folder.iterdir() if not path.is_dir()}
     for name in found - known:
-        (folder / name).unlink()
+        try:
+            (folder / name).unlink()
+        except OSError:  # no reason for a gateway not to start
+            log.exception("%s could not be removed", name)
     return found & known

@@ -6,6 +6,7 @@ policy, before anybody else can use it. What fails, fails the creation as a whol
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import time
 from dataclasses import replace
@@ -23,6 +24,7 @@ from k8e.sessions.network import Network
 from k8e.sessions.operations import Operation
 from k8e.sessions.snapshots import Snapshots
 
+WRITE_SECONDS = 60.0  # for one file
 GIT_SECONDS = 120.0  # for one repository
 GIT_ENV = {
     "GIT_ALLOW_PROTOCOL": "http:https",
@@ -116,9 +118,12 @@ async def _write(room: _Room, entry: Entry) -> None:
     call: dict[str, Any] = {"op": "write", "path": _path(entry)}
     if entry.mode is not None:
         call["mode"] = entry.mode
-    async with Exchange(room.open, call) as upload:
-        await upload.result()
-        await upload.upload(entry.content)
+    try:
+        async with asyncio.timeout(WRITE_SECONDS), Exchange(room.open, call) as upload:
+            await upload.result()
+            await upload.upload(entry.content)
+    except TimeoutError:
+        raise errors.GuestFailed("the guest did not write it in time") from None
 
 
 # Git.

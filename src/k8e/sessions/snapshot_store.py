@@ -28,6 +28,8 @@ MIGRATIONS = (
 )
 _COLUMNS = "owner, name, created_at, file_count, size_bytes, digest, session_id, layers, blob"
 
+_BRIEF = _COLUMNS.replace("layers", "CASE blob WHEN '' THEN '[]' ELSE layers END")
+
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -101,7 +103,8 @@ class SnapshotStore:
         return found[0] if found else None
 
     def of_owner(self, owner: str) -> list[Snapshot]:
-        return self._select("owner=? ORDER BY created_at, name", owner)
+        """All of an owner, without the layers of what is elsewhere: those may be many."""
+        return self._select("owner=? ORDER BY created_at, name", owner, columns=_BRIEF)
 
     def used(self, owner: str) -> int:
         """Bytes of all snapshots of an owner."""
@@ -115,10 +118,10 @@ class SnapshotStore:
     def with_blobs(self) -> list[Snapshot]:
         return self._select("blob != ''")
 
-    def _select(self, condition: str, *values: Any) -> list[Snapshot]:
+    def _select(self, condition: str, *values: Any, columns: str = _COLUMNS) -> list[Snapshot]:
         if not database.is_text(*values):
             return []
-        query = f"SELECT {_COLUMNS} FROM snapshots WHERE {condition}"  # noqa: S608 - our constants
+        query = f"SELECT {columns} FROM snapshots WHERE {condition}"  # noqa: S608 - our constants
         return [
             Snapshot(*row[:7], layers=tuple(json.loads(row[7])), blob=row[8])
             for row in self._db.execute(query, values)

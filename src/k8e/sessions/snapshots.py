@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 from k8e import errors
 from k8e.link import FrameSink
@@ -27,7 +28,7 @@ from k8e.sessions.snapshot_store import Snapshot, SnapshotStore, taken
 
 log = logging.getLogger(__name__)
 
-MAX_NAMES = 10_000  # of one owner
+MAX_NAMES = 1000  # of one owner
 MAX_LAYERS = 1000
 MAX_DIGEST = 200  # characters
 
@@ -52,6 +53,8 @@ class Snapshots:
         self._max_bytes = max_bytes
         self._opened: SnapshotStore | None = None
         self._writing: Counter[str] = Counter()  # bytes of an owner that are being written
+        # One save of a session at a time: each holds a thread and some MiB, and reads the same.
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     # Living.
 
@@ -107,6 +110,14 @@ class Snapshots:
         self, principal: Principal, session_id: str, name: str, *, replace: bool
     ) -> tuple[Snapshot, str]:
         """Save a session's workspace; what came of it, and what is worth a warning."""
+        self._source.get(principal, session_id)
+        turn = self._turns.setdefault(session_id, asyncio.Lock())
+        async with turn:
+            return await self._save(principal, session_id, name, replace=replace)
+
+    async def _save(
+        self, principal: Principal, session_id: str, name: str, *, replace: bool
+    ) -> tuple[Snapshot, str]:
         owner = principal.name
         session = self._source.get(principal, session_id)
         before = self._store.get(owner, check_snapshot_name(name))
