@@ -70,15 +70,14 @@ class Pauses:
 
     async def _freeze(self, live: Live, *, again: bool = False) -> None:
         async with live.turning:
-            if live.ending is not None or (live.paused and not again):
+            if live.ending is not None or live.paused is not again:
                 return
             self._turn(live, Phase.PAUSED)
             try:
                 await live.guest.freeze()
             except BaseException:
-                if live.ending is None and not again:
-                    self._turn(live, Phase.ACTIVE)
-                    await self._release(live)
+                if not again:
+                    await self._undo(live)
                 raise
 
     async def _thaw(self, live: Live) -> None:
@@ -90,12 +89,15 @@ class Pauses:
                 if live.ending is None:
                     self._turn(live, Phase.ACTIVE)
 
-    async def _release(self, live: Live) -> None:
-        """Undo what a freeze that failed may have done."""
+    async def _undo(self, live: Live) -> None:
+        """Make a session active again that could not be frozen, unless it is frozen in part."""
         try:
             await live.guest.thaw()
         except (errors.K8eError, OSError):
-            log.exception("session %s may be stopped in part", live.session.session_id)
+            log.exception("session %s stays paused", live.session.session_id)
+            return
+        if live.ending is None:
+            self._turn(live, Phase.ACTIVE)
 
     def _turn(self, live: Live, phase: Phase) -> None:
         self._store.set_phase(live.session.session_id, phase)
