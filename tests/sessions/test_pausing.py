@@ -15,7 +15,7 @@ from k8e.sessions.service import Sessions
 from tests.sessions.fakes import ME, OTHER, FakeGuest, World
 from tests.sessions.test_children import ended, family, nowhere, until
 
-SOON = 0.02  # seconds
+SOON = 0.1  # seconds
 
 
 def phases(sessions: Sessions) -> list[Phase]:
