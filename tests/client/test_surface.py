@@ -96,6 +96,7 @@ def test_k8e_s_positional_arguments_are_where_its_users_expect_them() -> None:
         "read_file": ["session_id", "path"],
         "list_files": ["session_id", "since"],
         "pip_install": ["session_id", "packages"],
+        "run_subagent": ["parent_session_id", "agent_type", "workspace_path"],
     }
     for name, arguments in expected.items():
         found = inspect.signature(getattr(SandboxClient, name)).parameters.values()

@@ -15,6 +15,9 @@ Stub = pb_grpc.SandboxServiceStub
 Status = grpc.StatusCode
 SERVICE = pb.DESCRIPTOR.services_by_name["SandboxService"]
 IMPLEMENTED = {
+    "RunSubAgent",
+    "PauseSession",
+    "ResumeSession",
     "ApproveAction",
     "ConfirmAction",
     "ListApprovals",

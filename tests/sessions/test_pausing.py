@@ -15,7 +15,7 @@ from k8e.sessions.service import Sessions
 from tests.sessions.fakes import ME, OTHER, FakeGuest, World
 from tests.sessions.test_children import ended, family, nowhere, until
 
-SOON = 0.02  # seconds
+SOON = 0.1  # seconds
 
 
 def phases(sessions: Sessions) -> list[Phase]:
@@ -152,8 +152,8 @@ async def test_a_guest_that_was_paused_while_it_was_asked_is_not_ended(
 
 
 async def test_idle_time_does_not_count_while_paused(world: World, sessions: Sessions) -> None:
-    made = await paused(sessions, SessionSpec(idle_timeout=0.05))
-    deadline = time.monotonic() + 0.2
+    made = await paused(sessions, SessionSpec(idle_timeout=0.3))
+    deadline = time.monotonic() + 0.9
     await until(lambda: time.monotonic() > deadline)
     assert phases(sessions) == [Phase.PAUSED]
     await sessions.resume(ME, made.session_id)
@@ -161,15 +161,15 @@ async def test_idle_time_does_not_count_while_paused(world: World, sessions: Ses
 
 
 async def test_a_paused_child_keeps_its_parent_from_being_idle(sessions: Sessions) -> None:
-    _, child = await family(sessions, spec=SessionSpec(idle_timeout=0.05))
+    _, child = await family(sessions, spec=SessionSpec(idle_timeout=0.3))
     await sessions.pause(ME, child.session_id)
-    deadline = time.monotonic() + 0.2
+    deadline = time.monotonic() + 0.9
     await until(lambda: time.monotonic() > deadline)
     assert phases(sessions) == [Phase.ACTIVE, Phase.PAUSED]
 
 
 async def test_the_lifetime_of_a_paused_session_counts(world: World, sessions: Sessions) -> None:
-    made = await paused(sessions, SessionSpec(lifetime=0.1))
+    made = await paused(sessions, SessionSpec(lifetime=0.5))
     assert await ended(sessions, made.session_id) == "its lifetime was over"
     assert world.runtime.launched[0].killed.is_set()
 

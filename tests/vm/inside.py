@@ -30,7 +30,8 @@ BEHAVIOURS = {
     "host": (
         "limits.cpu limits.memory limits.memory-alone limits.memory-together limits.memory-files "
         "limits.pids limits.threads limits.disk life.destroy life.death-noticed life.purge "
-        "life.adopt"
+        "life.adopt share.files share.child-ends-alone pause.stands-still pause.no-cpu "
+        "pause.destroy pause.purge pause.adopt"
     ).split(),
     "nested": ["life.destroy"],
 }[SCENARIO]

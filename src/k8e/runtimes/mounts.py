@@ -54,8 +54,12 @@ def make_shared_mount(folder: Path) -> None:
 
 
 def bind(source: Path, target: Path) -> None:
-    """Show what is mounted on ``source`` on ``target`` too: the same file system, not a copy."""
-    mount(str(source), target, "", MS_BIND)
+    """Show what is mounted on ``source`` on ``target`` too: the same file system, not a copy.
+
+    A ``source`` that is a link is refused: a sandbox may have had a hand in it.
+    """
+    with _opened(source, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW) as folder:
+        mount(f"/proc/self/fd/{folder}", target, "", MS_BIND)
 
 
 def unmount(target: Path) -> None:

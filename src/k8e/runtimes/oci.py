@@ -105,7 +105,7 @@ class OciGuest:
             if not binding.cwd:
                 raise
             raise errors.InvalidRequest(
-                f"commands cannot start in {binding.cwd}: {error.strerror}"
+                f"commands cannot start in {binding.cwd[:80]!r}: {error.strerror}"
             ) from None
 
     async def wait(self) -> str:

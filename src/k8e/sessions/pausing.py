@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from typing import Any
 
 from k8e import errors
@@ -33,9 +33,7 @@ class Pauses:
         _still_there(live)
 
     async def resume(self, live: Live) -> None:
-        """Let a session and its children go on."""
-        if live.parent is not None and live.parent.paused:
-            raise refusals.paused(live.parent.session.session_id)
+        """Let a session and its children go on; a child not before its parent."""
         await self._whole(self._resume_family(live))
         _still_there(live)
 
@@ -58,50 +56,48 @@ class Pauses:
     async def _pause_family(self, live: Live) -> None:
         # The parent first: it begins no more children then.
         await self._freeze(live)
-        told = await asyncio.gather(
-            *(self._freeze(child) for child in live.children), return_exceptions=True
-        )
-        failed = [item for item in told if isinstance(item, BaseException)]
-        if failed:
+        try:
+            await _all(self._freeze(child) for child in live.children)
+        except (errors.K8eError, OSError):
             await self._resume_family(live)
-            raise failed[0]
+            raise
 
     async def _resume_family(self, live: Live) -> None:
-        told = await asyncio.gather(
-            *(self._thaw(one) for one in (live, *live.children)), return_exceptions=True
-        )
-        for item in told:
-            if isinstance(item, BaseException):
-                raise item
+        await self._thaw(live)
+        await _all(self._thaw(child) for child in live.children)
 
     # One session.
 
     async def _freeze(self, live: Live, *, again: bool = False) -> None:
         async with live.turning:
-            if live.ending is not None or (live.paused and not again):
+            if live.ending is not None or live.paused is not again:
                 return
             self._turn(live, Phase.PAUSED)
             try:
                 await live.guest.freeze()
             except BaseException:
-                if live.ending is None and not again:
-                    self._turn(live, Phase.ACTIVE)
-                    await self._release(live)
+                if not again:
+                    await self._undo(live)
                 raise
 
     async def _thaw(self, live: Live) -> None:
         async with live.turning:
+            if live.parent is not None and live.parent.paused:
+                raise refusals.paused(live.parent.session.session_id)
             if live.ending is None and live.paused:
                 await live.guest.thaw()
                 if live.ending is None:
                     self._turn(live, Phase.ACTIVE)
 
-    async def _release(self, live: Live) -> None:
-        """Undo what a freeze that failed may have done."""
+    async def _undo(self, live: Live) -> None:
+        """Make a session active again that could not be frozen, unless it is frozen in part."""
         try:
             await live.guest.thaw()
         except (errors.K8eError, OSError):
-            log.exception("session %s may be stopped in part", live.session.session_id)
+            log.exception("session %s stays paused", live.session.session_id)
+            return
+        if live.ending is None:
+            self._turn(live, Phase.ACTIVE)
 
     def _turn(self, live: Live, phase: Phase) -> None:
         self._store.set_phase(live.session.session_id, phase)
@@ -123,6 +119,13 @@ class Pauses:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.warning("a session was not paused or resumed: %s", task.exception())
+
+
+async def _all(work: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Do all of it at once and to the end; then fail with the first failure."""
+    for item in await asyncio.gather(*work, return_exceptions=True):
+        if isinstance(item, BaseException):
+            raise item
 
 
 def _still_there(live: Live) -> None:

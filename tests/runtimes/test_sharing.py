@@ -1,0 +1,117 @@
+"""What sandboxes that share a workspace share on the host, and how frozen ones are ended."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from k8e import errors, settings
+from k8e.model import Limits
+from k8e.runtimes import cgroups, mounts
+from k8e.runtimes.host import Host, Record
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(settings.load({}, data_dir=tmp_path / "d", run_dir=tmp_path / "r"))
+
+
+def test_a_range_of_uids_is_free_only_when_nobody_has_it_any_more(host: Host) -> None:
+    base = host.take_ids("sb-parent")
+    assert [host.share_ids(name, "sb-parent") for name in ("sb-a", "sb-b")] == [base, base]
+    host.free_ids("sb-a")
+    host.free_ids("sb-parent")
+    assert host.take_ids("sb-other") != base
+    host.free_ids("sb-b")
+    assert host.take_ids("sb-new") == base
+
+
+def test_the_uids_of_a_sandbox_that_is_gone_are_not_shared(host: Host) -> None:
+    with pytest.raises(errors.SandboxDied, match="gone"):
+        host.share_ids("sb-a", "sb-parent")
+
+
+def test_a_record_of_before_is_read(tmp_path: Path) -> None:
+    record = Record("sb-a", "container", Limits(), 5, workspace_of="sb-parent")
+    record.save(tmp_path)
+    assert Record.load(tmp_path) == record
+    file = tmp_path / "sandbox.json"
+    file.write_text(file.read_text().replace(', "workspace_of": "sb-parent"', ""))
+    found = Record.load(tmp_path)
+    assert found is not None
+    assert found.workspace_of == ""
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Generator[tuple[Path, Path]]:
+    source, target = tmp_path / "source", tmp_path / "target"
+    for folder in (source, target):
+        folder.mkdir()
+    mounts.mount("tmpfs", source, "tmpfs", mounts.MS_NOSUID | mounts.MS_NODEV)
+    yield source, target
+    mounts.unmount(target)
+    mounts.unmount(source)
+
+
+@needs_root
+def test_a_bound_folder_is_the_same_file_system_with_the_same_restrictions(
+    folders: tuple[Path, Path],
+) -> None:
+    source, target = folders
+    mounts.bind(source, target)
+    (source / "file").write_text("x")
+    assert (target / "file").read_text() == "x"
+    flags = os.statvfs(target).f_flag
+    assert flags & os.ST_NOSUID
+    assert flags & os.ST_NODEV
+    mounts.unmount(target)
+    assert (source / "file").read_text() == "x"
+    assert list(target.iterdir()) == []
+
+
+@needs_root
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("/etc")
+    (tmp_path / "target").mkdir()
+    with pytest.raises(OSError, match=r"directory|symbolic"):
+        mounts.bind(tmp_path / "link", tmp_path / "target")
+    assert mounts.mounts_below(tmp_path) == []
+
+
+@needs_root
+@pytest.mark.skipif(cgroups.is_unified(), reason="on v2 a killed process dies frozen")
+def test_a_frozen_process_is_killed(tmp_path: Path) -> None:
+    sandbox_id = f"sb-test{os.getpid()}"
+    group = cgroups.ROOT / "freezer" / cgroups.PARENT / sandbox_id
+    group.mkdir(parents=True)
+    program = subprocess.Popen(["sleep", "1000"])
+    try:
+        (group / "cgroup.procs").write_text(str(program.pid))
+        (group / "freezer.state").write_text("FROZEN")
+        program.kill()
+        with pytest.raises(subprocess.TimeoutExpired):
+            program.wait(0.2)
+        cgroups.end_frozen(sandbox_id)
+        assert program.wait(10) == -9
+    finally:
+        (group / "freezer.state").write_text("THAWED")
+        program.kill()
+        program.wait(10)
+        cgroups.remove(sandbox_id)
+    assert not group.exists()
+
+
+def test_what_is_not_frozen_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cgroups, "ROOT", tmp_path)
+    group = tmp_path / "freezer" / cgroups.PARENT / "sb-a"
+    group.mkdir(parents=True)
+    (group / "freezer.state").write_text("THAWED\n")
+    (group / "cgroup.procs").write_text(f"{os.getpid()}\n")
+    cgroups.end_frozen("sb-a")
+    cgroups.end_frozen("sb-unknown")
