@@ -202,6 +202,8 @@ class SessionInfo:
     ended_reason: str = ""
     allowed_hosts: list[str] = field(default_factory=list[str])
     """What it may reach, in the words that were asked for."""
+    background_runs: int | None = None
+    """How many programs run in it that nobody waits for; only :meth:`get_session` asks."""
 
 
 @dataclass(frozen=True, slots=True)
