@@ -138,7 +138,7 @@ def test_the_standing_session_needs_no_name(place: Place, runtime: str, tmp_path
         (["a", "b"], "SESSION:PATH"),
         (["x:a", "y:b"], "SESSION:PATH"),
         (["./a:b", "b"], "SESSION:PATH"),
-        (["/nonexistent", "nobody:b"], "/nonexistent"),
+        (["/no/such/file", "nobody:b"], "/no/such/file"),
         (["nobody:b", "c"], "not found"),
     ],
 )

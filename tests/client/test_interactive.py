@@ -178,6 +178,38 @@ def test_a_gateway_that_goes_away_is_told_and_the_program_ends_with_the_block(
             process.wait()
 
 
+def test_the_end_of_a_session_ends_whoever_reads_and_writes(
+    client: SandboxClient, runtime: str
+) -> None:
+    session_id = client.create_session(runtime)
+    with client.open(session_id, ["cat"]) as process:
+        failures: list[str] = []
+
+        def read() -> None:
+            try:
+                process.read()
+            except errors.SandboxDied as error:
+                failures.append(str(error))
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        client.destroy_session(session_id)
+        reader.join(PATIENCE)
+        assert failures == ["destroyed by its owner"]
+        with pytest.raises(errors.SandboxDied):
+            process.write("x")
+
+
+def test_many_may_close_at_once(client: SandboxClient, session_id: str) -> None:
+    process = client.open(session_id, ["yes"])
+    closers = [threading.Thread(target=process.close) for _ in range(4)]
+    for closer in closers:
+        closer.start()
+    for closer in closers:
+        closer.join(PATIENCE)
+    assert process.wait().status == "killed"
+
+
 def test_a_client_that_dies_takes_its_program_with_it(
     client: SandboxClient, endpoint: str, session_id: str
 ) -> None:

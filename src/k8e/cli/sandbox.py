@@ -206,7 +206,8 @@ def extend(options: argparse.Namespace) -> int:
 
 
 def _session(info: SessionInfo) -> dict[str, Any]:
-    return {name: getattr(info, name) for name in info.__slots__}
+    fields = {name: getattr(info, name) for name in info.__slots__}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 # Files.

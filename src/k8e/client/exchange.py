@@ -111,6 +111,8 @@ class Exchange:
                 yield from self._more()
             if self.exit is not None:
                 raise BrokenPipeError(32, "the program has ended")
+            if self._failure is not None:
+                raise self._failure
             self._room -= len(part)
             yield Send(wire.STDIN, part)
 

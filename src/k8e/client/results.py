@@ -204,6 +204,8 @@ class SessionInfo:
     """What it may reach, in the words that were asked for."""
     parent_id: str = ""
     """The session whose sub-agent it is; empty for most."""
+    background_runs: int | None = None
+    """How many programs run in it that nobody waits for; only :meth:`get_session` asks."""
 
 
 @dataclass(frozen=True, slots=True)

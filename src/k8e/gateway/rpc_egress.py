@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import Any
 
 from k8e import errors
 from k8e._generated import sandbox_pb2 as pb
 from k8e.gateway.rpc_errors import as_text
+
+MAX_JSON = 4000  # characters of denials in metadata, of which clients take 8 KiB in all
 
 
 def hosts(asked: Iterable[str]) -> list[str]:
@@ -44,3 +47,24 @@ def denials(told: Any) -> list[pb.EgressDenial]:
         ]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise errors.GuestFailed(f"the guest answered nonsense: {error}") from None
+
+
+def denials_as_json(found: Iterable[pb.EgressDenial]) -> str:
+    """Denials for metadata, which is plain ASCII: as many as there is room for, in their order."""
+    kept: list[str] = []
+    room = MAX_JSON
+    for item in found:
+        fields = {
+            "name": item.name,
+            "address": item.address,
+            "port": item.port,
+            "protocol": item.protocol,
+            "rule": item.rule,
+            "count": item.count,
+        }
+        text = json.dumps(fields, separators=(",", ":"))
+        room -= len(text) + 1
+        if room < 0:
+            break
+        kept.append(text)
+    return f"[{','.join(kept)}]"

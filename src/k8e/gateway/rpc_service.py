@@ -30,6 +30,7 @@ DEFAULT_TIMEOUT = 30  # seconds
 ALL_LEVELS = 1 << 20  # of directories
 EXIT_CODE_KEY = "k8e-exit-code"
 STATUS_KEY = "k8e-status"
+DENIALS_KEY = "k8e-denials"
 _NO_TENANT = "default"
 _MAX_CONTENT = MAX_MESSAGE - 1024  # room for the fields' own bytes
 _DECODER = codecs.getincrementaldecoder("utf-8")
@@ -90,7 +91,10 @@ class Service(TerminalRpcs, ApprovalRpcs, SnapshotRpcs, SteeringRpcs, ExposureRp
     async def GetSession(
         self, principal: Principal, request: pb.GetSessionRequest
     ) -> pb.GetSessionResponse:
-        return _session(self._sessions.get(principal, request.session_id))
+        session = self._sessions.get(principal, request.session_id)
+        response = _session(session)
+        response.background_runs = await self._sessions.background_runs(session)
+        return response
 
     async def ListSessions(
         self, principal: Principal, request: pb.ListSessionsRequest
@@ -211,7 +215,10 @@ class Service(TerminalRpcs, ApprovalRpcs, SnapshotRpcs, SteeringRpcs, ExposureRp
         for decoder in decoders.values():
             await _write(context, decoder.decode(b"", final=True))
         end = _ending(body)
-        context.set_trailing_metadata(((EXIT_CODE_KEY, str(end.code)), (STATUS_KEY, end.status)))
+        metadata = [(EXIT_CODE_KEY, str(end.code)), (STATUS_KEY, end.status)]
+        if end.denials:
+            metadata.append((DENIALS_KEY, rpc_egress.denials_as_json(end.denials)))
+        context.set_trailing_metadata(tuple(metadata))
 
     # Files.
 

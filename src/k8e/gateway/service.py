@@ -79,7 +79,9 @@ class Gateway(ApprovalCalls, SnapshotCalls, SteeringCalls, ExposureCalls, KeyCal
         return {"session": session.to_json(), "warning": self.sessions.warning(session)}
 
     async def call_get_session(self, principal: Principal, call: dict[str, Any]) -> dict[str, Any]:
-        return {"session": self.sessions.get(principal, _text(call, "session_id")).to_json()}
+        session = self.sessions.get(principal, _text(call, "session_id"))
+        background = {"background_runs": await self.sessions.background_runs(session)}
+        return {"session": session.to_json() | background}
 
     async def call_list_sessions(
         self, principal: Principal, call: dict[str, Any]

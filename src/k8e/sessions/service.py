@@ -32,6 +32,7 @@ from k8e.settings import Settings
 log = logging.getLogger(__name__)
 
 KEEP_ENDED = 24 * 3600.0  # seconds that an ended session can still be asked about
+COUNT_SECONDS = 5.0  # that a guest may need to list its programs for somebody who looks
 PING_SECONDS = 15.0  # that a busy sandbox may need for the least of answers
 DEATH_NOTICE = 2.0  # seconds between the loss of a link and the news that the sandbox died
 
@@ -111,6 +112,14 @@ class Sessions:
         if session is None or session.owner != principal.name:
             raise refusals.not_found(session_id)
         return session
+
+    async def background_runs(self, session: Session) -> int:
+        """How many programs run in a session that nobody waits for; 0 if it is not active."""
+        live = self._live.get(session.session_id)
+        # Most sessions never had one, and then their guests need not be asked.
+        if live is None or not live.has_background or session.phase is not Phase.ACTIVE:
+            return 0
+        return await working.count_background_runs(live.guest, COUNT_SECONDS)
 
     def listing(
         self, principal: Principal, *, tenant: str = "", ended: bool = False
@@ -389,7 +398,7 @@ class Sessions:
         for one in (live, *live.children):
             if one.has_background:
                 one.has_background = False  # another may begin while we ask
-                if await working.has_background_run(one.guest):
+                if await working.count_background_runs(one.guest):
                     one.has_background = True
                     one.touch()
         if live.ending is None:
