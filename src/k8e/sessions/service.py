@@ -17,7 +17,8 @@ from k8e.model import Phase, Principal, Session, SessionSpec, new_id
 from k8e.runtimes.base import Feature, Guest
 from k8e.runtimes.host import Host
 from k8e.runtimes.registry import Runtimes
-from k8e.sessions import adopting, operations, working
+from k8e.sessions import adopting, noting, operations, working
+from k8e.sessions.events import Events
 from k8e.sessions.live import IDLE, Live
 from k8e.sessions.making import Maker
 from k8e.sessions.network import Network
@@ -42,7 +43,10 @@ class Sessions:
         self._host = host
         self._live: dict[str, Live] = {}
         self._network = Network(settings)
-        self._maker = Maker(settings, store, runtimes, self._network, self._begin)
+        self._maker = Maker(settings, store, runtimes, self._network, self._made)
+        self.events = Events(settings.data_dir / "events")
+        """What happened in each session: ``events.write(session, "noun.verb", **fields)``."""
+        store.on_forget.append(self.events.forget)
         self._tasks: set[asyncio.Task[None]] = set()
         self.on_end: list[Callable[[Session], None]] = []
         """Called with each session that has ended."""
@@ -51,9 +55,7 @@ class Sessions:
     async def running(self) -> AsyncGenerator[None]:
         """Adopt what is there, then serve until the block ends; sandboxes stay when it does."""
         try:
-            for session, guest in await adopting.adopt(self._store, self.runtimes, self._host):
-                self._begin(session, guest)
-                self._live[session.session_id].has_background = True  # perhaps: it will be asked
+            await self._adopt()
             await self._network.start({live.session.sandbox_id for live in self._live.values()})
             self._host.lend_network = self._network.lent
             yield
@@ -64,6 +66,20 @@ class Sessions:
             if self._tasks:
                 await asyncio.wait(self._tasks)
             await self._network.close()
+            self.events.close()
+
+    async def _adopt(self) -> None:
+        self.events.start(self._store.sandboxes())
+        before = self._store.unended()
+        for session, guest in await adopting.adopt(self._store, self.runtimes, self._host):
+            self._begin(session, guest)
+            self._live[session.session_id].has_background = True  # perhaps: it will be asked
+            amend = self._amend(session.sandbox_id)
+            self._spawn(noting.catch_up(self.events, session, guest, amend))
+        for session in before:
+            ended = self._store.get(session.session_id)
+            if ended is not None and ended.phase is Phase.ENDED:
+                self.events.end(session, ended.ended_reason)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run ``work`` beside everything else; its failure is told and ends nothing but itself."""
@@ -188,19 +204,28 @@ class Sessions:
         connected = live.guest.link
         if connected is None:
             return None
-        sandbox_id = live.session.sandbox_id
-        mark = self._network.mark(sandbox_id)
-        operation = Operation(
-            call["op"],
-            on_frame,
-            lambda: live.finished(operation),
-            lambda body: self._network.add_denials(sandbox_id, mark, body),
-        )
+        ended = noting.begun(self.events, live.session, call)
+        amend = self._amend(live.session.sandbox_id)
+        left = str(call["id"]) if call["op"] == "exec" else ""
+
+        def done(kind: int, body: bytes) -> None:
+            live.finished(operation)
+            if ended is not None:
+                ended(kind, body)
+                if left and not kind:
+                    noting.watch(connected, left, ended, amend)
+
+        operation = Operation(call["op"], on_frame, done, amend)
         live.has_background |= bool(call.get("background"))
         live.began(operation, float(call.get("timeout") or 0) if call["op"] == "exec" else 0)
         channel = connected.open(call, operation.receive, lambda: self._lost(live, operation))
         operation.attach(channel)
         return operation
+
+    def _amend(self, sandbox_id: str) -> Callable[[bytes], bytes]:
+        """What adds to an EXIT the refusals from now on."""
+        mark = self._network.mark(sandbox_id)
+        return lambda body: self._network.add_denials(sandbox_id, mark, body)
 
     def _why_not(self, principal: Principal, session_id: str) -> errors.K8eError:
         try:
@@ -237,6 +262,7 @@ class Sessions:
         await self._network.bind(live.session.sandbox_id, policy)
         self._store.allow(session_id, words)
         live.session = replace(live.session, allowed_hosts=words)
+        self.events.write(live.session, "egress.changed", allowed_hosts=words)
         return live.session, policy.words()
 
     def egress(self, principal: Principal, session_id: str) -> dict[str, Any]:
@@ -262,6 +288,7 @@ class Sessions:
         self._store.extend(session_id, expires_at)
         live.session = replace(live.session, expires_at=expires_at)
         live.schedule()
+        self.events.write(live.session, "session.extended", expires_at=expires_at)
         return live.session
 
     async def destroy(self, principal: Principal, session_id: str) -> None:
@@ -297,15 +324,28 @@ class Sessions:
         finally:
             self._live.pop(session_id, None)
             self._store.end(session_id, reason, time.time())
+            self.events.end(live.session, reason)
             self._store.forget_ended(time.time() - KEEP_ENDED)
             for tell in self.on_end:
                 tell(live.session)
 
     # Living.
 
+    def _made(self, session: Session, guest: Guest) -> None:
+        self._begin(session, guest)
+        self.events.write(
+            session,
+            "session.created",
+            runtime=session.runtime,
+            tenant_id=session.spec.tenant,
+            allowed_hosts=session.allowed_hosts,
+            expires_at=session.expires_at,
+        )
+
     def _begin(self, session: Session, guest: Guest) -> None:
         live = Live(session, guest, on_due=self._on_due, on_overdue=self._on_overdue)
         self._live[session.session_id] = live
+        self.events.begin(session)
         live.watcher = self._spawn(self._watch(live))
         live.schedule()
 
