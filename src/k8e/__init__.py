@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from k8e.client.async_runs import AsyncRun
     from k8e.client.asynchronous import AsyncSandboxClient
     from k8e.client.blocking import SandboxClient, sandbox_session
+    from k8e.client.events import Event
+    from k8e.client.oneshot import arun, run
     from k8e.client.results import (
         Denial,
         Egress,
@@ -41,6 +43,7 @@ _HOMES = {
     "AsyncSandboxClient": "k8e.client.asynchronous",
     "Denial": "k8e.client.results",
     "Egress": "k8e.client.results",
+    "Event": "k8e.client.events",
     "ExecEvent": "k8e.client.results",
     "ExecInfo": "k8e.client.results",
     "ExecResult": "k8e.client.results",
@@ -54,7 +57,9 @@ _HOMES = {
     "Stderr": "k8e.client.results",
     "Stdout": "k8e.client.results",
     "__version__": "k8e._version",
+    "arun": "k8e.client.oneshot",
     "errors": "k8e",
+    "run": "k8e.client.oneshot",
     "sandbox_session": "k8e.client.blocking",
 }
 
@@ -64,6 +69,7 @@ __all__ = [
     "AsyncSandboxClient",
     "Denial",
     "Egress",
+    "Event",
     "ExecEvent",
     "ExecInfo",
     "ExecResult",
@@ -77,7 +83,9 @@ __all__ = [
     "Stderr",
     "Stdout",
     "__version__",
+    "arun",
     "errors",
+    "run",
     "sandbox_session",
 ]
 

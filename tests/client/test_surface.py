@@ -21,6 +21,7 @@ def test_the_package_exports_exactly_this() -> None:
         "AsyncSandboxClient",
         "Denial",
         "Egress",
+        "Event",
         "ExecEvent",
         "ExecInfo",
         "ExecResult",
@@ -34,7 +35,9 @@ def test_the_package_exports_exactly_this() -> None:
         "Stderr",
         "Stdout",
         "__version__",
+        "arun",
         "errors",
+        "run",
         "sandbox_session",
     }
     for name in k8e.__all__:

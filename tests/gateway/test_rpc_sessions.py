@@ -21,6 +21,7 @@ IMPLEMENTED = {
     "PipInstall",
     "PollRun",
     "GetTranscript",
+    "GetEvents",
     "GetProcesses",
     "CreateSession",
     "DestroySession",

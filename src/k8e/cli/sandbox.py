@@ -16,6 +16,7 @@ from k8e.client.operations import Operation
 from k8e.client.results import SessionInfo
 from k8e.guest import wire
 
+_PHASES = ("active", "creating", "ended", "all")
 _NOT_YET = "manifest git_repo git_ref git_path secret".split()
 
 
@@ -158,9 +159,15 @@ def destroy(options: argparse.Namespace) -> int:
 
 
 def sessions(options: argparse.Namespace) -> int:
+    phase = (options.phase or "").lower()
+    if phase and phase not in _PHASES:
+        raise errors.InvalidRequest(
+            f"unknown phase {options.phase[:80]!r}", hint=f"known are {', '.join(_PHASES)}"
+        )
     with connect(options) as client:
-        found = client.list_sessions(options.tenant, ended=options.all)
-    printing.answer({"sessions": [_session(item) for item in found]})
+        found = client.list_sessions(options.tenant, ended=options.all or phase in ("all", "ended"))
+    shown = [item for item in found if phase in ("", "all", item.phase)]
+    printing.answer({"sessions": [_session(item) for item in shown]})
     return 0
 
 

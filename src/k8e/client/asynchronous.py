@@ -18,6 +18,7 @@ from k8e import errors
 from k8e.client import async_driving, endpoints, operations, requests, results
 from k8e.client.approving import AsyncApproving
 from k8e.client.async_runs import AsyncRuns
+from k8e.client.events import AsyncTelling
 from k8e.client.operations import Operation
 from k8e.client.requests import AsyncContent, ExecOptions, SessionOptions
 from k8e.client.results import ExecEvent, ExecResult, FileEntry, SessionInfo, Stdout
@@ -26,7 +27,7 @@ T = TypeVar("T")
 KILL_SECONDS = 5.0  # how long a cancelled caller waits for its command to be killed
 
 
-class AsyncSandboxClient(AsyncRuns, AsyncApproving):
+class AsyncSandboxClient(AsyncRuns, AsyncApproving, AsyncTelling):
     """Runs code in sandboxes, from any number of tasks at once.
 
     async with AsyncSandboxClient() as client:
@@ -187,6 +188,12 @@ class AsyncSandboxClient(AsyncRuns, AsyncApproving):
 
     async def update_allowed_hosts(self, session_id: str, hosts: Sequence[str]) -> list[str]:
         call = requests.allow_call(session_id, hosts)
+        return await self._call(operations.update_allowed_hosts(call))
+
+    async def change_allowed_hosts(
+        self, session_id: str, *, add: Sequence[str] = (), remove: Sequence[str] = ()
+    ) -> list[str]:
+        call = requests.change_call(session_id, add, remove)
         return await self._call(operations.update_allowed_hosts(call))
 
     async def egress(self, session_id: str) -> results.Egress:

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO, TypeVar, Unpack
 from k8e import errors
 from k8e.client import driving, endpoints, operations, requests, results
 from k8e.client.approving import Approving
+from k8e.client.events import Telling
 from k8e.client.operations import Operation
 from k8e.client.requests import Content, ExecOptions, SessionOptions
 from k8e.client.results import ExecEvent, ExecResult, FileEntry, SessionInfo, Stdout
@@ -21,7 +22,7 @@ from k8e.client.runs import Runs
 T = TypeVar("T")
 
 
-class SandboxClient(Runs, Approving):
+class SandboxClient(Runs, Approving, Telling):
     """Runs code in sandboxes.
 
     Without ``endpoint`` and K8E_SANDBOX_ENDPOINT it uses the gateway of this host, and starts it if
@@ -213,6 +214,16 @@ class SandboxClient(Runs, Approving):
         call = requests.allow_call(session_id, hosts)
         return self._call(operations.update_allowed_hosts(call))
 
+    def change_allowed_hosts(
+        self, session_id: str, *, add: Sequence[str] = (), remove: Sequence[str] = ()
+    ) -> list[str]:
+        """Add words to what a session may reach, and take others out; what is in effect.
+
+        Two callers at once lose nothing of each other's changes.
+        """
+        call = requests.change_call(session_id, add, remove)
+        return self._call(operations.update_allowed_hosts(call))
+
     def egress(self, session_id: str) -> results.Egress:
         """What a session may reach, and what it was refused."""
         call = {"op": "egress", "session_id": session_id}
@@ -371,4 +382,5 @@ def sandbox_session(
         try:
             yield client, session_id
         finally:
-            client.destroy_session(session_id)
+            with contextlib.suppress(errors.SessionNotFound):  # it has ended before
+                client.destroy_session(session_id)

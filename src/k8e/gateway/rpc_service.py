@@ -13,6 +13,7 @@ from k8e.gateway import rpc_egress
 from k8e.gateway.calls import Call, decode
 from k8e.gateway.rpc_approvals import ApprovalRpcs
 from k8e.gateway.rpc_errors import as_text
+from k8e.gateway.rpc_events import EventRpcs
 from k8e.gateway.rpc_runs import Runs, started
 from k8e.gateway.service import Gateway
 from k8e.guest import wire
@@ -43,7 +44,7 @@ class Ending(NamedTuple):
     denials: list[pb.EgressDenial]
 
 
-class Service(Runs, ApprovalRpcs):
+class Service(Runs, ApprovalRpcs, EventRpcs):
     """What is implemented of ``sandbox.v1.SandboxService``, for callers that are known."""
 
     def __init__(self, gateway: Gateway) -> None:

@@ -13,13 +13,14 @@ from k8e import errors, metrics
 from k8e._version import __version__
 from k8e.gateway.approving import ApprovalCalls
 from k8e.gateway.arguments import text as _text
+from k8e.gateway.telling import EventCalls
 from k8e.model import Principal, Role, SessionSpec, words_from_json
 from k8e.sessions.approvals import Approvals
 from k8e.sessions.service import Sessions
 from k8e.settings import Settings
 
 
-class Gateway(ApprovalCalls):
+class Gateway(ApprovalCalls, EventCalls):
     """The shared state of all dialects. A method ``call_x`` answers the operation ``x``."""
 
     def __init__(self, settings: Settings, sessions: Sessions, approvals: Approvals) -> None:
@@ -92,6 +93,14 @@ class Gateway(ApprovalCalls):
     ) -> dict[str, Any]:
         words = words_from_json(call.get("hosts") or ())
         session, hosts = await self.sessions.allow(principal, _text(call, "session_id"), words)
+        return {"session": session.to_json(), "hosts": hosts}
+
+    async def call_change_allowed_hosts(
+        self, principal: Principal, call: dict[str, Any]
+    ) -> dict[str, Any]:
+        add, remove = (words_from_json(call.get(key) or ()) for key in ("add", "remove"))
+        session_id = _text(call, "session_id")
+        session, hosts = await self.sessions.change_allowed(principal, session_id, add, remove)
         return {"session": session.to_json(), "hosts": hosts}
 
     async def call_egress(self, principal: Principal, call: dict[str, Any]) -> dict[str, Any]:

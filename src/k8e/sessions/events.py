@@ -1,9 +1,9 @@
 """What happened in sessions, for people and audits: a file of JSON lines for each.
 
-A file is named after the session's sandbox, whose id is never used twice: whoever gets the same
-session id later gets none of these events. Each event is one ``write(2)``, so a gateway that is
-killed loses none. Numbers go up by one without gaps: what begins above 1 was cut, and a gap is an
-event that could not be written (a full disk), which the log tells too.
+A file is named after the session's sandbox, which has an id that is never used twice: whoever gets
+the same session id later gets none of these events. Each event is one ``write(2)``, so a gateway
+that is killed loses none. Numbers go up by one: what begins above 1 was cut, and a gap is an event
+that could not be written (a full disk), which the log tells too.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ MAX_BYTES = 1 << 20  # of one session's file; then its older half is dropped
 MAX_TEXT = 1 << 10  # bytes of one text
 MAX_LINE = 32 << 10
 MAX_ITEMS = 32  # of a list
+MAX_DEPTH = 2  # of lists in lists
 DEFAULT_LIMIT = 500
 MAX_LIMIT = 10_000
 REMEMBERED = 256  # execs of one session
@@ -180,6 +181,8 @@ class Events:
 
     def end(self, session: Session, reason: str) -> None:
         """A session is over, and what ran in it."""
+        if session.sandbox_id not in self._open:  # it died with the gateway before us
+            self.begin(session)
         for exec_id in self.unfinished(session):
             self.exec_failed(session, exec_id, "sandbox_died")
         self.write(session, "session.ended", reason=reason)
@@ -193,7 +196,7 @@ class Events:
     def start(self, known: Iterable[str]) -> None:
         """Make the folder; remove what belongs to none of the ``known`` sandboxes."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        kept = {f"{sandbox_id}.jsonl" for sandbox_id in known}
+        kept = {self._path(sandbox_id).name for sandbox_id in known}
         for path in self._folder.iterdir():
             if path.name not in kept:
                 path.unlink()
@@ -208,7 +211,8 @@ class Events:
             opened.close()
 
     def _path(self, sandbox_id: str) -> Path:
-        return self._folder / f"{sandbox_id}.jsonl"
+        # Whoever looks for what is left of a sandbox, by its id, means other things than this.
+        return self._folder / f"{sandbox_id.removeprefix('sb-')}.jsonl"
 
     # Reading.
 
@@ -247,7 +251,7 @@ def _line(seq: int, session_id: str, kind: str, fields: dict[str, Any]) -> bytes
     return f"{head},{rest[1:]}\n".encode("ascii")
 
 
-def _checked(value: Any) -> Any:
+def _checked(value: Any, depth: int = 0) -> Any:
     """A value as JSON can hold it; much of it comes from clients and guests."""
     if isinstance(value, str):
         return value if len(value) <= MAX_TEXT and value.isascii() else _cut(value)
@@ -255,11 +259,11 @@ def _checked(value: Any) -> Any:
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    if isinstance(value, dict):
+    if depth < MAX_DEPTH and isinstance(value, dict):
         pairs = list(cast("dict[Any, Any]", value).items())[:MAX_ITEMS]
-        return {_cut(str(key)): _checked(item) for key, item in pairs}
-    if isinstance(value, (list, tuple)):
-        return [_checked(item) for item in cast("list[Any]", value)[:MAX_ITEMS]]
+        return {_cut(str(key)): _checked(item, depth + 1) for key, item in pairs}
+    if depth < MAX_DEPTH and isinstance(value, (list, tuple)):
+        return [_checked(item, depth + 1) for item in cast("list[Any]", value)[:MAX_ITEMS]]
     return _cut(str(value))
 
 

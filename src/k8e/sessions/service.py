@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from k8e import errors, link
-from k8e.egress.policy import same_words
+from k8e.egress.policy import changed, same_words
 from k8e.link import FrameSink
 from k8e.model import Phase, Principal, Session, SessionSpec, new_id
 from k8e.runtimes.base import Feature, Guest
@@ -258,9 +258,22 @@ class Sessions:
     ) -> tuple[Session, list[str]]:
         """Replace what a session may reach; open connections are judged by it too."""
         live = self._own(principal, session_id)
+        async with live.policy:
+            return await self._allow(live, words)
+
+    async def change_allowed(
+        self, principal: Principal, session_id: str, add: tuple[str, ...], remove: tuple[str, ...]
+    ) -> tuple[Session, list[str]]:
+        """Add words to what a session may reach and remove others, whoever else does so."""
+        live = self._own(principal, session_id)
+        async with live.policy:
+            words = changed(live.session.allowed_hosts, add=add, remove=remove)
+            return await self._allow(live, tuple(words))
+
+    async def _allow(self, live: Live, words: tuple[str, ...]) -> tuple[Session, list[str]]:
         words, policy = await self._network.read(words)
         await self._network.bind(live.session.sandbox_id, policy)
-        self._store.allow(session_id, words)
+        self._store.allow(live.session.session_id, words)
         live.session = replace(live.session, allowed_hosts=words)
         self.events.write(live.session, "egress.changed", allowed_hosts=words)
         return live.session, policy.words()
