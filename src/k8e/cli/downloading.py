@@ -14,6 +14,7 @@ from collections.abc import Generator, Iterable
 from pathlib import Path
 
 from k8e import errors
+from k8e.cli import fast
 from k8e.cli.progress import Report
 from k8e.client.blocking import SandboxClient
 from k8e.client.results import FileEntry
@@ -72,6 +73,18 @@ def _opened(folder: Path) -> Generator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+@contextlib.contextmanager
+def _local(name: str) -> Generator[None]:
+    """What fails in here is about a local file, and not the sandbox's."""
+    try:
+        yield
+    except OSError as error:
+        raise errors.InvalidRequest(
+            f"the local file {name!r} cannot be written: {error.strerror}",
+            hint="check the target: its permissions, what it is, and the room on its disk",
+        ) from None
 
 
 def check_name(name: str) -> str:
@@ -183,13 +196,20 @@ class _Tree:
 
     def _copy_file(self, folder: int, name: str, entry: FileEntry) -> None:
         scratch = f".k8e-{os.urandom(8).hex()}"
-        fd = os.open(scratch, _NEW, 0o600, dir_fd=folder)
+        with _local(name):
+            fd = os.open(scratch, _NEW, 0o600, dir_fd=folder)
         try:
-            with open(fd, "wb") as file:
+            try:
                 chunks = self._client.read_chunks(self._session_id, entry.path)
-                file.writelines(self._report.counted(chunks))
-                os.fchmod(fd, entry.mode & 0o777 & ~self._mask)
-            os.rename(scratch, name, src_dir_fd=folder, dst_dir_fd=folder)
+                for chunk in self._report.counted(chunks):
+                    with _local(name):
+                        fast.write(fd, chunk)
+                with _local(name):
+                    os.fchmod(fd, entry.mode & 0o777 & ~self._mask)
+            finally:
+                os.close(fd)
+            with _local(name):
+                os.rename(scratch, name, src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(scratch, dir_fd=folder)
