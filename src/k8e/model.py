@@ -257,4 +257,5 @@ class Session:
             "limits": dataclasses.asdict(self.spec.limits),
             "allowed_hosts": list(self.allowed_hosts),
             "ended_reason": self.ended_reason,
+            "auto": self.auto,
         }

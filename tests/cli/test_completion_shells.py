@@ -15,7 +15,7 @@ from tests.places import eventually, wait_readable
 
 COMMANDS = list(completing.walk(parsing.build(), "k8e"))
 PATIENCE = 20.0
-LINES = [
+LINES: list[tuple[str, list[str]]] = [
     ("k8e sand", ["sandbox"]),
     ("k8e completion ", ["bash", "fish", "zsh"]),
     ("k8e sandbox appr", ["approvals", "approve"]),

@@ -8,7 +8,7 @@ import re
 from typing import NamedTuple
 
 from k8e import errors
-from k8e.cli import downloading, parsing, printing, progress, sandbox, uploading
+from k8e.cli import downloading, fast, parsing, printing, progress, sandbox, state, uploading
 from k8e.client import operations, requests
 
 _REMOTE = re.compile(r"([a-z0-9][a-z0-9-]*)?:(.*)", re.DOTALL)
@@ -57,5 +57,8 @@ def _session_id(remote: Remote, options: argparse.Namespace) -> str:
     named = remote.session_id or os.environ.get("K8E_SANDBOX_SESSION_ID")
     if named:
         return named
-    call = {"op": "ping", "session": requests.auto(parsing.tenant(options) or "default")}
-    return str(sandbox.ask(options, operations.call(call))["session_id"])
+    tenant = parsing.tenant(options) or state.DEFAULT_TENANT
+    call = {"op": "ping", "session": requests.auto(tenant)}
+    found = str(sandbox.ask(options, operations.call(call))["session_id"])
+    fast.note_session(tenant, found)
+    return found

@@ -34,7 +34,7 @@ def ask(options: argparse.Namespace, operation: Operation[Any]) -> Any:
     """The result of one operation that the SDK has no method for."""
     pool = driving.Pool(driving.connector(endpoint(options)))
     try:
-        running = driving.Running(pool.take(), operation, None)
+        running = driving.Running(pool.take(), operation, None, pool.renew)
         while running.next_event() is not None:
             pass
         running.connection.close()
@@ -114,7 +114,7 @@ def status(options: argparse.Namespace) -> int:
     try:
         with connect(options) as client:
             client.status()
-            found["session_id"] = _living(client, state.load(tenant))
+            found["session_id"] = _standing(client, tenant)
     except errors.GatewayUnreachable as error:
         found.update(available=False, error=error.message, detail=printing.describe(error)[1])
         printing.answer(found)
@@ -123,12 +123,10 @@ def status(options: argparse.Namespace) -> int:
     return 0
 
 
-def _living(client: SandboxClient, session_id: str) -> str:
-    """The id, if a session of it lives."""
-    try:
-        return session_id if session_id and client.get_session(session_id).phase == "active" else ""
-    except errors.SessionNotFound:
-        return ""
+def _standing(client: SandboxClient, tenant: str) -> str:
+    """The tenant's standing session; the gateway knows it, whatever the state file says."""
+    found = [item for item in client.list_sessions(tenant) if item.auto and item.phase == "active"]
+    return found[0].session_id if found else ""
 
 
 def create(options: argparse.Namespace) -> int:

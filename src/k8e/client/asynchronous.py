@@ -293,7 +293,8 @@ class AsyncSandboxClient(AsyncRuns, AsyncApproving, AsyncTelling):
     # Driving.
 
     async def _call(self, operation: Operation[T], source: AsyncContent | None = None) -> T:
-        running = async_driving.Running(await self._pool.take(), operation, source)
+        pool = self._pool
+        running = async_driving.Running(await pool.take(), operation, source, pool.renew)
         while await running.next_event() is not None:
             pass
         await self._pool.keep(running.connection)
@@ -306,7 +307,8 @@ class AsyncSandboxClient(AsyncRuns, AsyncApproving, AsyncTelling):
     async def _stream(
         self, operation: Operation[Any], source: AsyncContent | None = None
     ) -> AsyncGenerator[Any]:
-        running = async_driving.Running(await self._pool.take(), operation, source)
+        pool = self._pool
+        running = async_driving.Running(await pool.take(), operation, source, pool.renew)
         try:
             while (event := await running.next_event()) is not None:
                 yield event

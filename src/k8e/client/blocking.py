@@ -328,7 +328,7 @@ class SandboxClient(Runs, Approving, Telling):
     # Driving.
 
     def _call(self, operation: Operation[T], source: Content | None = None) -> T:
-        running = driving.Running(self._pool.take(), operation, source)
+        running = driving.Running(self._pool.take(), operation, source, self._pool.renew)
         while running.next_event() is not None:
             pass
         self._pool.keep(running.connection)
@@ -339,7 +339,7 @@ class SandboxClient(Runs, Approving, Telling):
             return self._call(operations.exec_result(call), stdin)
 
     def _stream(self, operation: Operation[Any], source: Content | None = None) -> Generator[Any]:
-        running = driving.Running(self._pool.take(), operation, source)
+        running = driving.Running(self._pool.take(), operation, source, self._pool.renew)
         try:
             while (event := running.next_event()) is not None:
                 yield event

@@ -193,6 +193,8 @@ class SessionInfo:
     ended_reason: str = ""
     allowed_hosts: list[str] = field(default_factory=list[str])
     """What it may reach, in the words that were asked for."""
+    auto: bool = False
+    """Whether it is its tenant's standing session: where commands run that name none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,13 @@ from dataclasses import replace
 from typing import Any
 
 from k8e import errors, link
-from k8e.egress.policy import changed, same_words
+from k8e.egress.policy import changed
 from k8e.link import FrameSink
 from k8e.model import Phase, Principal, Session, SessionSpec, new_id
 from k8e.runtimes.base import Feature, Guest
 from k8e.runtimes.host import Host
 from k8e.runtimes.registry import Runtimes
-from k8e.sessions import adopting, noting, operations, working
+from k8e.sessions import adopting, noting, operations, refusing, working
 from k8e.sessions.events import Events
 from k8e.sessions.live import IDLE, Live
 from k8e.sessions.making import Maker
@@ -106,7 +106,7 @@ class Sessions:
     def get(self, principal: Principal, session_id: str) -> Session:
         session = self._store.get(session_id)
         if session is None or session.owner != principal.name:
-            raise _not_found(session_id)
+            raise refusing.not_found(session_id)
         return session
 
     def listing(
@@ -127,11 +127,11 @@ class Sessions:
             if known is not None:
                 return await self._repeated(key, known, spec)
         made = await self._make(key or new_id("make"), principal, spec, auto=False)
-        _check_same(made, spec)  # another call may have begun it
+        refusing.check_same(made, spec)  # another call may have begun it
         return made
 
     async def _repeated(self, key: str, known: Session, spec: SessionSpec) -> Session:
-        _check_same(known, spec)
+        refusing.check_same(known, spec)
         task = self._maker.task(key)
         return await asyncio.shield(task) if task is not None else known
 
@@ -145,19 +145,10 @@ class Sessions:
         """The default session of a tenant, if it has a live one; it must be as it is asked for."""
         asked = self.runtimes.resolve(runtime)
         known = self._store.find_auto(principal.name, tenant)
-        if known is None or known.session_id not in self._live:
+        live = self._live.get(known.session_id) if known is not None else None
+        if known is None or live is None or live.ending is not None:
             return None
-        if asked and asked != known.runtime:
-            raise errors.Conflict(
-                f"the session of tenant {tenant!r} runs on {known.runtime}, not on {asked}",
-                hint=f"k8e sandbox destroy {known.session_id}, or use another --tenant",
-            )
-        if allowed_hosts is not None and not same_words(allowed_hosts, known.allowed_hosts):
-            raise errors.Conflict(
-                f"the session of tenant {tenant!r} may reach {' '.join(known.allowed_hosts)}",
-                hint=f"k8e sandbox allow-hosts {known.session_id} changes that, "
-                "or use another --tenant",
-            )
+        refusing.check_standing(known, asked, allowed_hosts)
         return known
 
     async def auto(self, principal: Principal, spec: SessionSpec) -> Session:
@@ -166,10 +157,18 @@ class Sessions:
         known = self.auto_now(principal, spec.tenant, spec.runtime, spec.allowed_hosts)
         if known is not None:
             return known
+        await self._bury(principal, spec.tenant)
         key = f"auto {principal.name} {spec.tenant}"
         made = await self._make(key, principal, spec, auto=True)
         # Another call may have begun it, for another runtime.
         return self.auto_now(principal, spec.tenant, spec.runtime, spec.allowed_hosts) or made
+
+    async def _bury(self, principal: Principal, tenant: str) -> None:
+        """Wait until a standing session that is being destroyed has made room for the next."""
+        known = self._store.find_auto(principal.name, tenant)
+        live = self._live.get(known.session_id) if known is not None else None
+        if live is not None and live.ending is not None:
+            await asyncio.shield(live.ending)
 
     async def _make(
         self, key: str, principal: Principal, spec: SessionSpec, *, auto: bool
@@ -190,8 +189,12 @@ class Sessions:
         """Start an operation on a session's guest; its frames come to ``on_frame``."""
         operation = self.open_now(principal, session_id, call, on_frame)
         while operation is None:
-            # Raises SandboxDied with the reason if the sandbox is gone.
-            await self._live[session_id].guest.connect()
+            live = self._live[session_id]
+            try:
+                await live.guest.connect()
+            except errors.SandboxDied as error:
+                # Nothing was started, so this is as if the death had been noticed before.
+                await self._end(live, error.message)
             operation = self.open_now(principal, session_id, call, on_frame)
         return operation
 
@@ -233,7 +236,7 @@ class Sessions:
         except errors.SessionNotFound as error:
             return error
         if session.phase is Phase.ENDED:
-            missing = _not_found(session_id)
+            missing = refusing.not_found(session_id)
             missing.message += f" (it ended: {session.ended_reason})"
             missing.args = (missing.message,)
             return missing
@@ -307,7 +310,7 @@ class Sessions:
     async def destroy(self, principal: Principal, session_id: str) -> None:
         live = self._live.get(session_id)
         if live is None or live.session.owner != principal.name:
-            raise _not_found(session_id)
+            raise refusing.not_found(session_id)
         await self._end(live, "destroyed by its owner")
 
     async def destroy_all(self, reason: str) -> None:
@@ -397,19 +400,3 @@ class Sessions:
         except errors.K8eError:
             if live.ending is None:
                 await self._end(live, "its guest stopped answering")
-
-
-def _check_same(session: Session, spec: SessionSpec) -> None:
-    """A repeated request must be the same in all: an old session may have had weaker limits."""
-    if session.spec != spec:
-        raise errors.Conflict(
-            f"request id {spec.request_id!r} was used for a different session",
-            hint="use a new request id for a new request",
-        )
-
-
-def _not_found(session_id: str) -> errors.SessionNotFound:
-    # K8E's clients look for the words "not found".
-    return errors.SessionNotFound(
-        f"session {session_id[:80]} not found", hint="k8e sandbox sessions lists yours"
-    )
