@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import os
@@ -19,7 +20,7 @@ from k8e.sessions.approval_store import ApprovalStore
 from k8e.sessions.approvals import Approvals
 from k8e.sessions.events import Events
 from k8e.sessions.service import Sessions
-from tests.sessions.fakes import ME, OTHER, World
+from tests.sessions.fakes import ME, OTHER, PATIENCE, World
 
 END = {"code": 3, "status": "completed", "duration_ms": 12, "background": False}
 
@@ -35,6 +36,15 @@ async def told(sessions: Sessions, session_id: str, limit: int = 0) -> list[dict
 
 async def kinds(sessions: Sessions, session_id: str) -> list[str]:
     return [item["kind"] for item in await told(sessions, session_id)]
+
+
+async def called(world: World, op: str) -> dict[str, Any]:
+    """The newest call of the first guest, once it is ``op``."""
+    while True:
+        call = world.runtime.launched[0].talk.calls[-1]
+        if call["op"] == op:
+            return call
+        await asyncio.sleep(0)
 
 
 def session(session_id: str = "mine", sandbox_id: str = "sb-one") -> Session:
@@ -206,8 +216,9 @@ def test_files_of_nobody_are_removed_at_the_start(events: Events, folder: Path) 
     for name in ("sb-kept", "sb-gone"):
         events.write(session(sandbox_id=name), "thing.happened")
     (folder / "kept.tmp").touch()
+    (folder / "somebody-s").mkdir()
     Events(folder).start(["sb-kept"])
-    assert [file.name for file in folder.iterdir()] == ["kept.jsonl"]
+    assert sorted(file.name for file in folder.iterdir()) == ["kept.jsonl", "somebody-s"]
 
 
 # Sessions.
@@ -387,6 +398,7 @@ async def test_changes_of_files_are_told_when_they_happened(
     ask(started, (wire.RESULT, {"path": "/x", "size": 5}), op="write", path="a", append=True)
     ask(started, (wire.RESULT, {"path": "/x", "size": -5}), op="write", path="b")
     ask((wire.RESULT, {}), op="remove", path="a")
+    ask((wire.RESULT, {}), op="remove", path=b"x" * 1000)
     ask((wire.RESULT, {}), op="rename", path="b", to="c")
     ask(error, op="remove", path="a")
     ask(started, error, op="write", path="z")
@@ -399,6 +411,7 @@ async def test_changes_of_files_are_told_when_they_happened(
         ("file.written", "a", 5, True, None),
         ("file.written", "b", None, False, None),
         ("file.removed", "a", None, None, None),
+        ("file.removed", None, None, None, None),
         ("file.renamed", "b", None, None, "c"),
     ]
 
@@ -472,3 +485,52 @@ async def test_a_session_that_died_with_its_gateway_is_told_by_the_next_one(worl
         assert "restart" in found[-1]["reason"]
         sessions.extend(ME, "alive", 60)
         assert [item["seq"] for item in await told(sessions, "alive")] == [1, 2]
+
+
+async def test_a_guest_that_never_answers_holds_up_neither_start_nor_stop(world: World) -> None:
+    async with world.running() as sessions:
+        await sessions.create(ME, SessionSpec(session_id="mine"))
+        sessions.open_now(ME, "mine", {"op": "exec", "id": "e1", "argv": ["x"]}, nowhere)
+    world.runtime.survivors = list(world.runtime.launched)
+    async with asyncio.timeout(PATIENCE):
+        async with world.running():
+            await called(world, "execs")
+
+
+@pytest.mark.parametrize("nonsense", [None, 5, [5], [{"id": "e1"}], [{"id": ["e1"]}]])
+async def test_a_guest_that_answers_nonsense_about_its_execs_is_let_be(
+    world: World, nonsense: Any
+) -> None:
+    async with world.running() as sessions:
+        await sessions.create(ME, SessionSpec(session_id="mine"))
+        sessions.open_now(ME, "mine", {"op": "exec", "id": "e1", "argv": ["x"]}, nowhere)
+    world.runtime.survivors = list(world.runtime.launched)
+    async with asyncio.timeout(PATIENCE), world.running() as sessions:
+        await called(world, "execs")
+        talk = world.runtime.launched[0].talk
+        talk.answer(wire.RESULT, wire.pack({"execs": nonsense}))
+        await asyncio.sleep(0.01)
+        assert await kinds(sessions, "mine") == ["session.created", "exec.started"]
+
+
+async def test_what_ended_while_no_gateway_ran_is_told_by_the_next_one(world: World) -> None:
+    async with world.running() as sessions:
+        await sessions.create(ME, SessionSpec(session_id="mine"))
+        for exec_id in ("over", "background", "waited-for"):
+            sessions.open_now(ME, "mine", {"op": "exec", "id": exec_id, "argv": ["x"]}, nowhere)
+    world.runtime.survivors = list(world.runtime.launched)
+    running = {"code": None, "status": "running", "duration_ms": 5, "background": True}
+    execs = [
+        {"id": "over", **END},
+        {"id": "background", **running},
+        {"id": "waited-for", **running, "background": False},
+        {"id": "never-seen", **END},
+    ]
+    async with asyncio.timeout(PATIENCE), world.running() as sessions:
+        await called(world, "execs")
+        talk = world.runtime.launched[0].talk
+        talk.answer(wire.RESULT, wire.pack({"execs": execs}))
+        assert (await called(world, "attach"))["id"] == "background"
+        talk.answer(wire.EXIT, wire.pack({**END, "background": True}))
+        ends = [item for item in await told(sessions, "mine") if item["kind"] == "exec.finished"]
+        assert [item["exec_id"] for item in ends] == ["over", "background"]

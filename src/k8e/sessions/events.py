@@ -199,7 +199,8 @@ class Events:
         kept = {self._path(sandbox_id).name for sandbox_id in known}
         for path in self._folder.iterdir():
             if path.name not in kept:
-                path.unlink()
+                with contextlib.suppress(OSError):  # a folder, perhaps: somebody else's
+                    path.unlink()
 
     def close(self) -> None:
         for sandbox_id in list(self._open):
@@ -259,10 +260,12 @@ def _checked(value: Any, depth: int = 0) -> Any:
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    if depth < MAX_DEPTH and isinstance(value, dict):
+    if isinstance(value, (dict, list, tuple)) and depth == MAX_DEPTH:
+        return "…"
+    if isinstance(value, dict):
         pairs = list(cast("dict[Any, Any]", value).items())[:MAX_ITEMS]
         return {_cut(str(key)): _checked(item, depth + 1) for key, item in pairs}
-    if depth < MAX_DEPTH and isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple)):
         return [_checked(item, depth + 1) for item in cast("list[Any]", value)[:MAX_ITEMS]]
     return _cut(str(value))
 

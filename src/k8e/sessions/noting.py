@@ -138,7 +138,7 @@ async def catch_up(events: Events, session: Session, guest: Guest, amend: Amend)
 
 
 def _written(events: Events, session: Session, call: dict[str, Any]) -> Ended:
-    path, append = call.get("path"), bool(call.get("append"))
+    path, append = _text(call.get("path")), bool(call.get("append"))
 
     def ended(kind: int, body: bytes) -> None:
         if kind == wire.RESULT:
@@ -149,11 +149,15 @@ def _written(events: Events, session: Session, call: dict[str, Any]) -> Ended:
     return ended
 
 
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
 def _changed(kind_of_event: str, *names: str) -> Callable[..., Ended]:
     """Note a change when the guest says that it made it."""
 
     def begin(events: Events, session: Session, call: dict[str, Any]) -> Ended:
-        fields = {name: call.get(name) for name in names}
+        fields = {name: _text(call.get(name)) for name in names}
 
         def ended(kind: int, _: bytes) -> None:
             if kind == wire.RESULT:

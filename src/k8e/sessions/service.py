@@ -54,32 +54,38 @@ class Sessions:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
         """Adopt what is there, then serve until the block ends; sandboxes stay when it does."""
+        catching_up: list[asyncio.Task[None]] = []
         try:
-            await self._adopt()
+            catching_up += await self._adopt()
             await self._network.start({live.session.sandbox_id for live in self._live.values()})
             self._host.lend_network = self._network.lent
             yield
         finally:
             for live in self._live.values():
                 live.stop()
+            for task in catching_up:
+                task.cancel()
             await self._maker.stop()
             if self._tasks:
                 await asyncio.wait(self._tasks)
             await self._network.close()
             self.events.close()
 
-    async def _adopt(self) -> None:
+    async def _adopt(self) -> list[asyncio.Task[None]]:
+        """Go on with what a gateway before us left; the tasks that find out what it missed."""
+        tasks: list[asyncio.Task[None]] = []
         self.events.start(self._store.sandboxes())
         before = self._store.unended()
         for session, guest in await adopting.adopt(self._store, self.runtimes, self._host):
             self._begin(session, guest)
             self._live[session.session_id].has_background = True  # perhaps: it will be asked
             amend = self._amend(session.sandbox_id)
-            self._spawn(noting.catch_up(self.events, session, guest, amend))
+            tasks.append(self._spawn(noting.catch_up(self.events, session, guest, amend)))
         for session in before:
             ended = self._store.get(session.session_id)
             if ended is not None and ended.phase is Phase.ENDED:
                 self.events.end(session, ended.ended_reason)
+        return tasks
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run ``work`` beside everything else; its failure is told and ends nothing but itself."""
