@@ -121,6 +121,9 @@ class Events:
         """
         if not _ENVELOPE.isdisjoint(fields):
             raise TypeError(f"an event has {', '.join(sorted(_ENVELOPE))} already")
+        self._write(session, kind, fields)
+
+    def _write(self, session: Session, kind: str, fields: dict[str, Any]) -> None:
         opened = self._open.get(session.sandbox_id)
         try:
             if opened is not None:
@@ -148,7 +151,7 @@ class Events:
             opened.remember(exec_id, ended=False)
             if known:
                 fields["again"] = True
-        self.write(session, "exec.started", exec_id=exec_id, **fields)
+        self._write(session, "exec.started", {"exec_id": exec_id, **fields})
 
     def exec_finished(self, session: Session, exec_id: str, **fields: Any) -> bool:
         """Note the end of an exec, once; False if it was noted or never began."""
@@ -156,7 +159,7 @@ class Events:
         if opened is None or opened.execs.get(exec_id, True):
             return False
         opened.execs[exec_id] = True
-        self.write(session, "exec.finished", exec_id=exec_id, **fields)
+        self._write(session, "exec.finished", {"exec_id": exec_id, **fields})
         return True
 
     def exec_failed(self, session: Session, exec_id: str, error: str) -> None:
@@ -256,7 +259,7 @@ def _checked(value: Any, depth: int = 0) -> Any:
     """A value as JSON can hold it; much of it comes from clients and guests."""
     if isinstance(value, str):
         return value if len(value) <= MAX_TEXT and value.isascii() else _cut(value)
-    if value is None or isinstance(value, int):
+    if isinstance(value, int) or value is None:
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
