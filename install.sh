@@ -624,6 +624,15 @@ $script"
 # The command k8e, written by install.sh.
 exec $(quoted "$program") -IS $(quoted "$home/launcher.py") \"\$@\""
     fi
+    # K8E's own name for a part of it, unless K8E's own command is there.
+    flat=$bin_dir/k8e-sandbox-cli
+    if [ -e "$flat" ] && ! is_ours "$flat"; then
+        note "kept $flat, which is not ours; k8e sandbox does the same"
+    else
+        write_if_changed "$flat" "#!/bin/sh
+# The command k8e, written by install.sh.
+exec $(quoted "$launcher") sandbox \"\$@\""
+    fi
 }
 
 # The command is a script for the environment's Python that skips what it can: user paths (-I), the site module (-S).
@@ -666,6 +675,10 @@ uninstall() {
         fi
         rm -f "$bin_dir/k8e" || fail "cannot remove $bin_dir/k8e" "run as the user who installed it"
         note "removed $bin_dir/k8e"
+    fi
+    if [ -e "$bin_dir/k8e-sandbox-cli" ] && is_ours "$bin_dir/k8e-sandbox-cli"; then
+        rm -f "$bin_dir/k8e-sandbox-cli" || fail "cannot remove $bin_dir/k8e-sandbox-cli" "run as the user who installed it"
+        note "removed $bin_dir/k8e-sandbox-cli"
     fi
     for part in venv tools launcher.py install.log .install.lock bin/runsc bin/runc bin/crun \
         bin/.runsc.stamp bin/.runc.stamp bin/.crun.stamp; do

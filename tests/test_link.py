@@ -78,7 +78,7 @@ class Call:
     def __init__(self, link: link.Link, op: str = "exec", **call: Any) -> None:
         self.frames: list[tuple[int, bytes]] = []
         self.lost = asyncio.Event()
-        self.operation = Operation(op, self._on_frame, lambda: None, lambda body: body)
+        self.operation = Operation(op, self._on_frame, lambda kind, body: None, lambda body: body)
         self._changed = asyncio.Event()
         channel = link.open({"op": op, **call}, self.operation.receive, self.lost.set)
         self.operation.attach(channel)

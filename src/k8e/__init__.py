@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from k8e.client.async_runs import AsyncRun
     from k8e.client.asynchronous import AsyncSandboxClient
     from k8e.client.blocking import SandboxClient, sandbox_session
+    from k8e.client.events import Event
     from k8e.client.exposing import Exposed
     from k8e.client.interactive import Process
+    from k8e.client.oneshot import arun, run
     from k8e.client.results import (
         Denial,
         Egress,
@@ -49,6 +51,7 @@ _HOMES = {
     "Copied": "k8e.client.scripts",
     "Denial": "k8e.client.results",
     "Egress": "k8e.client.results",
+    "Event": "k8e.client.events",
     "ExecEvent": "k8e.client.results",
     "ExecInfo": "k8e.client.results",
     "ExecResult": "k8e.client.results",
@@ -66,7 +69,9 @@ _HOMES = {
     "Stderr": "k8e.client.results",
     "Stdout": "k8e.client.results",
     "__version__": "k8e._version",
+    "arun": "k8e.client.oneshot",
     "errors": "k8e",
+    "run": "k8e.client.oneshot",
     "sandbox_session": "k8e.client.blocking",
 }
 
@@ -78,6 +83,7 @@ __all__ = [
     "Copied",
     "Denial",
     "Egress",
+    "Event",
     "ExecEvent",
     "ExecInfo",
     "ExecResult",
@@ -95,7 +101,9 @@ __all__ = [
     "Stderr",
     "Stdout",
     "__version__",
+    "arun",
     "errors",
+    "run",
     "sandbox_session",
 ]
 

@@ -145,6 +145,8 @@ class GatewayUnreachable(K8eError):
     """No gateway could be reached or started."""
 
     code, grpc_status, http_status, exit_code = "gateway_unreachable", "UNAVAILABLE", 503, 2
+    unread = False
+    """Whether it is sure that the gateway never saw what it was sent last."""
 
 
 _BY_CODE: dict[str, type[K8eError]] = {

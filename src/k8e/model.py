@@ -285,4 +285,5 @@ class Session:
             "allowed_hosts": list(self.allowed_hosts),
             "parent_id": self.parent,
             "ended_reason": self.ended_reason,
+            "auto": self.auto,
         }

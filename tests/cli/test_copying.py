@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 
 from k8e.cli import copying
 from tests.cli.terminals import Terminal
-from tests.places import Place
+from tests.places import COMMAND, Place
 
 MIB = 1 << 20
 
@@ -161,3 +163,36 @@ def test_paths_with_a_session_are_told_from_local_ones() -> None:
     assert copying.parse("s:") == copying.Remote("s", ".")
     for local in ("a", "./a:b", "/a:b", "A:b", "-x:y", "a_b:c"):
         assert copying.parse(local) == local
+
+
+def test_a_local_file_that_cannot_be_written_is_told_as_local(
+    place: Place, session_id: str, tmp_path: Path
+) -> None:
+    place.json("sandbox", "write", session_id, "large", stdin=bytes(100_000))
+    arguments = ["sandbox", "cp", f"{session_id}:large", str(tmp_path)]
+    # The kernel lets this command write no more than 8 KiB into a file.
+    done = subprocess.run(
+        ["bash", "-c", 'ulimit -f 8; exec "$@"', "-", *COMMAND, *arguments],
+        env=place.environ,
+        capture_output=True,
+        timeout=30,
+        check=False,
+    )
+    told = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert told["error"] == "the local file 'large' cannot be written: File too large"
+    assert "sandbox" not in told["detail"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_local_folder_in_the_way_and_a_missing_one_are_told_as_local(
+    place: Place, session_id: str, tmp_path: Path
+) -> None:
+    place.json("sandbox", "write", session_id, "taken", stdin=b"x")
+    (tmp_path / "taken/inner").mkdir(parents=True)
+    told = place.error("sandbox", "cp", f"{session_id}:taken", str(tmp_path))
+    assert "local file 'taken' cannot be written: Is a directory" in told
+    for source in ("nowhere", "nowhere/deep"):
+        told = place.error("sandbox", "cp", str(tmp_path / source), f"{session_id}:x")
+        assert str(tmp_path / "nowhere") in told
+        assert "sandbox's own" not in told

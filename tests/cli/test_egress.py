@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from k8e import Denial, Egress, errors
-from k8e.cli import denials, egress, fast, parsing
+from k8e.cli import denials, fast, parsing
 from k8e.egress import denials as reasons
+from k8e.egress import policy
 from k8e.guest import wire
 from tests.gateway import worlds
 from tests.gateway.worlds import CONNECT, NOWHERE
@@ -131,12 +132,12 @@ def test_the_table_shows_the_policy_and_what_was_refused(monkeypatch: pytest.Mon
 def test_words_are_added_and_removed(
     before: list[str], add: list[str], remove: list[str], after: list[str]
 ) -> None:
-    assert egress.changed(before, add=add, remove=remove) == after
+    assert policy.changed(before, add=add, remove=remove) == after
 
 
 def test_a_word_that_is_not_there_cannot_be_removed() -> None:
     with pytest.raises(errors.InvalidRequest, match=r"'github\.com' is none of the words") as told:
-        egress.changed(["default"], add=[], remove=["github.com"])
+        policy.changed(["default"], add=[], remove=["github.com"])
     assert "'default'" in told.value.hint
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -83,3 +84,28 @@ def test_creating_twice_with_different_policies_is_a_conflict(client: SandboxCli
     with pytest.raises(errors.Conflict):
         create("open")
     client.destroy_session(first)
+
+
+def test_changes_of_many_at_once_are_all_in_the_policy(client: SandboxClient) -> None:
+    session_id = client.create_session("container", ["kept.example"])
+    names = [f"host-{number}.example" for number in range(12)]
+
+    def add(name: str) -> None:
+        client.change_allowed_hosts(session_id, add=[name])
+
+    def remove(name: str) -> None:
+        client.change_allowed_hosts(session_id, remove=[name])
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(add, names))
+    assert set(client.get_session(session_id).allowed_hosts) == {"kept.example", *names}
+    assert set(client.egress(session_id).rules) == {"kept.example", *names}, "the kernel agrees"
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(remove, names))
+    assert client.get_session(session_id).allowed_hosts == ["kept.example"]
+    with pytest.raises(errors.InvalidRequest, match=r"'host-1\.example' is none of the words"):
+        client.change_allowed_hosts(session_id, remove=["host-1.example"])
+    with pytest.raises(errors.InvalidRequest, match="is not a host name"):
+        client.change_allowed_hosts(session_id, add=["bad host"])
+    assert client.change_allowed_hosts(session_id, remove=["kept.example"]) == ["none"]
+    client.destroy_session(session_id)

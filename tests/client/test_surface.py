@@ -23,6 +23,7 @@ def test_the_package_exports_exactly_this() -> None:
         "Copied",
         "Denial",
         "Egress",
+        "Event",
         "ExecEvent",
         "ExecInfo",
         "ExecResult",
@@ -40,7 +41,9 @@ def test_the_package_exports_exactly_this() -> None:
         "Stderr",
         "Stdout",
         "__version__",
+        "arun",
         "errors",
+        "run",
         "sandbox_session",
     }
     for name in k8e.__all__:

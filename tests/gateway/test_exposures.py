@@ -334,7 +334,9 @@ async def test_a_tunnel_on_which_nothing_moves_is_given_up(
 
 @pytest.mark.parametrize("late", [wire.DATA, wire.END])
 def test_a_guest_that_goes_on_after_the_end_breaks_the_protocol(late: int) -> None:
-    operation = Operation("connect", lambda kind, body: None, lambda: None, lambda body: body)
+    operation = Operation(
+        "connect", lambda kind, body: None, lambda kind, body: None, lambda body: body
+    )
     operation.receive(wire.RESULT, wire.pack({}))
     operation.receive(wire.DATA, b"x")
     operation.receive(wire.END, b"")

@@ -24,6 +24,7 @@ IMPLEMENTED = {
     "PipInstall",
     "PollRun",
     "GetTranscript",
+    "GetEvents",
     "GetProcesses",
     "CreateSession",
     "DestroySession",

@@ -49,7 +49,7 @@ class Tar:
         self, principal: Principal, session_id: str, call: dict[str, Any], on_frame: FrameSink
     ) -> Operation:
         self.call = call
-        self._operation = Operation("exec", on_frame, lambda: None, lambda body: body)
+        self._operation = Operation("exec", on_frame, lambda kind, body: None, lambda body: body)
         self._operation.attach(self)  # pyright: ignore[reportArgumentType]
         self._operation.receive(wire.RESULT, wire.pack({"id": "x", "pid": 2}))
         self._script(self)

@@ -76,7 +76,7 @@ async def test_a_slow_operation_of_a_guest_that_answers_goes_on(
 def test_a_frame_that_does_not_belong_to_an_operation_is_the_clients_fault(
     op: str, kind: int
 ) -> None:
-    operation = Operation(op, nowhere, lambda: None, lambda body: body)
+    operation = Operation(op, nowhere, lambda kind, body: None, lambda body: body)
     operation.attach(FakeChannel())  # pyright: ignore[reportArgumentType]
     with pytest.raises(errors.InvalidRequest, match="does not belong"):
         operation.send(kind, b"\0\0\0\1")
@@ -94,7 +94,7 @@ def test_a_frame_that_does_not_belong_to_an_operation_is_the_clients_fault(
     ],
 )
 def test_a_frame_that_only_fills_memory_is_the_guests_fault(op: str, kind: int, size: int) -> None:
-    operation = Operation(op, nowhere, lambda: None, lambda body: body)
+    operation = Operation(op, nowhere, lambda kind, body: None, lambda body: body)
     with pytest.raises(wire.WireError):
         operation.receive(kind, b"x" * size)
 

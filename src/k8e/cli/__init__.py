@@ -27,3 +27,8 @@ def main(argv: list[str] | None = None) -> int:
         return parsing.main(arguments)
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def sandbox_main() -> int:
+    """``k8e-sandbox-cli``: K8E's name of ``k8e sandbox``, for scripts that were written for it."""
+    return main(["sandbox", *sys.argv[1:]])

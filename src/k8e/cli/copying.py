@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from k8e import errors
-from k8e.cli import parsing, printing, progress, sandbox
+from k8e.cli import fast, parsing, printing, progress, sandbox, state
 from k8e.client import downloading, operations, requests
 from k8e.client.blocking import SandboxClient
 
@@ -111,5 +111,8 @@ def _session_id(remote: Remote, options: argparse.Namespace) -> str:
     named = remote.session_id or os.environ.get("K8E_SANDBOX_SESSION_ID")
     if named:
         return named
-    call = {"op": "ping", "session": requests.auto(parsing.tenant(options) or "default")}
-    return str(sandbox.ask(options, operations.call(call))["session_id"])
+    tenant = parsing.tenant(options) or state.DEFAULT_TENANT
+    call = {"op": "ping", "session": requests.auto(tenant)}
+    found = str(sandbox.ask(options, operations.call(call))["session_id"])
+    fast.note_session(tenant, found)
+    return found

@@ -151,11 +151,7 @@ def execute(options: dict[str, Any], connect: Callable[[], Connection] | None = 
     """Run the code, print what comes of it; the exit code."""
     try:
         check(options)
-        connection = (connect or _connect)()
-        try:
-            return _Run(connection, options).finish()
-        finally:
-            connection.close()
+        return _run(options, connect or _connect)
     except BrokenPipeError:
         return CLOSED_PIPE
     except KeyboardInterrupt:
@@ -164,6 +160,24 @@ def execute(options: dict[str, Any], connect: Callable[[], Connection] | None = 
         from k8e.cli import printing
 
         return printing.failure(error, to=2 if options["raw"] else 1)
+
+
+def _run(options: dict[str, Any], connect: Callable[[], Connection]) -> int:
+    """Run the code once; a dying gateway that never read the call is no try."""
+    delays = (0.0, 0.1, 0.5)
+    while True:
+        connection = connect()
+        try:
+            return _Run(connection, options).finish()
+        except Exception as error:
+            if not getattr(error, "unread", False) or not delays:
+                raise
+            import time
+
+            time.sleep(delays[0])
+            delays = delays[1:]
+        finally:
+            connection.close()
 
 
 def _connect() -> Connection:
@@ -342,7 +356,7 @@ def note_session(tenant: str, session_id: str) -> None:
     # The gateway took the tenant's name, so it is a plain label.
     path = home + b"/.k8e/sandbox/" + tenant.encode() + b"/state.json"
     try:
-        fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
+        fd = posix.open(path, posix.O_RDONLY | posix.O_NONBLOCK | posix.O_CLOEXEC)
         try:
             if b'"session_id":"' + session_id.encode() + b'"' in posix.read(fd, 4096):
                 return

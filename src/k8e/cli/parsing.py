@@ -16,6 +16,7 @@ from k8e.cli import (
     parsing_exposing,
     parsing_files,
     parsing_login,
+    parsing_more,
     parsing_runs,
     parsing_snapshots,
     parsing_steering,
@@ -137,6 +138,8 @@ def _add_sandbox(commands: Any) -> None:
     parsing_approvals.add_approver(_command, commands, common)
     parsing_login.add_to_sandbox(_command, group, common)
     parsing_login.add_apikey(_command, commands, common)
+    parsing_more.add(_command, group, common)
+    parsing_more.add_doctor(_command, group)
 
 
 def _add_run(group: Any, common: Parser) -> None:
@@ -251,6 +254,9 @@ def _add_sessions(group: Any, common: Parser) -> None:
         group, "sessions", "list sessions", "k8e sandbox sessions", "sandbox.sessions", common
     )
     sessions.add_argument("--all", action="store_true", help="also those that have ended")
+    sessions.add_argument(
+        "--phase", metavar="PHASE", help="only those in this phase: active, creating, ended, or all"
+    )
     sessions.add_argument("--tenant", default="", metavar="NAME", help="only this tenant's")
     get = _command(group, "get", "show a session", "k8e sandbox get ID", "sandbox.get", common)
     extend = _command(
@@ -315,15 +321,7 @@ def _add_gateway(commands: Any) -> None:
 
 def _add_host(commands: Any) -> None:
     _command(commands, "status", "show how the gateway is", "k8e status", "gateway.status")
-    doctor = _command(
-        commands,
-        "doctor",
-        "show what works on this host, and how to fix what does not",
-        "k8e doctor",
-        "doctor.doctor",
-    )
-    doctor.add_argument("--json", action="store_true", help="print JSON")
-    doctor.add_argument("--fresh", action="store_true", help="try everything out again")
+    parsing_more.add_doctor(_command, commands)
     completing.add(_command, commands)
     _command(commands, "version", "print the version", "k8e version", "gateway.version")
     for name in ("server", "agent"):

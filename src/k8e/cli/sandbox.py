@@ -16,6 +16,8 @@ from k8e.client.operations import Operation
 from k8e.client.results import SessionInfo
 from k8e.guest import wire
 
+_PHASES = ("active", "paused", "creating", "ended", "all")
+_STANDING = ("active", "paused")
 _NOT_YET = "secret".split()
 
 
@@ -38,7 +40,7 @@ def ask(options: argparse.Namespace, operation: Operation[Any]) -> Any:
     """The result of one operation that the SDK has no method for."""
     pool = driving.Pool(driving.connector(endpoint(options)))
     try:
-        running = driving.Running(pool.take(), operation, None)
+        running = driving.Running(pool.take(), operation, None, pool.renew)
         while running.next_event() is not None:
             pass
         running.connection.close()
@@ -132,7 +134,7 @@ def status(options: argparse.Namespace) -> int:
     try:
         with connect(options) as client:
             client.status()
-            found["session_id"] = _living(client, state.load(tenant))
+            found["session_id"] = _standing(client, tenant)
     except errors.GatewayUnreachable as error:
         found.update(available=False, error=error.message, detail=printing.describe(error)[1])
         printing.answer(found)
@@ -141,13 +143,10 @@ def status(options: argparse.Namespace) -> int:
     return 0
 
 
-def _living(client: SandboxClient, session_id: str) -> str:
-    """The id, if a session of it lives."""
-    try:
-        living = session_id and client.get_session(session_id).phase in ("active", "paused")
-        return session_id if living else ""
-    except errors.SessionNotFound:
-        return ""
+def _standing(client: SandboxClient, tenant: str) -> str:
+    """The tenant's standing session; the gateway knows it, whatever the state file says."""
+    found = [item for item in client.list_sessions(tenant) if item.auto and item.phase in _STANDING]
+    return found[0].session_id if found else ""
 
 
 def create(options: argparse.Namespace) -> int:
@@ -187,9 +186,15 @@ def destroy(options: argparse.Namespace) -> int:
 
 
 def sessions(options: argparse.Namespace) -> int:
+    phase = (options.phase or "").lower()
+    if phase and phase not in _PHASES:
+        raise errors.InvalidRequest(
+            f"unknown phase {options.phase[:80]!r}", hint=f"known are {', '.join(_PHASES)}"
+        )
     with connect(options) as client:
-        found = client.list_sessions(options.tenant, ended=options.all)
-    printing.answer({"sessions": [_session(item) for item in found]})
+        found = client.list_sessions(options.tenant, ended=options.all or phase in ("all", "ended"))
+    shown = [item for item in found if phase in ("", "all", item.phase)]
+    printing.answer({"sessions": [_session(item) for item in shown]})
     return 0
 
 

@@ -5,6 +5,7 @@ The gateway knows that better; the file is kept for tools that were written for 
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
@@ -15,6 +16,7 @@ from typing import Any
 from k8e.cli import printing
 
 DEFAULT_TENANT = "default"
+MAX_FILE = 4096  # bytes
 
 
 def path_of(tenant: str) -> Path:
@@ -23,7 +25,6 @@ def path_of(tenant: str) -> Path:
 
 def save(tenant: str, session_id: str) -> None:
     """Write the file whole or not at all; a home that cannot be written to is no error."""
-    path = path_of(tenant)
     now = datetime.datetime.now(datetime.UTC)
     state = {
         "created_at": now.isoformat(timespec="seconds").replace("+00:00", "Z"),
@@ -32,6 +33,9 @@ def save(tenant: str, session_id: str) -> None:
         "tenant_id": tenant,
     }
     try:
+        path = path_of(tenant)
+        if not Path.home().is_dir():
+            return  # root could make it, and whoever finds it there would wonder
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd, scratch = tempfile.mkstemp(prefix=".state-", dir=path.parent)
         try:
@@ -40,22 +44,25 @@ def save(tenant: str, session_id: str) -> None:
             Path(scratch).replace(path)
         except OSError:
             Path(scratch).unlink(missing_ok=True)
-    except OSError:
+    except (OSError, RuntimeError):  # or there is no home at all
         return
 
 
 def load(tenant: str) -> str:
     """The session id in a tenant's file, or nothing."""
     try:
-        found: Any = json.loads(path_of(tenant).read_text("utf-8"))
+        # Whatever lies there, it is not waited for, and no more is read than we ever write.
+        fd = os.open(path_of(tenant), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(fd, "rb") as file:
+            found: Any = json.loads(file.read(MAX_FILE))
         return str(found["session_id"])
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, RuntimeError, ValueError, TypeError, KeyError):
         return ""
 
 
 def forget(session_id: str) -> None:
-    """Remove the files that name a session which is gone."""
-    folder = path_of(DEFAULT_TENANT).parent.parent
-    for path in folder.glob("*/state.json"):
-        if load(path.parent.name) == session_id:
-            path.unlink(missing_ok=True)
+    """Remove the files that name a session which is gone; those that cannot be do no harm."""
+    with contextlib.suppress(OSError, RuntimeError):
+        for path in path_of(DEFAULT_TENANT).parent.parent.glob("*/state.json"):
+            if load(path.parent.name) == session_id:
+                path.unlink(missing_ok=True)

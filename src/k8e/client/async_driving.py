@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol
 
 from k8e import errors
 from k8e.client import endpoints, local, requests
 from k8e.client.driving import MAX_IDLE, nobody_listens
-from k8e.client.operations import PULL, RECEIVE, Operation, Send
+from k8e.client.operations import PULL, RECEIVE, RETRY_DELAYS, Operation, Send
 from k8e.client.requests import AsyncContent
 from k8e.guest import wire
 
@@ -36,6 +36,7 @@ class LocalConnection:
         self._frames: list[tuple[int, int, bytes]] = []
         self._reading = local.SMALL_READ
         self._channel = 0
+        self._unsent = False
 
     def begin(self) -> None:
         self._channel += 1
@@ -50,7 +51,7 @@ class LocalConnection:
                 await loop.sock_sendall(self._socket, header)
                 await loop.sock_sendall(self._socket, body)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # what the gateway said before it closed is still to be read
+            self._unsent = True  # what the gateway said before it closed is still to be read
 
     async def receive(self) -> tuple[int, bytes]:
         while True:
@@ -61,6 +62,7 @@ class LocalConnection:
                 return kind, body
 
     async def _read(self) -> None:
+        unread = self._unsent
         try:
             data = await asyncio.get_running_loop().sock_recv(self._socket, self._reading)
             if data:
@@ -70,10 +72,10 @@ class LocalConnection:
                 self._frames.reverse()
                 return
         except ConnectionResetError:
-            pass
+            unread = True
         except wire.WireError as error:
             raise local.unreachable(f"the gateway sent what is not k8e's: {error}") from None
-        raise local.unreachable("the gateway closed the connection")
+        raise local.closed(unread=unread)
 
     def is_fresh(self) -> bool:
         """Whether nothing came, not even an end, since the last operation."""
@@ -148,6 +150,10 @@ class Pool:
             await connection.close()
         return await self._connector.connect()
 
+    async def renew(self) -> Connection:
+        """A connection in place of one that a dying gateway never read from."""
+        return await self._connector.connect()
+
     async def keep(self, connection: Connection) -> None:
         """Take back a connection whose operation has ended well."""
         if len(self._idle) < MAX_IDLE:
@@ -165,13 +171,20 @@ class Running:
     """One operation under way on one connection."""
 
     def __init__(
-        self, connection: Connection, operation: Operation[Any], source: AsyncContent | None
+        self,
+        connection: Connection,
+        operation: Operation[Any],
+        source: AsyncContent | None,
+        renew: Callable[[], Awaitable[Connection]] | None = None,
     ) -> None:
         self.connection = connection
         self.result: Any = None
         self.done = False
         self._operation = operation
         self._source = None if source is None else chunks(source)
+        self._renew = renew
+        self._sent: list[Send] = []  # until something comes back
+        self._delays = iter(RETRY_DELAYS)
         connection.begin()
 
     async def next_event(self) -> Any:
@@ -184,7 +197,7 @@ class Running:
                 if self.done:
                     return None
                 if isinstance(step, Send):
-                    await self.connection.send(step.kind, step.body)
+                    await self._send(step)
                 elif step is RECEIVE:
                     answer = await self._receive()
                 elif step is PULL:
@@ -204,11 +217,27 @@ class Running:
             self.result, self.done = stop.value, True
             return None
 
+    async def _send(self, step: Send) -> None:
+        if self._renew is not None:
+            self._sent.append(step)
+        await self.connection.send(step.kind, step.body)
+
     async def _receive(self) -> tuple[int, bytes] | errors.GatewayUnreachable:
-        try:
-            return await self.connection.receive()
-        except errors.GatewayUnreachable as error:
-            return error
+        while True:
+            try:
+                frame = await self.connection.receive()
+            except errors.GatewayUnreachable as error:
+                delay = next(self._delays, None)
+                if not error.unread or len(self._sent) != 1 or delay is None or not self._renew:
+                    return error
+                await asyncio.sleep(delay)
+                await self.connection.close()
+                self.connection = await self._renew()
+                self.connection.begin()
+                await self.connection.send(*self._sent[0])
+            else:
+                self._sent, self._renew = [], None
+                return frame
 
     async def _pull(self) -> bytes | memoryview:
         return b"" if self._source is None else await anext(self._source, b"")

@@ -19,6 +19,7 @@ from k8e.client.approving import AsyncApproving
 from k8e.client.async_interactive import AsyncInteractive
 from k8e.client.async_runs import AsyncRuns
 from k8e.client.async_transfers import AsyncTransfers
+from k8e.client.events import AsyncTelling
 from k8e.client.exposing import AsyncExposing
 from k8e.client.operations import Operation, Progress
 from k8e.client.requests import AsyncContent, ExecOptions, SessionOptions
@@ -38,6 +39,7 @@ class AsyncSandboxClient(
     AsyncSnapshotting,
     AsyncSteering,
     AsyncExposing,
+    AsyncTelling,
 ):
     """Runs code in sandboxes, from any number of tasks at once.
 
@@ -206,6 +208,12 @@ class AsyncSandboxClient(
         call = requests.allow_call(session_id, hosts)
         return await self._call(operations.update_allowed_hosts(call))
 
+    async def change_allowed_hosts(
+        self, session_id: str, *, add: Sequence[str] = (), remove: Sequence[str] = ()
+    ) -> list[str]:
+        call = requests.change_call(session_id, add, remove)
+        return await self._call(operations.update_allowed_hosts(call))
+
     async def egress(self, session_id: str) -> results.Egress:
         call = {"op": "egress", "session_id": session_id}
         return await self._call(operations.egress(call))
@@ -305,7 +313,8 @@ class AsyncSandboxClient(
     # Driving.
 
     async def _call(self, operation: Operation[T], source: AsyncContent | None = None) -> T:
-        running = async_driving.Running(await self._pool.take(), operation, source)
+        pool = self._pool
+        running = async_driving.Running(await pool.take(), operation, source, pool.renew)
         while await running.next_event() is not None:
             pass
         await self._pool.keep(running.connection)
@@ -318,7 +327,8 @@ class AsyncSandboxClient(
     async def _stream(
         self, operation: Operation[Any], source: AsyncContent | None = None
     ) -> AsyncGenerator[Any]:
-        running = async_driving.Running(await self._pool.take(), operation, source)
+        pool = self._pool
+        running = async_driving.Running(await pool.take(), operation, source, pool.renew)
         try:
             while (event := await running.next_event()) is not None:
                 yield event

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, Unpack
 from k8e import errors
 from k8e.client import driving, endpoints, operations, requests, results
 from k8e.client.approving import Approving
+from k8e.client.events import Telling
 from k8e.client.exposing import Exposing
 from k8e.client.interactive import Interactive
 from k8e.client.operations import Operation, Progress
@@ -25,7 +26,9 @@ from k8e.client.transfers import Transfers
 T = TypeVar("T")
 
 
-class SandboxClient(Runs, Interactive, Transfers, Approving, Snapshotting, Steering, Exposing):
+class SandboxClient(
+    Runs, Interactive, Transfers, Approving, Snapshotting, Steering, Exposing, Telling
+):
     """Runs code in sandboxes.
 
     The gateway is ``endpoint``, that of K8E_SANDBOX_ENDPOINT, of ``profile`` or of the current
@@ -223,6 +226,16 @@ class SandboxClient(Runs, Interactive, Transfers, Approving, Snapshotting, Steer
         call = requests.allow_call(session_id, hosts)
         return self._call(operations.update_allowed_hosts(call))
 
+    def change_allowed_hosts(
+        self, session_id: str, *, add: Sequence[str] = (), remove: Sequence[str] = ()
+    ) -> list[str]:
+        """Add words to what a session may reach, and take others out; what is in effect.
+
+        Two callers at once lose nothing of each other's changes.
+        """
+        call = requests.change_call(session_id, add, remove)
+        return self._call(operations.update_allowed_hosts(call))
+
     def egress(self, session_id: str) -> results.Egress:
         """What a session may reach, and what it was refused."""
         call = {"op": "egress", "session_id": session_id}
@@ -330,7 +343,7 @@ class SandboxClient(Runs, Interactive, Transfers, Approving, Snapshotting, Steer
     # Driving.
 
     def _call(self, operation: Operation[T], source: Content | None = None) -> T:
-        running = driving.Running(self._pool.take(), operation, source)
+        running = driving.Running(self._pool.take(), operation, source, self._pool.renew)
         while running.next_event() is not None:
             pass
         self._pool.keep(running.connection)
@@ -341,7 +354,7 @@ class SandboxClient(Runs, Interactive, Transfers, Approving, Snapshotting, Steer
             return self._call(operations.exec_result(call), stdin)
 
     def _stream(self, operation: Operation[Any], source: Content | None = None) -> Generator[Any]:
-        running = driving.Running(self._pool.take(), operation, source)
+        running = driving.Running(self._pool.take(), operation, source, self._pool.renew)
         try:
             while (event := running.next_event()) is not None:
                 yield event
@@ -384,4 +397,5 @@ def sandbox_session(
         try:
             yield client, session_id
         finally:
-            client.destroy_session(session_id)
+            with contextlib.suppress(errors.SessionNotFound):  # it has ended before
+                client.destroy_session(session_id)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from k8e import errors
 from k8e.client import endpoints, local, requests
-from k8e.client.operations import PULL, RECEIVE, Operation, Send
+from k8e.client.operations import PULL, RECEIVE, RETRY_DELAYS, Operation, Send
 from k8e.client.requests import Content
 
 MAX_IDLE = 128  # connections kept for the next operation
@@ -85,6 +87,10 @@ class Pool:
                 connection.close()
         return self._connector.connect()
 
+    def renew(self) -> Connection:
+        """A connection in place of one that a dying gateway never read from."""
+        return self._connector.connect()
+
     def keep(self, connection: Connection) -> None:
         """Take back a connection whose operation has ended well."""
         if len(self._idle) < MAX_IDLE:
@@ -103,13 +109,21 @@ class Running:
     """One operation under way on one connection."""
 
     def __init__(
-        self, connection: Connection, operation: Operation[Any], source: Content | None
+        self,
+        connection: Connection,
+        operation: Operation[Any],
+        source: Content | None,
+        renew: Callable[[], Connection] | None = None,
     ) -> None:
+        """``renew`` gives another connection if the gateway died before it read the call."""
         self.connection = connection
         self.result: Any = None
         self.done = False
         self._operation = operation
         self._source = iter(()) if source is None else requests.chunks(source)
+        self._renew = renew
+        self._sent: list[Send] = []  # until something comes back
+        self._delays = iter(RETRY_DELAYS)
         connection.begin()
 
     def next_event(self) -> Any:
@@ -124,7 +138,7 @@ class Running:
                     step = self._operation.send(answer)
                 answer = None
                 if isinstance(step, Send):
-                    self.connection.send(step.kind, step.body)
+                    self._send(step)
                 elif step is RECEIVE:
                     answer = self._receive()
                 elif step is PULL:
@@ -138,11 +152,28 @@ class Running:
             self.close()
             raise
 
+    def _send(self, step: Send) -> None:
+        if self._renew is not None:
+            self._sent.append(step)
+        self.connection.send(step.kind, step.body)
+
     def _receive(self) -> tuple[int, bytes] | errors.GatewayUnreachable:
-        try:
-            return self.connection.receive()
-        except errors.GatewayUnreachable as error:
-            return error
+        while True:
+            try:
+                frame = self.connection.receive()
+            except errors.GatewayUnreachable as error:
+                delay = next(self._delays, None)
+                if not error.unread or len(self._sent) != 1 or delay is None or not self._renew:
+                    return error
+                # We met a dying gateway. It has begun nothing, so this is no second time.
+                time.sleep(delay)
+                self.connection.close()
+                self.connection = self._renew()
+                self.connection.begin()
+                self.connection.send(*self._sent[0])
+            else:
+                self._sent, self._renew = [], None
+                return frame
 
     def close(self) -> None:
         """Give up; the gateway takes the end of the connection for the end of the operation."""

@@ -78,7 +78,7 @@ def check_peer(sock: _socket.socket) -> None:
 class Connection:
     """A blocking connection, used by one operation at a time."""
 
-    __slots__ = ("_buffer", "_channel", "_frames", "_socket", "_splitter")
+    __slots__ = ("_buffer", "_channel", "_frames", "_socket", "_splitter", "_unsent")
 
     def __init__(self, sock: _socket.socket) -> None:
         self._socket = sock
@@ -86,6 +86,7 @@ class Connection:
         self._frames: list[tuple[int, int, bytes]] = []
         self._buffer: bytearray | None = None  # once there is much to read
         self._channel = 0
+        self._unsent = False
 
     def begin(self) -> None:
         """Start a new operation: late frames of the one before are not its business."""
@@ -100,7 +101,7 @@ class Connection:
                 self._socket.sendall(header)
                 self._socket.sendall(body)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # what the gateway said before it closed is still to be read
+            self._unsent = True  # what the gateway said before it closed is still to be read
 
     def receive(self) -> tuple[int, bytes]:
         """The next frame of the current operation; GatewayUnreachable when there is none."""
@@ -112,6 +113,7 @@ class Connection:
                 return kind, body
 
     def _read(self) -> None:
+        unread = self._unsent
         try:
             data = self._take()
             if data:
@@ -119,10 +121,10 @@ class Connection:
                 self._frames.reverse()
                 return
         except ConnectionResetError:
-            pass
+            unread = True  # the kernel says so of a socket that is closed with something unread
         except wire.WireError as error:
             raise unreachable(f"the gateway sent something that is not k8e's: {error}") from None
-        raise unreachable("the gateway closed the connection")
+        raise closed(unread=unread)
 
     def _take(self) -> bytes | memoryview:
         """What is there to read; large reads share a buffer, since new memory is slow memory."""
@@ -147,6 +149,12 @@ class Connection:
 
     def close(self) -> None:
         self._socket.close()
+
+
+def closed(*, unread: bool) -> errors.GatewayUnreachable:
+    error = unreachable("the gateway closed the connection")
+    error.unread = unread
+    return error
 
 
 def unreachable(message: str, hint: str = "") -> errors.GatewayUnreachable:

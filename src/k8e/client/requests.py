@@ -250,6 +250,12 @@ def allow_call(session_id: str, hosts: Sequence[str]) -> dict[str, Any]:
     return {"op": "update_allowed_hosts", "session_id": session_id, "hosts": words(hosts)}
 
 
+def change_call(session_id: str, add: Sequence[str], remove: Sequence[str]) -> dict[str, Any]:
+    """Add words to the policy of a session, and take others out of it."""
+    changes = {"add": words(add), "remove": words(remove)}
+    return {"op": "change_allowed_hosts", "session_id": session_id, **changes}
+
+
 def words(hosts: Sequence[str]) -> list[str]:
     """The words of a policy. A lone text would be taken for a list of its letters."""
     if isinstance(hosts, str):

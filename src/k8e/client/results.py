@@ -206,6 +206,8 @@ class SessionInfo:
     """The session whose sub-agent it is; empty for most."""
     background_runs: int | None = None
     """How many programs run in it that nobody waits for; only :meth:`get_session` asks."""
+    auto: bool = False
+    """Whether it is its tenant's standing session: where commands run that name none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,6 +181,21 @@ def same_words(one: Sequence[str], other: Sequence[str]) -> bool:
     return set(map(tidy, one)) - {NONE} == set(map(tidy, other)) - {NONE}
 
 
+def changed(before: Sequence[str], *, add: Sequence[str], remove: Sequence[str]) -> list[str]:
+    """The words of a policy after a change; words that mean the same are told by their letters."""
+    words = {tidy(word): word for word in before if tidy(word) != NONE}
+    for word in remove:
+        if tidy(word) not in words:
+            raise errors.InvalidRequest(
+                f"{word[:80]!r} is none of the words of this policy: {' '.join(before)[:400]}",
+                hint="what 'default' or a wildcard allows cannot be taken out of it: "
+                "replace that word by the hosts that are needed",
+            )
+        del words[tidy(word)]
+    words |= {tidy(word): word for word in add if tidy(word) not in words}
+    return list(words.values())
+
+
 def _public(rule: Rule) -> Rule:
     """A client's rule: not for private addresses. In a larger network, the kernel refuses them."""
     network = rule.network

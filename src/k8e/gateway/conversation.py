@@ -26,6 +26,7 @@ from k8e.sessions.operations import Operation
 log = logging.getLogger(__name__)
 
 MAX_CHANNELS = 1024  # operations that one connection may have open
+MAX_ATTEMPTS = 3  # to begin in a standing session that ends again and again
 MAX_EARLY = wire.WINDOW  # bytes held for an operation whose session is still being made
 
 Send = Callable[[int, int, bytes], None]
@@ -151,12 +152,12 @@ class Conversation:
         return known.session_id if known is not None else ""
 
     async def _open_later(self, channel: int, target: dict[str, Any], call: dict[str, Any]) -> None:
-        session_id, warning = str(target.get("id") or ""), ""
         if "auto" in target:
-            session = await self._auto(target)
-            session_id, warning = session.session_id, self._sessions.warning(session)
-        relay = self._relay(channel, session_id, warning)
-        operation = await self._sessions.open(self._principal, session_id, call, relay)
+            operation = await self._open_auto(channel, target, call)
+        else:
+            session_id = str(target.get("id") or "")
+            relay = self._relay(channel, session_id)
+            operation = await self._sessions.open(self._principal, session_id, call, relay)
         pending = self._channels.pop(channel, None)
         if not isinstance(pending, Pending):  # cancelled while it began
             operation.cancel()
@@ -165,6 +166,21 @@ class Conversation:
             self._channels[channel] = operation
         for kind, body in pending.frames:
             operation.send(kind, body)
+
+    async def _open_auto(
+        self, channel: int, target: dict[str, Any], call: dict[str, Any]
+    ) -> Operation:
+        """Open in the tenant's standing session; in a new one if that ends before anything runs."""
+        attempts = 0
+        while True:
+            session = await self._auto(target)
+            session_id, attempts = session.session_id, attempts + 1
+            relay = self._relay(channel, session_id, self._sessions.warning(session))
+            try:
+                return await self._sessions.open(self._principal, session_id, call, relay)
+            except errors.SessionNotFound:
+                if attempts == MAX_ATTEMPTS:
+                    raise
 
     async def _auto(self, target: dict[str, Any]) -> Session:
         fields = {**(target.get("spec") or {}), "tenant": str(target["auto"] or "default")}

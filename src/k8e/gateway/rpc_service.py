@@ -13,6 +13,7 @@ from k8e.gateway import rpc_egress
 from k8e.gateway.calls import Call, decode
 from k8e.gateway.rpc_approvals import ApprovalRpcs
 from k8e.gateway.rpc_errors import as_text
+from k8e.gateway.rpc_events import EventRpcs
 from k8e.gateway.rpc_exposing import ExposureRpcs
 from k8e.gateway.rpc_login import LoginRpcs
 from k8e.gateway.rpc_runs import started
@@ -49,7 +50,9 @@ class Ending(NamedTuple):
     denials: list[pb.EgressDenial]
 
 
-class Service(TerminalRpcs, ApprovalRpcs, SnapshotRpcs, SteeringRpcs, ExposureRpcs, LoginRpcs):
+class Service(
+    TerminalRpcs, ApprovalRpcs, SnapshotRpcs, SteeringRpcs, ExposureRpcs, LoginRpcs, EventRpcs
+):
     """What is implemented of ``sandbox.v1.SandboxService``, for callers that are known."""
 
     def __init__(self, gateway: Gateway) -> None:

@@ -19,13 +19,14 @@ from k8e.gateway.exposing import ExposureCalls
 from k8e.gateway.keeping import KeyCalls
 from k8e.gateway.snapshotting import SnapshotCalls
 from k8e.gateway.steering import SteeringCalls
+from k8e.gateway.telling import EventCalls
 from k8e.model import Principal, Role, SessionSpec, words_from_json
 from k8e.sessions.approvals import Approvals
 from k8e.sessions.service import Sessions
 from k8e.settings import Settings
 
 
-class Gateway(ApprovalCalls, SnapshotCalls, SteeringCalls, ExposureCalls, KeyCalls):
+class Gateway(ApprovalCalls, SnapshotCalls, SteeringCalls, ExposureCalls, KeyCalls, EventCalls):
     """The shared state of all dialects. A method ``call_x`` answers the operation ``x``."""
 
     def __init__(
@@ -111,6 +112,14 @@ class Gateway(ApprovalCalls, SnapshotCalls, SteeringCalls, ExposureCalls, KeyCal
     ) -> dict[str, Any]:
         words = words_from_json(call.get("hosts") or ())
         session, hosts = await self.sessions.allow(principal, _text(call, "session_id"), words)
+        return {"session": session.to_json(), "hosts": hosts}
+
+    async def call_change_allowed_hosts(
+        self, principal: Principal, call: dict[str, Any]
+    ) -> dict[str, Any]:
+        add, remove = (words_from_json(call.get(key) or ()) for key in ("add", "remove"))
+        session_id = _text(call, "session_id")
+        session, hosts = await self.sessions.change_allowed(principal, session_id, add, remove)
         return {"session": session.to_json(), "hosts": hosts}
 
     async def call_egress(self, principal: Principal, call: dict[str, Any]) -> dict[str, Any]:

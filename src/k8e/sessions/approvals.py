@@ -76,6 +76,9 @@ class Approvals:
         )
         self._store.insert(asked)
         log.info("approval %s is asked for by session %s", asked.approval_id, session_id)
+        self._sessions.events.write(
+            session, "approval.asked", approval_id=asked.approval_id, action=action
+        )
         return self._seen(asked)
 
     async def wait(
@@ -157,7 +160,7 @@ class Approvals:
         found = self.get(principal, approval_id)
         if found.status != PENDING:
             raise _over(found)
-        self._living(Principal(found.owner), found.session_id, found.sandbox_id)
+        session = self._living(Principal(found.owner), found.session_id, found.sandbox_id)
         decided = replace(
             found,
             status=APPROVED if approved else REJECTED,
@@ -168,6 +171,14 @@ class Approvals:
         if not self._store.decide(decided):
             raise _over(self.get(principal, approval_id))
         log.info("approval %s is %s", approval_id, decided.status)
+        self._sessions.events.write(
+            session,
+            "approval.decided",
+            approval_id=approval_id,
+            status=decided.status,
+            advisory=decided.advisory,
+            reason=reason,
+        )
         self._wake(approval_id)
         return decided
 

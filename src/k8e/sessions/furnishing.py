@@ -80,7 +80,7 @@ class _Room:
         operation = Operation(
             call["op"],
             on_frame,
-            lambda: None,
+            lambda _kind, _body: None,
             lambda body: self._network.add_denials(sandbox_id, mark, body),
         )
         lost = errors.GuestFailed("the link to the guest was lost")

@@ -35,6 +35,8 @@ class Live:
         self.running: dict[Operation, asyncio.TimerHandle] = {}
         self.watcher: asyncio.Task[None] | None = None
         self.ending: asyncio.Task[None] | None = None
+        self.policy = asyncio.Lock()
+        """Held while what it may reach is changed: kernel, store and session say the same."""
         self.has_background = False
         """Whether programs may run in it that nobody waits for; only its guest knows until when."""
         self.parent: Live | None = None

@@ -140,10 +140,13 @@ class Operation:
         self,
         op: str,
         on_frame: FrameSink,
-        on_done: Callable[[], None],
+        on_done: Callable[[int, bytes], None],
         amend_exit: Callable[[bytes], bytes],
     ) -> None:
-        """``amend_exit`` adds to an EXIT what the guest does not know."""
+        """``on_done`` gets the last frame, of kind 0 if the client left before it came.
+
+        ``amend_exit`` adds to an EXIT what the guest does not know.
+        """
         self.done = False
         self._op = op
         self._on_frame = on_frame
@@ -180,12 +183,12 @@ class Operation:
             raise wire.WireError(f"a guest does not send frame {kind} for {self._op}")
         elif kind in _VALUES and len(body) > MAX_VALUE:
             raise wire.WireError("the guest sent too large a value")
-        if self._ends(kind):
-            self._finish()
-        elif kind == wire.RESULT and self._results > 1:
-            raise wire.WireError("the guest answered twice")
         if kind == wire.EXIT:
             body = self._amend_exit(body)
+        if self._ends(kind):
+            self._finish(kind, body)
+        elif kind == wire.RESULT and self._results > 1:
+            raise wire.WireError("the guest answered twice")
         self._on_frame(kind, body)
 
     def _take_credit(self, body: bytes) -> None:
@@ -229,8 +232,8 @@ class Operation:
                 self._channel.send(wire.CANCEL)
             self._finish()
 
-    def _finish(self) -> None:
+    def _finish(self, kind: int = 0, body: bytes = b"") -> None:
         self.done = True
         if self._channel is not None:
             self._channel.close()
-        self._on_done()
+        self._on_done(kind, body)

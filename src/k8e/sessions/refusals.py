@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from k8e import errors
+from k8e.egress.policy import same_words
 from k8e.model import Session, SessionSpec
+from k8e.sessions import furnishing
 
 
 def not_found(session_id: str, why: str = "") -> errors.SessionNotFound:
@@ -25,4 +27,30 @@ def check_same(session: Session, spec: SessionSpec) -> None:
         raise errors.Conflict(
             f"request id {spec.request_id!r} was used for a different session",
             hint="use a new request id for a new request",
+        )
+
+
+def check_standing(
+    known: Session,
+    runtime: str,
+    allowed_hosts: tuple[str, ...] | None,
+    content: SessionSpec | None,
+) -> None:
+    """A tenant's standing session must be as it is asked for, in what was asked for."""
+    tenant = known.spec.tenant
+    if runtime and runtime != known.runtime:
+        raise errors.Conflict(
+            f"the session of tenant {tenant!r} runs on {known.runtime}, not on {runtime}",
+            hint=f"k8e sandbox destroy {known.session_id}, or use another --tenant",
+        )
+    if allowed_hosts is not None and not same_words(allowed_hosts, known.allowed_hosts):
+        raise errors.Conflict(
+            f"the session of tenant {tenant!r} may reach {' '.join(known.allowed_hosts)}",
+            hint=f"k8e sandbox allow-hosts {known.session_id} changes that, "
+            "or use another --tenant",
+        )
+    if content is not None and not furnishing.is_same(content, known.spec):
+        raise errors.Conflict(
+            f"the session of tenant {tenant!r} was made with other content",
+            hint=f"k8e sandbox destroy {known.session_id}, or use another --tenant",
         )

@@ -11,14 +11,15 @@ from dataclasses import replace
 from typing import Any
 
 from k8e import errors, link
-from k8e.egress.policy import same_words
+from k8e.egress.policy import changed
 from k8e.link import FrameSink
 from k8e.model import Phase, Principal, Session, SessionSpec, new_id
 from k8e.runtimes.base import Feature, Guest
 from k8e.runtimes.host import Host
 from k8e.runtimes.registry import Runtimes
-from k8e.sessions import adopting, furnishing, operations, refusals, working
+from k8e.sessions import adopting, noting, operations, refusals, working
 from k8e.sessions.children import Children
+from k8e.sessions.events import Events
 from k8e.sessions.furnishing import Furnisher
 from k8e.sessions.live import IDLE, Live
 from k8e.sessions.making import Kinship, Maker
@@ -52,6 +53,9 @@ class Sessions:
         self._maker = Maker(settings, store, runtimes, self._network, furnisher, self._made)
         self._children = Children(store, self._network, self._maker, settings.max_children)
         self._pauses = Pauses(store)
+        self.events = Events(settings.data_dir / "events")
+        """What happened in each session: ``events.write(session, "noun.verb", **fields)``."""
+        store.on_forget.append(self.events.forget)
         self._tasks: set[asyncio.Task[None]] = set()
         self.on_end: list[Callable[[Session], None]] = []
         """Called with each session that has ended."""
@@ -59,12 +63,9 @@ class Sessions:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
         """Adopt what is there, then serve until the block ends; sandboxes stay when it does."""
+        catching_up: list[asyncio.Task[None]] = []
         try:
-            for session, guest in await adopting.adopt(self._store, self.runtimes, self._host):
-                live = self._begin(session, guest)
-                live.has_background = True  # perhaps: it will be asked
-                if live.paused:
-                    self._pauses.freeze_again(live)
+            catching_up += await self._adopt()
             alive = self._sandboxes()
             await self._network.start(alive)
             for sandbox_id in alive - self._sandboxes():  # it died before there was a network
@@ -75,12 +76,34 @@ class Sessions:
         finally:
             for live in self._live.values():
                 live.stop()
+            for task in catching_up:
+                task.cancel()
             await self._maker.stop()
             await self._pauses.stop()
             if self._tasks:
                 await asyncio.wait(self._tasks)
             await self._network.close()
             self.snapshots.close()
+            self.events.close()
+
+    async def _adopt(self) -> list[asyncio.Task[None]]:
+        """Go on with what a gateway before us left; the tasks that find out what it missed."""
+        tasks: list[asyncio.Task[None]] = []
+        self.events.start(self._store.sandboxes())
+        before = self._store.unended()
+        for session, guest in await adopting.adopt(self._store, self.runtimes, self._host):
+            live = self._begin(session, guest)
+            live.has_background = True  # perhaps: it will be asked
+            if live.paused:
+                self._pauses.freeze_again(live)
+                continue
+            amend = self._amend(session.sandbox_id)
+            tasks.append(self._spawn(noting.catch_up(self.events, session, guest, amend)))
+        for session in before:
+            ended = self._store.get(session.session_id)
+            if ended is not None and ended.phase is Phase.ENDED:
+                self.events.end(session, ended.ended_reason)
+        return tasks
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run ``work`` beside everything else; its failure is told and ends nothing but itself."""
@@ -158,24 +181,10 @@ class Sessions:
         """The default session of a tenant, if it has a live one; it must be as it is asked for."""
         asked = self.runtimes.resolve(runtime)
         known = self._store.find_auto(principal.name, tenant)
-        if known is None or known.session_id not in self._live:
+        live = self._live.get(known.session_id) if known is not None else None
+        if known is None or live is None or live.ending is not None:
             return None
-        if asked and asked != known.runtime:
-            raise errors.Conflict(
-                f"the session of tenant {tenant!r} runs on {known.runtime}, not on {asked}",
-                hint=f"k8e sandbox destroy {known.session_id}, or use another --tenant",
-            )
-        if allowed_hosts is not None and not same_words(allowed_hosts, known.allowed_hosts):
-            raise errors.Conflict(
-                f"the session of tenant {tenant!r} may reach {' '.join(known.allowed_hosts)}",
-                hint=f"k8e sandbox allow-hosts {known.session_id} changes that, "
-                "or use another --tenant",
-            )
-        if content is not None and not furnishing.is_same(content, known.spec):
-            raise errors.Conflict(
-                f"the session of tenant {tenant!r} was made with other content",
-                hint=f"k8e sandbox destroy {known.session_id}, or use another --tenant",
-            )
+        refusals.check_standing(known, asked, allowed_hosts, content)
         return known
 
     async def auto(self, principal: Principal, spec: SessionSpec) -> Session:
@@ -184,6 +193,7 @@ class Sessions:
         known = self.auto_now(principal, spec.tenant, spec.runtime, spec.allowed_hosts, spec)
         if known is not None:
             return known
+        await self._bury(principal, spec.tenant)
         key = f"auto {principal.name} {spec.tenant}"
         made = await self._make(key, principal, spec, auto=True)
         # Another call may have begun it, for another runtime.
@@ -195,6 +205,13 @@ class Sessions:
         """A session for a sub-agent, in the workspace of its parent."""
         parent = self._own(principal, parent_id)
         return await self._children.make(parent, kind, path, self._make)
+
+    async def _bury(self, principal: Principal, tenant: str) -> None:
+        """Wait until a standing session that is being destroyed has made room for the next."""
+        known = self._store.find_auto(principal.name, tenant)
+        live = self._live.get(known.session_id) if known is not None else None
+        if live is not None and live.ending is not None:
+            await asyncio.shield(live.ending)
 
     async def _make(
         self,
@@ -221,8 +238,12 @@ class Sessions:
         """Start an operation on a session's guest; its frames come to ``on_frame``."""
         operation = self.open_now(principal, session_id, call, on_frame)
         while operation is None:
-            # Raises SandboxDied with the reason if the sandbox is gone.
-            await self._live[session_id].guest.connect()
+            live = self._live[session_id]
+            try:
+                await live.guest.connect()
+            except errors.SandboxDied as error:
+                # Nothing was started, so this is as if the death had been noticed before.
+                await self._end(live, error.message)
             operation = self.open_now(principal, session_id, call, on_frame)
         return operation
 
@@ -237,19 +258,28 @@ class Sessions:
         connected = live.guest.link
         if connected is None:
             return None
-        sandbox_id = live.session.sandbox_id
-        mark = self._network.mark(sandbox_id)
-        operation = Operation(
-            call["op"],
-            on_frame,
-            lambda: live.finished(operation),
-            lambda body: self._network.add_denials(sandbox_id, mark, body),
-        )
+        ended = noting.begun(self.events, live.session, call)
+        amend = self._amend(live.session.sandbox_id)
+        left = str(call["id"]) if call["op"] == "exec" else ""
+
+        def done(kind: int, body: bytes) -> None:
+            live.finished(operation)
+            if ended is not None:
+                ended(kind, body)
+                if left and not kind:
+                    noting.watch(connected, left, ended, amend)
+
+        operation = Operation(call["op"], on_frame, done, amend)
         live.has_background |= bool(call.get("background"))
         live.began(operation, float(call.get("timeout") or 0) if call["op"] == "exec" else 0)
         channel = connected.open(call, operation.receive, lambda: self._lost(live, operation))
         operation.attach(channel)
         return operation
+
+    def _amend(self, sandbox_id: str) -> Callable[[bytes], bytes]:
+        """What adds to an EXIT the refusals from now on."""
+        mark = self._network.mark(sandbox_id)
+        return lambda body: self._network.add_denials(sandbox_id, mark, body)
 
     def _why_not(self, principal: Principal, session_id: str) -> errors.K8eError:
         try:
@@ -279,8 +309,23 @@ class Sessions:
     ) -> tuple[Session, list[str]]:
         """Replace what a session and its children may reach, open connections included."""
         live = self._own(principal, session_id)
+        async with live.policy:
+            return await self._allow(live, words)
+
+    async def change_allowed(
+        self, principal: Principal, session_id: str, add: tuple[str, ...], remove: tuple[str, ...]
+    ) -> tuple[Session, list[str]]:
+        """Add words to what a session may reach and remove others, whoever else does so."""
+        live = self._own(principal, session_id)
+        async with live.policy:
+            words = changed(live.session.allowed_hosts, add=add, remove=remove)
+            return await self._allow(live, tuple(words))
+
+    async def _allow(self, live: Live, words: tuple[str, ...]) -> tuple[Session, list[str]]:
         words, policy = await self._network.read(words)
         await self._children.allow(live, words, policy)
+        for one in (live, *live.children):
+            self.events.write(one.session, "egress.changed", allowed_hosts=words)
         return live.session, policy.words()
 
     async def pause(self, principal: Principal, session_id: str) -> None:
@@ -315,6 +360,7 @@ class Sessions:
         live.session = replace(live.session, expires_at=expires_at)
         live.schedule()
         self._children.extend(live, before)
+        self.events.write(live.session, "session.extended", expires_at=expires_at)
         return live.session
 
     async def destroy(self, principal: Principal, session_id: str) -> None:
@@ -353,6 +399,7 @@ class Sessions:
             self._live.pop(session_id, None)
             live.leave()
             self._store.end(session_id, reason, time.time())
+            self.events.end(live.session, reason)
             self._store.forget_ended(time.time() - KEEP_ENDED)
             for tell in self.on_end:
                 tell(live.session)
@@ -363,12 +410,22 @@ class Sessions:
         live = Live(session, guest, on_due=self._on_due, on_overdue=self._on_overdue)
         self._live[session.session_id] = live
         live.join(self._live.get(session.parent))
+        self.events.begin(session)
         live.watcher = self._spawn(self._watch(live))
         live.schedule()
         return live
 
     async def _made(self, session: Session, guest: Guest) -> Session:
         live = self._begin(session, guest)
+        self.events.write(
+            session,
+            "session.created",
+            runtime=session.runtime,
+            tenant_id=session.spec.tenant,
+            parent_id=session.parent,
+            allowed_hosts=session.allowed_hosts,
+            expires_at=session.expires_at,
+        )
         if live.parent is not None:
             try:
                 await self._children.catch_up(live.parent, live)

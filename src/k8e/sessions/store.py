@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,14 +48,15 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         self._db = database.connect(path, MIGRATIONS, durable=False)
+        self.on_forget: list[Callable[[str], None]] = []
+        """Called with the sandbox of each session that nobody can ask about any more."""
 
     def close(self) -> None:
         self._db.close()
 
     def insert(self, session: Session) -> None:
         """Write a new session down; Conflict if its id, request or auto place is taken."""
-        query = "DELETE FROM sessions WHERE session_id=? AND owner=? AND phase='ended'"
-        self._db.execute(query, (session.session_id, session.owner))
+        self._forget("session_id=? AND owner=?", session.session_id, session.owner)
         try:
             self._db.execute(
                 "INSERT INTO sessions (session_id, owner, tenant, auto, phase, runtime, sandbox_id,"
@@ -116,7 +118,17 @@ class Store:
         )
 
     def forget_ended(self, before: float) -> None:
-        self._db.execute("DELETE FROM sessions WHERE phase='ended' AND ended_at < ?", (before,))
+        self._forget("ended_at < ?", before)
+
+    def _forget(self, condition: str, *values: Any) -> None:
+        query = f"DELETE FROM sessions WHERE phase='ended' AND {condition} RETURNING sandbox_id"  # noqa: S608 - our constants
+        for (sandbox_id,) in self._db.execute(query, values).fetchall():
+            for tell in self.on_forget:
+                tell(sandbox_id)
+
+    def sandboxes(self) -> list[str]:
+        """The sandboxes of all sessions, also of those that have ended."""
+        return [row[0] for row in self._db.execute("SELECT sandbox_id FROM sessions")]
 
     def get(self, session_id: str) -> Session | None:
         rows = self._select("session_id=?", session_id)

@@ -1,0 +1,66 @@
+"""One run, and nothing to look after: a session is made for it and destroyed with it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Unpack
+
+from k8e import errors
+from k8e.client.asynchronous import AsyncSandboxClient
+from k8e.client.blocking import sandbox_session
+from k8e.client.requests import AsyncContent, Content, ExecOptions
+from k8e.client.results import ExecResult
+
+
+def run(
+    code: str | bytes,
+    language: str = "bash",
+    timeout: float = 30,
+    *,
+    runtime_class: str = "",
+    allowed_hosts: Sequence[str] | None = None,
+    endpoint: str | None = None,
+    stdin: Content | None = None,
+    **options: Unpack[ExecOptions],
+) -> ExecResult:
+    """Run source code in a session of its own: ``k8e.run("print(1 + 1)", "python").stdout``.
+
+    A session takes longer to make than a command to run, so for several commands use a
+    :class:`k8e.SandboxClient`.
+
+    Args:
+        code: the program.
+        language: ``bash``, ``python``, ``node`` or ``ts``.
+        timeout: seconds after which it is killed; 0 means never.
+        runtime_class: ``gvisor`` or ``container``; by default the best.
+        allowed_hosts: what it may reach; see :meth:`k8e.SandboxClient.create_session`.
+        endpoint: a gateway elsewhere; by default K8E_SANDBOX_ENDPOINT, or this host's own.
+        stdin: what the program reads.
+        options: see :class:`ExecOptions`.
+    """
+    with sandbox_session(runtime_class, allowed_hosts, endpoint) as (client, session_id):
+        return client.run(code, language, timeout, session_id=session_id, stdin=stdin, **options)
+
+
+async def arun(
+    code: str | bytes,
+    language: str = "bash",
+    timeout: float = 30,
+    *,
+    runtime_class: str = "",
+    allowed_hosts: Sequence[str] | None = None,
+    endpoint: str | None = None,
+    stdin: AsyncContent | None = None,
+    **options: Unpack[ExecOptions],
+) -> ExecResult:
+    """:func:`k8e.run`, to be awaited."""
+    async with AsyncSandboxClient(endpoint) as client:
+        session_id = await client.create_session(runtime_class, allowed_hosts)
+        try:
+            return await client.run(
+                code, language, timeout, session_id=session_id, stdin=stdin, **options
+            )
+        finally:
+            with contextlib.suppress(errors.SessionNotFound):  # it has ended before
+                await client.destroy_session(session_id)

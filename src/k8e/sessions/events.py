@@ -1,0 +1,281 @@
+"""What happened in sessions, for people and audits: a file of JSON lines for each.
+
+A file is named after the session's sandbox, which has an id that is never used twice: whoever gets
+the same session id later gets none of these events. Each event is one ``write(2)``, so a gateway
+that is killed loses none. Numbers go up by one: what begins above 1 was cut, and a gap is an event
+that could not be written (a full disk), which the log tells too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import json
+import logging
+import math
+import os
+import re
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, cast
+
+from k8e.model import Session
+
+log = logging.getLogger(__name__)
+
+MAX_BYTES = 1 << 20  # of one session's file; then its older half is dropped
+MAX_TEXT = 1 << 10  # bytes of one text
+MAX_LINE = 32 << 10
+MAX_ITEMS = 32  # of a list
+MAX_DEPTH = 2  # of lists in lists
+DEFAULT_LIMIT = 500
+MAX_LIMIT = 10_000
+REMEMBERED = 256  # execs of one session
+_ENVELOPE = frozenset(("at", "seq", "kind", "session_id"))
+_SEQ = re.compile(rb'^\{"at":[0-9.]+,"seq":([0-9]+),')
+# Quotes inside of texts are escaped, so no text can look like this.
+_EXEC = re.compile(rb'"kind":"exec\.(started|finished)","session_id":"[^"]*","exec_id":"([^"]*)"')
+# ASCII alone: no text can end a line, or do something to a terminal.
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+
+class Log:
+    """The file of one session, open for appending."""
+
+    def __init__(self, path: Path) -> None:
+        self.seq = 0
+        self.execs: dict[str, bool] = {}
+        """The newest execs, and whether each has ended."""
+        self._path = path
+        self._fd = _open(path)
+        self._size = os.fstat(self._fd).st_size
+        if self._size:
+            self._recover()
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def _recover(self) -> None:
+        """Find out where a gateway before us stopped; half a line is none."""
+        data = os.pread(self._fd, self._size, 0)
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data):
+            os.ftruncate(self._fd, whole)
+            self._size = whole
+        if whole:
+            self.seq = _seq(data[data.rfind(b"\n", 0, whole - 1) + 1 : whole])
+        for state, exec_id in _EXEC.findall(data, 0, whole):
+            self.remember(exec_id.decode("ascii"), ended=state == b"finished")
+
+    def remember(self, exec_id: str, *, ended: bool) -> None:
+        self.execs[exec_id] = ended
+        if len(self.execs) > REMEMBERED:
+            del self.execs[next(iter(self.execs))]
+
+    def add(self, session_id: str, kind: str, fields: dict[str, Any]) -> None:
+        """Add an event, whole or not at all."""
+        self.seq += 1
+        line = _line(self.seq, session_id, kind, fields)
+        if self._size + len(line) > MAX_BYTES:
+            self._drop_older_half()
+        written = os.write(self._fd, line)
+        if written < len(line):
+            os.ftruncate(self._fd, self._size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._size += written
+
+    def _drop_older_half(self) -> None:
+        data = os.pread(self._fd, self._size, 0)
+        newer = data[data.index(b"\n", self._size // 2) + 1 :]
+        scratch = self._path.with_suffix(".tmp")
+        scratch.unlink(missing_ok=True)
+        fd = _open(scratch)
+        try:
+            if os.write(fd, newer) < len(newer):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            scratch.rename(self._path)
+        except OSError:
+            os.close(fd)
+            raise
+        os.close(self._fd)
+        self._fd, self._size = fd, len(newer)
+
+
+class Events:
+    """The events of all sessions of a gateway; used on its event loop alone."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._open: dict[str, Log] = {}  # of the sessions that live, by sandbox
+
+    # Writing.
+
+    def write(self, session: Session, kind: str, /, **fields: Any) -> None:
+        """Note that something happened in a session: ``write(session, "file.written", path=…)``.
+
+        ``kind`` is a constant like ``noun.verb``. Texts are cut at 1 KiB, lists at 32 items. Never
+        pass values of environment variables, contents of files or input. It does not fail: a disk
+        that is full must not stop whoever could make room.
+        """
+        if not _ENVELOPE.isdisjoint(fields):
+            raise TypeError(f"an event has {', '.join(sorted(_ENVELOPE))} already")
+        self._write(session, kind, fields)
+
+    def _write(self, session: Session, kind: str, fields: dict[str, Any]) -> None:
+        opened = self._open.get(session.sandbox_id)
+        try:
+            if opened is not None:
+                opened.add(session.session_id, kind, fields)
+                return
+            # Of one that does not live here: nobody will say when to close it.
+            with contextlib.closing(Log(self._path(session.sandbox_id))) as opened:
+                opened.add(session.session_id, kind, fields)
+        except OSError as error:
+            log.error("event %s of session %s is lost: %s", kind, session.session_id, error)
+
+    # Execs.
+
+    def exec_started(self, session: Session, exec_id: str, **fields: Any) -> None:
+        """Note the start of an exec, unless it runs already and somebody else joins it.
+
+        One that was seen before and has ended is noted ``again``: its guest gives the same result
+        once more, or, if it has forgotten it, runs it.
+        """
+        opened = self._open.get(session.sandbox_id)
+        if opened is not None:
+            known = opened.execs.get(exec_id)
+            if known is False:
+                return
+            opened.remember(exec_id, ended=False)
+            if known:
+                fields["again"] = True
+        self._write(session, "exec.started", {"exec_id": exec_id, **fields})
+
+    def exec_finished(self, session: Session, exec_id: str, **fields: Any) -> bool:
+        """Note the end of an exec, once; False if it was noted or never began."""
+        opened = self._open.get(session.sandbox_id)
+        if opened is None or opened.execs.get(exec_id, True):
+            return False
+        opened.execs[exec_id] = True
+        self._write(session, "exec.finished", {"exec_id": exec_id, **fields})
+        return True
+
+    def exec_failed(self, session: Session, exec_id: str, error: str) -> None:
+        """Note that an exec did not start, or that its sandbox is gone."""
+        opened = self._open.get(session.sandbox_id)
+        if self.exec_finished(session, exec_id, status="failed", error=error) and opened:
+            del opened.execs[exec_id]  # it can be tried again
+
+    def unfinished(self, session: Session) -> list[str]:
+        """The execs whose end was not noted."""
+        opened = self._open.get(session.sandbox_id)
+        return [exec_id for exec_id, ended in opened.execs.items() if not ended] if opened else []
+
+    # Lives.
+
+    def begin(self, session: Session) -> None:
+        """A session lives in this gateway: keep its file open."""
+        try:
+            self._open[session.sandbox_id] = Log(self._path(session.sandbox_id))
+        except OSError as error:
+            log.error("session %s has no events: %s", session.session_id, error)
+
+    def end(self, session: Session, reason: str) -> None:
+        """A session is over, and what ran in it."""
+        if session.sandbox_id not in self._open:  # it died with the gateway before us
+            self.begin(session)
+        for exec_id in self.unfinished(session):
+            self.exec_failed(session, exec_id, "sandbox_died")
+        self.write(session, "session.ended", reason=reason)
+        self._close(session.sandbox_id)
+
+    def forget(self, sandbox_id: str) -> None:
+        """Remove the events of a session that nobody can ask about any more."""
+        self._close(sandbox_id)
+        self._path(sandbox_id).unlink(missing_ok=True)
+
+    def start(self, known: Iterable[str]) -> None:
+        """Make the folder; remove what belongs to none of the ``known`` sandboxes."""
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        kept = {self._path(sandbox_id).name for sandbox_id in known}
+        for path in self._folder.iterdir():
+            if path.name not in kept:
+                with contextlib.suppress(OSError):  # a folder, perhaps: somebody else's
+                    path.unlink()
+
+    def close(self) -> None:
+        for sandbox_id in list(self._open):
+            self._close(sandbox_id)
+
+    def _close(self, sandbox_id: str) -> None:
+        opened = self._open.pop(sandbox_id, None)
+        if opened is not None:
+            opened.close()
+
+    def _path(self, sandbox_id: str) -> Path:
+        # Whoever looks for what is left of a sandbox, by its id, means other things than this.
+        return self._folder / f"{sandbox_id.removeprefix('sb-')}.jsonl"
+
+    # Reading.
+
+    async def read(self, session: Session, limit: int = 0) -> tuple[list[str], bool]:
+        """The newest events as lines of JSON, oldest first, and whether there were older ones."""
+        count = min(limit or DEFAULT_LIMIT, MAX_LIMIT)
+        return await asyncio.to_thread(_newest, self._path(session.sandbox_id), count)
+
+
+def _open(path: Path) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    return os.open(path, flags, 0o600)
+
+
+def _seq(line: bytes) -> int:
+    found = _SEQ.match(line)
+    return int(found[1]) if found else 0
+
+
+def _newest(path: Path, count: int) -> tuple[list[str], bool]:
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return [], False
+    lines = data[: data.rfind(b"\n") + 1].splitlines()[-count:]
+    return [line.decode("ascii") for line in lines], bool(lines) and _seq(lines[0]) > 1
+
+
+def _line(seq: int, session_id: str, kind: str, fields: dict[str, Any]) -> bytes:
+    head = f'{{"at":{time.time():.6f},"seq":{seq},"kind":"{kind}","session_id":"{session_id}"'
+    if not fields:
+        return f"{head}}}\n".encode("ascii")
+    rest = _encode({key: _checked(value) for key, value in fields.items()})
+    if len(rest) > MAX_LINE:
+        rest = '{"cut":true}'
+    return f"{head},{rest[1:]}\n".encode("ascii")
+
+
+def _checked(value: Any, depth: int = 0) -> Any:
+    """A value as JSON can hold it; much of it comes from clients and guests."""
+    if isinstance(value, str):
+        return value if len(value) <= MAX_TEXT and value.isascii() else _cut(value)
+    if isinstance(value, int) or value is None:
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, (dict, list, tuple)) and depth == MAX_DEPTH:
+        return "…"
+    if isinstance(value, dict):
+        pairs = list(cast("dict[Any, Any]", value).items())[:MAX_ITEMS]
+        return {_cut(str(key)): _checked(item, depth + 1) for key, item in pairs}
+    if isinstance(value, (list, tuple)):
+        return [_checked(item, depth + 1) for item in cast("list[Any]", value)[:MAX_ITEMS]]
+    return _cut(str(value))
+
+
+def _cut(text: str) -> str:
+    """At most ``MAX_TEXT`` bytes of a text, without halves of characters."""
+    data = text[: MAX_TEXT + 1].encode("utf-8", "replace")
+    if len(data) <= MAX_TEXT:
+        return data.decode()
+    return data[: MAX_TEXT - 3].decode("utf-8", "ignore") + "…"

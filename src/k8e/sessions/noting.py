@@ -1,0 +1,177 @@
+"""What operations leave in the events of their session: two rows for an exec, one for a change.
+
+What a guest says about the end of an operation is checked here: it is hostile, and auditors read
+this.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from k8e import errors, link
+from k8e.guest import wire
+from k8e.model import Session
+from k8e.runtimes.base import Guest
+from k8e.sessions.events import MAX_ITEMS, MAX_TEXT, Events
+from k8e.sessions.operations import Operation
+
+STATUSES = ("completed", "timed_out", "killed")
+SHELL = ["/bin/sh", "-c"]
+EVERYTHING = 1 << 62  # a number of a byte that no output reaches: its reader gets the exit alone
+ANSWER_SECONDS = 15.0
+
+Amend = Callable[[bytes], bytes]
+Ended = Callable[[int, bytes], None]
+"""Called with the last frame of an operation; the kind is 0 if its caller left before."""
+
+
+def begun(events: Events, session: Session, call: dict[str, Any]) -> Ended | None:
+    """Note that an operation begins; what its end is to be told to, if that is noted too."""
+    note = _NOTED.get(call["op"])
+    return note(events, session, call) if note is not None else None
+
+
+# Execs.
+
+
+def _exec(events: Events, session: Session, call: dict[str, Any]) -> Ended:
+    exec_id = call["id"] = call.get("id") or os.urandom(8).hex()
+    what: dict[str, Any] = {"background": bool(call.get("background"))}
+    if "code" in call:
+        what |= {"language": call["language"], "size": len(call["code"])}
+    else:
+        what["command"] = command_text(call["argv"])
+    if call.get("tty"):
+        what["tty"] = True
+    # Before the guest is asked: whatever runs has been noted.
+    events.exec_started(session, exec_id, **what)
+    return partial(_exec_ended, events, session, exec_id)
+
+
+def _attach(events: Events, session: Session, call: dict[str, Any]) -> Ended:
+    return partial(_attached, events, session, str(call.get("id")))
+
+
+def command_text(argv: list[str]) -> str:
+    """A command as somebody would type it."""
+    if argv[:2] == SHELL and len(argv) == 3:
+        return argv[2]
+    return shlex.join(part[:MAX_TEXT] for part in argv[:MAX_ITEMS])
+
+
+def _attached(events: Events, session: Session, exec_id: str, kind: int, body: bytes) -> None:
+    if kind == wire.EXIT:
+        _exec_ended(events, session, exec_id, kind, body)
+
+
+def _exec_ended(events: Events, session: Session, exec_id: str, kind: int, body: bytes) -> None:
+    if kind == wire.EXIT:
+        told = _unpacked(body)
+        if events.exec_finished(session, exec_id, **_ending(told)):
+            _denied(events, session, exec_id, told.get("denials"))
+    elif kind == wire.ERROR:
+        events.exec_failed(session, exec_id, str(_unpacked(body).get("code")))
+
+
+def _ending(told: dict[str, Any]) -> dict[str, Any]:
+    """How an exec ended, in words that we know and numbers that can be."""
+    code, status, duration = told.get("code"), told.get("status"), told.get("duration_ms")
+    if type(code) is not int or not 0 <= code < 1 << 16 or status not in STATUSES:
+        return {"status": "failed", "error": errors.GuestFailed.code}
+    if type(duration) is not int or duration < 0:
+        duration = None
+    return {
+        "exit_code": code,
+        "status": status,
+        "duration_ms": duration,
+        "background": bool(told.get("background")),
+    }
+
+
+def _denied(events: Events, session: Session, exec_id: str, denials: Any) -> None:
+    """One row for all that was refused during a run. The gateway itself put them into the EXIT."""
+    if denials:
+        count = sum(item["count"] for item in denials)
+        events.write(session, "egress.denied", exec_id=exec_id, count=count, denials=denials)
+
+
+def _unpacked(body: bytes) -> dict[str, Any]:
+    try:
+        return wire.unpack_dict(body)
+    except wire.WireError:
+        return {}
+
+
+def watch(connected: link.Link, exec_id: str, ended: Ended, amend: Amend) -> None:
+    """Nobody waits for an exec any more: wait for its end, so that it is noted."""
+    waiting = Operation("attach", lambda kind, body: None, ended, amend)
+    # Of its output it gets nothing, and it holds nothing up: an exec that was left is a ring.
+    call = {"op": "attach", "id": exec_id, "seq": EVERYTHING, "window": 1}
+    waiting.attach(connected.open(call, waiting.receive, lambda: None))
+
+
+async def catch_up(events: Events, session: Session, guest: Guest, amend: Amend) -> None:
+    """Note what ended while no gateway ran, and wait for the background execs that go on."""
+    waiting = set(events.unfinished(session))
+    if not waiting:
+        return
+    try:
+        connected = await guest.connect()
+        told: Any = await link.request(connected, {"op": "execs"}, seconds=ANSWER_SECONDS)
+        for item in told["execs"]:
+            if item["id"] not in waiting:
+                continue
+            if item["code"] is not None:
+                events.exec_finished(session, item["id"], **_ending(item))
+            elif item["background"]:
+                ended = partial(_attached, events, session, item["id"])
+                watch(connected, item["id"], ended, amend)
+    except (errors.K8eError, OSError, KeyError, TypeError, AttributeError):
+        return  # it answers nonsense or not at all; others look after that
+
+
+# Files.
+
+
+def _written(events: Events, session: Session, call: dict[str, Any]) -> Ended:
+    path, append = _text(call.get("path")), bool(call.get("append"))
+
+    def ended(kind: int, body: bytes) -> None:
+        if kind == wire.RESULT:
+            size = _unpacked(body).get("size")
+            size = size if type(size) is int and size >= 0 else None
+            events.write(session, "file.written", path=path, size=size, append=append)
+
+    return ended
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _changed(kind_of_event: str, *names: str) -> Callable[..., Ended]:
+    """Note a change when the guest says that it made it."""
+
+    def begin(events: Events, session: Session, call: dict[str, Any]) -> Ended:
+        fields = {name: _text(call.get(name)) for name in names}
+
+        def ended(kind: int, _: bytes) -> None:
+            if kind == wire.RESULT:
+                events.write(session, kind_of_event, **fields)
+
+        return ended
+
+    return begin
+
+
+_NOTED: dict[str, Callable[[Events, Session, dict[str, Any]], Ended]] = {
+    "exec": _exec,
+    "attach": _attach,
+    "write": _written,
+    "remove": _changed("file.removed", "path"),
+    "rename": _changed("file.renamed", "path", "to"),
+}

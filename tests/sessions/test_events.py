@@ -1,0 +1,536 @@
+"""What is written down about sessions: complete, bounded, valid, and for their owners alone."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from k8e import errors
+from k8e.guest import wire
+from k8e.model import Phase, Session, SessionSpec
+from k8e.sessions import events as module
+from k8e.sessions.approval_store import ApprovalStore
+from k8e.sessions.approvals import Approvals
+from k8e.sessions.events import Events
+from k8e.sessions.service import Sessions
+from tests.sessions.fakes import ME, OTHER, PATIENCE, World
+
+END = {"code": 3, "status": "completed", "duration_ms": 12, "background": False}
+
+
+def nowhere(kind: int, body: bytes) -> None:
+    """A client that does not listen."""
+
+
+async def told(sessions: Sessions, session_id: str, limit: int = 0) -> list[dict[str, Any]]:
+    lines, _ = await sessions.events.read(sessions.get(ME, session_id), limit)
+    return [json.loads(line) for line in lines]
+
+
+async def kinds(sessions: Sessions, session_id: str) -> list[str]:
+    return [item["kind"] for item in await told(sessions, session_id)]
+
+
+async def called(world: World, op: str) -> dict[str, Any]:
+    """The newest call of the first guest, once it is ``op``."""
+    while True:
+        call = world.runtime.launched[0].talk.calls[-1]
+        if call["op"] == op:
+            return call
+        await asyncio.sleep(0)
+
+
+def session(session_id: str = "mine", sandbox_id: str = "sb-one") -> Session:
+    return Session(session_id, "me", SessionSpec(), "gvisor", sandbox_id, Phase.ACTIVE, 0, 0)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "events"
+
+
+@pytest.fixture
+def events(folder: Path) -> Events:
+    events = Events(folder)
+    events.start([])
+    return events
+
+
+def only(folder: Path) -> Path:
+    (file,) = folder.iterdir()
+    return file
+
+
+async def newest(events: Events, limit: int = 0) -> list[dict[str, Any]]:
+    lines, _ = await events.read(session(), limit)
+    return [json.loads(line) for line in lines]
+
+
+# The file.
+
+
+async def test_an_event_has_time_number_kind_and_session_before_its_own_fields(
+    events: Events, folder: Path
+) -> None:
+    events.write(session(), "thing.happened", b=1, a=None, c=True)
+    ((name,), _) = await events.read(session())
+    found = json.loads(name)
+    assert list(found) == ["at", "seq", "kind", "session_id", "b", "a", "c"]
+    assert (found["seq"], found["kind"], found["session_id"]) == (1, "thing.happened", "mine")
+    file = only(folder)
+    assert stat.S_IMODE(only(folder).stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+
+
+def test_an_event_cannot_pretend_to_be_another_s(events: Events) -> None:
+    for name in ("at", "seq", "session_id"):
+        with pytest.raises(TypeError):
+            events.write(session(), "thing.happened", **{name: 1})
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        'x"}\n{"seq":9,"kind":"exec.started","session_id":"mine","exec_id":"z"}',
+        "\udcff\ud800 \0 \x1b[2J \u2028 \x85 \u202e",
+        "é" * 5000,
+        "\udcff" * 5000,
+        float("nan"),
+        float("inf"),
+        ["a"] * 1000,
+        {"k" * 5000: ["v" * 5000] * 100},
+        [[["\0" * 5000] * 100] * 100] * 100,
+        b"bytes",
+        10**30,
+    ],
+)
+async def test_whatever_is_passed_makes_one_valid_bounded_line(
+    events: Events, folder: Path, hostile: Any
+) -> None:
+    events.begin(session())
+    events.write(session(), "thing.happened", text=hostile)
+    events.write(session(), "thing.happened", text="after")
+    file = only(folder)
+    data = file.read_bytes()
+    assert data.isascii()
+    assert len(data.decode().splitlines()) == 2
+    assert len(data) < module.MAX_LINE + 1000
+    assert [item["seq"] for item in await newest(events)] == [1, 2]
+    json.dumps(await newest(events), ensure_ascii=False).encode()  # no halves of characters
+    events.close()
+    events.begin(session())
+    assert events.unfinished(session()) == []
+
+
+async def test_long_texts_are_cut_at_a_kibibyte_and_say_so(events: Events) -> None:
+    events.write(session(), "exec.started", command="é" * 600, other="x" * 1024)
+    (found,) = await newest(events)
+    assert found["command"].endswith("é…")
+    assert len(found["command"].encode()) <= 1024
+    assert found["other"] == "x" * 1024
+
+
+async def test_a_full_file_loses_its_older_half_and_says_so(
+    events: Events, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_BYTES", 10_000)
+    events.begin(session())
+    for number in range(1000):
+        events.write(session(), "thing.happened", number=number, text="x" * 100)
+        file = only(folder)
+        assert file.stat().st_size <= 10_000
+    lines, truncated = await events.read(session())
+    assert truncated
+    numbers = [json.loads(line)["seq"] for line in lines]
+    assert numbers == list(range(numbers[0], 1001))
+    assert len(numbers) > 20
+    assert stat.S_IMODE(only(folder).stat().st_mode) == 0o600
+
+
+async def test_only_the_newest_are_told_and_that_there_were_others(events: Events) -> None:
+    for number in range(600):
+        events.write(session(), "thing.happened", number=number)
+    lines, truncated = await events.read(session())
+    assert (len(lines), truncated) == (500, True)
+    lines, truncated = await events.read(session(), 600)
+    assert (len(lines), truncated) == (600, False)
+    ((line,), truncated) = await events.read(session(), 1)
+    assert (json.loads(line)["number"], truncated) == (599, True)
+    assert await events.read(session(sandbox_id="sb-other")) == ([], False)
+
+
+async def test_numbers_go_on_after_a_restart_and_half_a_line_is_none(
+    events: Events, folder: Path
+) -> None:
+    events.begin(session())
+    events.exec_started(session(), "run-1", command="sleep 9")
+    events.exec_started(session(), "run-2", command="true")
+    events.exec_finished(session(), "run-2", exit_code=0)
+    file = only(folder)
+    with file.open("ab") as torn:
+        torn.write(b'{"at":1,"seq":4,"kind":"exec.st')
+    lines, _ = await events.read(session())
+    assert len(lines) == 3, "a reader is not given half a line"
+    again = Events(folder)
+    again.start(["sb-one"])
+    again.begin(session())
+    assert again.unfinished(session()) == ["run-1"]
+    again.write(session(), "thing.happened")
+    assert [item["seq"] for item in await newest(again)] == [1, 2, 3, 4]
+    events.close()
+    again.close()
+
+
+async def test_a_full_disk_stops_nobody_and_leaves_a_gap(
+    events: Events, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    events.begin(session())
+    events.write(session(), "first.one")
+    real = os.write
+
+    def full(fd: int, data: bytes) -> int:
+        real(fd, data[: len(data) // 2])
+        monkeypatch.setattr(os, "write", half)
+        return len(data) // 2
+
+    def half(fd: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    events.write(session(), "second.one")
+    events.write(session(), "third.one")
+    monkeypatch.undo()
+    events.write(session(), "fourth.one")
+    assert [item["seq"] for item in await newest(events)] == [1, 4]
+    assert caplog.text.count("is lost") == 2
+
+
+def test_files_of_nobody_are_removed_at_the_start(events: Events, folder: Path) -> None:
+    for name in ("sb-kept", "sb-gone"):
+        events.write(session(sandbox_id=name), "thing.happened")
+    (folder / "kept.tmp").touch()
+    (folder / "somebody-s").mkdir()
+    Events(folder).start(["sb-kept"])
+    assert sorted(file.name for file in folder.iterdir()) == ["kept.jsonl", "somebody-s"]
+
+
+# Sessions.
+
+
+async def test_the_life_of_a_session_is_told(world: World, sessions: Sessions) -> None:
+    made = await sessions.create(ME, SessionSpec(tenant="t", env={"SECRET": "hunter2"}))
+    sessions.extend(ME, made.session_id, 600)
+    await sessions.allow(ME, made.session_id, ("none",))
+    await sessions.destroy(ME, made.session_id)
+    found = await told(sessions, made.session_id)
+    assert [item["kind"] for item in found] == [
+        "session.created",
+        "session.extended",
+        "egress.changed",
+        "session.ended",
+    ]
+    assert (found[0]["runtime"], found[0]["tenant_id"]) == ("gvisor", "t")
+    assert found[2]["allowed_hosts"] == ["none"]
+    assert found[3]["reason"] == "destroyed by its owner"
+    assert "hunter2" not in json.dumps(found)
+    assert not sessions.events._open, "no descriptor is kept"  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_an_exec_leaves_two_rows_without_environment_and_input(
+    world: World, sessions: Sessions
+) -> None:
+    made = await sessions.create(ME, SessionSpec(session_id="mine"))
+    guest = world.runtime.launched[0]
+    call = {"op": "exec", "id": "e1", "argv": ["/bin/sh", "-c", "make all"], "stdin": True}
+    running = sessions.open_now(ME, "mine", {**call, "env": {"TOKEN": "hunter2"}}, nowhere)
+    assert running
+    assert (await kinds(sessions, "mine"))[-1] == "exec.started", "before the guest has answered"
+    guest.talk.answer(wire.RESULT, wire.pack({"id": "e1", "pid": 7}))
+    running.send(wire.STDIN, b"hunter2")
+    for number in range(10):
+        guest.talk.answer(wire.OUT, wire.SEQ.pack(number) + b"x")
+    guest.talk.answer(wire.EXIT, wire.pack({**END, "id": "another"}))
+    started, finished = (await told(sessions, made.session_id))[1:]
+    assert (started["exec_id"], started["command"]) == ("e1", "make all")
+    assert started["background"] is False
+    own = {key: value for key, value in finished.items() if key in {"exec_id", *END, "exit_code"}}
+    assert own == {
+        "exec_id": "e1",
+        "exit_code": 3,
+        "status": "completed",
+        "duration_ms": 12,
+        "background": False,
+    }
+    file = next((world.settings.data_dir / "events").iterdir())
+    assert b"hunter2" not in file.read_bytes()
+
+
+async def test_code_is_told_by_language_and_size_and_a_list_as_it_would_be_typed(
+    world: World, sessions: Sessions
+) -> None:
+    await sessions.create(ME, SessionSpec(session_id="mine"))
+    code = {"op": "exec", "code": b"secret = 1", "language": "python", "background": True}
+    sessions.open_now(ME, "mine", dict(code), nowhere)
+    sessions.open_now(ME, "mine", {"op": "exec", "argv": ["ls", "a b"]}, nowhere)
+    first, second = (await told(sessions, "mine"))[1:]
+    assert (first["language"], first["size"], first["background"]) == ("python", 10, True)
+    assert first["exec_id"] == world.runtime.launched[0].talk.calls[0]["id"], "always a known id"
+    assert second["command"] == "ls 'a b'"
+
+
+@pytest.mark.parametrize(
+    "exit_",
+    [
+        b"nonsense",
+        wire.pack([1]),
+        wire.pack({}),
+        wire.pack({**END, "code": "0"}),
+        wire.pack({**END, "code": True}),
+        wire.pack({**END, "code": -1}),
+        wire.pack({**END, "status": "\x1b[2J"}),
+        wire.pack({**END, "status": ["completed"]}),
+    ],
+)
+async def test_a_guest_that_lies_about_the_end_is_told_as_that(
+    world: World, sessions: Sessions, exit_: bytes
+) -> None:
+    await sessions.create(ME, SessionSpec(session_id="mine"))
+    sessions.open_now(ME, "mine", {"op": "exec", "argv": ["x"]}, nowhere)
+    world.runtime.launched[0].talk.answer(wire.EXIT, exit_)
+    last = (await told(sessions, "mine"))[-1]
+    assert (last["kind"], last["status"], last["error"]) == (
+        "exec.finished",
+        "failed",
+        "guest_failed",
+    )
+
+
+async def test_refusals_that_a_guest_makes_up_are_not_told(
+    world: World, sessions: Sessions
+) -> None:
+    await sessions.create(ME, SessionSpec(session_id="mine"))
+    sessions.open_now(ME, "mine", {"op": "exec", "argv": ["x"]}, nowhere)
+    lie = {**END, "duration_ms": "long", "denials": [{"name": "a.example", "count": 5}]}
+    world.runtime.launched[0].talk.answer(wire.EXIT, wire.pack(lie))
+    found = await told(sessions, "mine")
+    assert found[-1]["kind"] == "exec.finished"
+    assert found[-1]["duration_ms"] is None
+
+
+async def test_an_exec_that_does_not_start_is_told_and_can_be_tried_again(
+    world: World, sessions: Sessions
+) -> None:
+    await sessions.create(ME, SessionSpec(session_id="mine"))
+    call = {"op": "exec", "id": "e1", "argv": ["x"]}
+    for _ in range(2):
+        sessions.open_now(ME, "mine", dict(call), nowhere)
+        error = {"code": "ENOENT", "message": "No such file", "hint": ""}
+        world.runtime.launched[0].talk.answer(wire.ERROR, wire.pack(error))
+    found = (await told(sessions, "mine"))[1:]
+    assert [item["kind"] for item in found] == ["exec.started", "exec.finished"] * 2
+    assert found[1]["error"] == "ENOENT"
+    assert "again" not in found[2]
+
+
+async def test_who_joins_a_running_exec_adds_no_rows(world: World, sessions: Sessions) -> None:
+    await sessions.create(ME, SessionSpec(session_id="mine"))
+    talk = world.runtime.launched[0].talk
+    call = {"op": "exec", "id": "e1", "argv": ["x"]}
+    sessions.open_now(ME, "mine", dict(call), nowhere)
+    sessions.open_now(ME, "mine", dict(call), nowhere)
+    sessions.open_now(ME, "mine", {"op": "attach", "id": "e1"}, nowhere)
+    for answer, _ in list(talk._sinks):  # pyright: ignore[reportPrivateUsage]
+        answer(wire.EXIT, wire.pack(END))
+    assert (await kinds(sessions, "mine"))[1:] == ["exec.started", "exec.finished"]
+    sessions.open_now(ME, "mine", dict(call), nowhere)
+    assert (await told(sessions, "mine"))[-1]["again"] is True
+
+
+async def test_the_end_of_an_exec_that_was_left_is_told(world: World, sessions: Sessions) -> None:
+    await sessions.create(ME, SessionSpec(session_id="mine"))
+    talk = world.runtime.launched[0].talk
+    running = sessions.open_now(ME, "mine", {"op": "exec", "id": "e1", "argv": ["x"]}, nowhere)
+    assert running
+    talk.answer(wire.RESULT, wire.pack({"id": "e1", "pid": 7}))
+    running.cancel()
+    assert talk.calls[-1]["op"] == "attach"
+    assert await kinds(sessions, "mine") == ["session.created", "exec.started"]
+    talk.answer(wire.RESULT, wire.pack({}))
+    talk.answer(wire.EXIT, wire.pack(END))
+    assert (await told(sessions, "mine"))[-1]["exit_code"] == 3
+
+
+async def test_what_ran_at_the_end_of_its_session_ended_with_it(
+    world: World, sessions: Sessions
+) -> None:
+    await sessions.create(ME, SessionSpec(session_id="mine"))
+    sessions.open_now(ME, "mine", {"op": "exec", "id": "waited-for", "argv": ["x"]}, nowhere)
+    left = sessions.open_now(ME, "mine", {"op": "exec", "id": "left", "argv": ["x"]}, nowhere)
+    assert left
+    left.cancel()
+    await sessions.destroy(ME, "mine")
+    found = await told(sessions, "mine")
+    ends = {item["exec_id"]: item["error"] for item in found if item["kind"] == "exec.finished"}
+    assert ends == {"waited-for": "sandbox_died", "left": "sandbox_died"}
+    assert found[-1]["kind"] == "session.ended"
+
+
+async def test_changes_of_files_are_told_when_they_happened(
+    world: World, sessions: Sessions
+) -> None:
+    await sessions.create(ME, SessionSpec(session_id="mine"))
+    talk = world.runtime.launched[0].talk
+
+    def ask(*answers: tuple[int, Any], **call: Any) -> None:
+        sessions.open_now(ME, "mine", call, nowhere)
+        for kind, value in answers:
+            talk.answer(kind, wire.pack(value))
+
+    error = (wire.ERROR, {"code": "ENOENT", "message": "no", "hint": ""})
+    started = (wire.RESULT, {"window": 1})
+    ask(started, (wire.RESULT, {"path": "/x", "size": 5}), op="write", path="a", append=True)
+    ask(started, (wire.RESULT, {"path": "/x", "size": -5}), op="write", path="b")
+    ask((wire.RESULT, {}), op="remove", path="a")
+    ask((wire.RESULT, {}), op="remove", path=b"x" * 1000)
+    ask((wire.RESULT, {}), op="rename", path="b", to="c")
+    ask(error, op="remove", path="a")
+    ask(started, error, op="write", path="z")
+    ask((wire.RESULT, {}), op="stat", path="a")
+    found = [
+        (item["kind"], item["path"], item.get("size"), item.get("append"), item.get("to"))
+        for item in (await told(sessions, "mine"))[1:]
+    ]
+    assert found == [
+        ("file.written", "a", 5, True, None),
+        ("file.written", "b", None, False, None),
+        ("file.removed", "a", None, None, None),
+        ("file.removed", None, None, None, None),
+        ("file.renamed", "b", None, None, "c"),
+    ]
+
+
+async def test_approvals_are_told(world: World, sessions: Sessions) -> None:
+    await sessions.create(ME, SessionSpec(session_id="mine"))
+    store = ApprovalStore(world.settings.data_dir / "approvals.db")
+    approvals = Approvals(store, sessions)
+    asked = approvals.ask(ME, "mine", "delete \x1b everything")
+    await approvals.decide(ME, asked.approval_id, approved=False, reason="no")
+    store.close()
+    first, second = (await told(sessions, "mine"))[1:]
+    assert (first["kind"], first["approval_id"]) == ("approval.asked", asked.approval_id)
+    assert first["action"] == "delete \x1b everything"
+    assert (second["kind"], second["status"], second["reason"], second["advisory"]) == (
+        "approval.decided",
+        "rejected",
+        "no",
+        True,
+    )
+
+
+# Owners and ends.
+
+
+async def test_a_reused_session_id_starts_with_no_events_and_the_old_file_is_gone(
+    world: World, sessions: Sessions
+) -> None:
+    for number in range(3):
+        await sessions.create(ME, SessionSpec(session_id="mine"))
+        assert await kinds(sessions, "mine") == ["session.created"]
+        sessions.open_now(ME, "mine", {"op": "exec", "argv": [f"run-{number}"]}, nowhere)
+        await sessions.destroy(ME, "mine")
+    assert len(list((world.settings.data_dir / "events").iterdir())) == 1
+    with pytest.raises(errors.Conflict):
+        await sessions.create(OTHER, SessionSpec(session_id="mine"))
+    with pytest.raises(errors.SessionNotFound):
+        sessions.get(OTHER, "mine")
+
+
+async def test_events_are_forgotten_with_their_session(
+    world: World, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await sessions.create(ME, SessionSpec(session_id="first"))
+    await sessions.create(ME, SessionSpec(session_id="second"))
+    await sessions.destroy(ME, "first")
+    assert (await kinds(sessions, "first"))[-1] == "session.ended"
+    monkeypatch.setattr("k8e.sessions.service.KEEP_ENDED", -1.0)
+    await sessions.destroy(ME, "second")
+    assert list((world.settings.data_dir / "events").iterdir()) == []
+    # Another owner may have the name now, and sees nothing of before.
+    await sessions.create(OTHER, SessionSpec(session_id="first"))
+    lines, truncated = await sessions.events.read(sessions.get(OTHER, "first"))
+    assert (len(lines), truncated) == (1, False)
+
+
+async def test_a_session_that_died_with_its_gateway_is_told_by_the_next_one(world: World) -> None:
+    async with world.running() as sessions:
+        await sessions.create(ME, SessionSpec(session_id="dead"))
+        await sessions.create(ME, SessionSpec(session_id="alive"))
+        sessions.open_now(ME, "dead", {"op": "exec", "id": "e1", "argv": ["x"]}, nowhere)
+    world.runtime.survivors = world.runtime.launched[1:]
+    async with world.running() as sessions:
+        found = await told(sessions, "dead")
+        assert [item["kind"] for item in found] == [
+            "session.created",
+            "exec.started",
+            "exec.finished",
+            "session.ended",
+        ]
+        assert "restart" in found[-1]["reason"]
+        sessions.extend(ME, "alive", 60)
+        assert [item["seq"] for item in await told(sessions, "alive")] == [1, 2]
+
+
+async def test_a_guest_that_never_answers_holds_up_neither_start_nor_stop(world: World) -> None:
+    async with world.running() as sessions:
+        await sessions.create(ME, SessionSpec(session_id="mine"))
+        sessions.open_now(ME, "mine", {"op": "exec", "id": "e1", "argv": ["x"]}, nowhere)
+    world.runtime.survivors = list(world.runtime.launched)
+    async with asyncio.timeout(PATIENCE):
+        async with world.running():
+            await called(world, "execs")
+
+
+@pytest.mark.parametrize("nonsense", [None, 5, [5], [{"id": "e1"}], [{"id": ["e1"]}]])
+async def test_a_guest_that_answers_nonsense_about_its_execs_is_let_be(
+    world: World, nonsense: Any
+) -> None:
+    async with world.running() as sessions:
+        await sessions.create(ME, SessionSpec(session_id="mine"))
+        sessions.open_now(ME, "mine", {"op": "exec", "id": "e1", "argv": ["x"]}, nowhere)
+    world.runtime.survivors = list(world.runtime.launched)
+    async with asyncio.timeout(PATIENCE), world.running() as sessions:
+        await called(world, "execs")
+        talk = world.runtime.launched[0].talk
+        talk.answer(wire.RESULT, wire.pack({"execs": nonsense}))
+        await asyncio.sleep(0.01)
+        assert await kinds(sessions, "mine") == ["session.created", "exec.started"]
+
+
+async def test_what_ended_while_no_gateway_ran_is_told_by_the_next_one(world: World) -> None:
+    async with world.running() as sessions:
+        await sessions.create(ME, SessionSpec(session_id="mine"))
+        for exec_id in ("over", "background", "waited-for"):
+            sessions.open_now(ME, "mine", {"op": "exec", "id": exec_id, "argv": ["x"]}, nowhere)
+    world.runtime.survivors = list(world.runtime.launched)
+    running = {"code": None, "status": "running", "duration_ms": 5, "background": True}
+    execs = [
+        {"id": "over", **END},
+        {"id": "background", **running},
+        {"id": "waited-for", **running, "background": False},
+        {"id": "never-seen", **END},
+    ]
+    async with asyncio.timeout(PATIENCE), world.running() as sessions:
+        await called(world, "execs")
+        talk = world.runtime.launched[0].talk
+        talk.answer(wire.RESULT, wire.pack({"execs": execs}))
+        assert (await called(world, "attach"))["id"] == "background"
+        talk.answer(wire.EXIT, wire.pack({**END, "background": True}))
+        ends = [item for item in await told(sessions, "mine") if item["kind"] == "exec.finished"]
+        assert [item["exec_id"] for item in ends] == ["over", "background"]
