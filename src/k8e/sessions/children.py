@@ -10,6 +10,7 @@ from typing import Protocol
 
 from k8e import errors
 from k8e.egress.policy import Policy
+from k8e.manifests import Manifest
 from k8e.model import Principal, Session, SessionSpec, new_id
 from k8e.sessions import refusals
 from k8e.sessions.live import Live
@@ -147,7 +148,7 @@ def child_spec(parent: Session, kind: str) -> SessionSpec:
         session_id="",
         request_id="",
         snapshot="",  # what the parent began with is in the workspace that they share
-        manifest=(),
+        manifest=Manifest(),
         labels=labels,
         allowed_hosts=parent.allowed_hosts,
     )
