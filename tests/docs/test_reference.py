@@ -58,7 +58,7 @@ def test_setting_is_documented(field: dataclasses.Field[Any]) -> None:
 
 def all_errors() -> list[type[errors.K8eError]]:
     leaves = [
-        item for item in errors.K8eError.__subclasses__() if item.__module__.startswith("k8e.")
+        item for item in errors.K8eError.__subclasses__() if item.__module__ == errors.__name__
     ]
     return [errors.K8eError, *leaves]
 

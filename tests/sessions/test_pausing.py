@@ -10,7 +10,7 @@ import pytest
 from k8e import errors
 from k8e.guest import wire
 from k8e.model import Phase, Session, SessionSpec
-from k8e.sessions import live, service
+from k8e.sessions import live, tending
 from k8e.sessions.service import Sessions
 from tests.sessions.fakes import ME, OTHER, FakeGuest, World
 from tests.sessions.test_children import ended, family, nowhere, until
@@ -120,7 +120,7 @@ async def test_a_paused_guest_is_not_asked_whether_it_lives(
     world: World, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live, "FIRST_ANSWER", SOON)
-    monkeypatch.setattr(service, "PING_SECONDS", SOON)
+    monkeypatch.setattr(tending, "PING_SECONDS", SOON)
     made = await sessions.create(ME, SessionSpec())
     sessions.open_now(ME, made.session_id, {"op": "stat", "path": "x"}, nowhere)
     await sessions.pause(ME, made.session_id)
@@ -137,7 +137,7 @@ async def test_a_guest_that_was_paused_while_it_was_asked_is_not_ended(
     world: World, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live, "FIRST_ANSWER", SOON)
-    monkeypatch.setattr(service, "PING_SECONDS", 5 * SOON)
+    monkeypatch.setattr(tending, "PING_SECONDS", 5 * SOON)
     made = await sessions.create(ME, SessionSpec())
     talk = world.runtime.launched[0].talk
     sessions.open_now(ME, made.session_id, {"op": "stat", "path": "x"}, nowhere)

@@ -9,7 +9,7 @@ import pytest
 from k8e import errors
 from k8e.guest import wire
 from k8e.model import Phase, SessionSpec
-from k8e.sessions import live, service
+from k8e.sessions import live, tending
 from k8e.sessions.operations import MAX_VALUE, Operation
 from k8e.sessions.service import Sessions
 from tests.sessions.fakes import ME, PATIENCE, World
@@ -21,7 +21,7 @@ SOON = 0.02  # seconds
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "FIRST_ANSWER", SOON)
     monkeypatch.setattr(live, "EXIT_GRACE", SOON)
-    monkeypatch.setattr(service, "PING_SECONDS", SOON)
+    monkeypatch.setattr(tending, "PING_SECONDS", SOON)
 
 
 def nowhere(kind: int, body: bytes) -> None:

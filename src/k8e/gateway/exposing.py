@@ -31,6 +31,7 @@ class ExposureCalls:
             session_id, warning = session.session_id, self.sessions.warning(session)
         found = await self.exposures.expose(principal, session_id, port, host)
         told = _told(found)
+        self._note(principal, session_id, "port.exposed", port=port, host=told["host"])
         warnings = [item for item in (warning, found.warning) if item]
         return {**told, "warning": "; ".join(warnings)} if warnings else told
 
@@ -38,8 +39,14 @@ class ExposureCalls:
         session_id = text(call, "session_id", optional=True)
         if not session_id:
             session_id = self._standing(principal, text(call, "tenant", optional=True))
-        self.exposures.unexpose(principal, session_id, _port(call))
+        port = _port(call)
+        self.exposures.unexpose(principal, session_id, port)
+        self._note(principal, session_id, "port.unexposed", port=port)
         return {"session_id": session_id}
+
+    def _note(self, principal: Principal, session_id: str, kind: str, **fields: Any) -> None:
+        session = self.sessions.get(principal, session_id)
+        self.sessions.events.write(session, kind, **fields)
 
     def _standing(self, principal: Principal, tenant: str) -> str:
         session = self.sessions.auto_now(principal, tenant or _NO_TENANT)

@@ -18,12 +18,13 @@ class SnapshotCalls:
     async def call_save_snapshot(
         self, principal: Principal, call: dict[str, Any]
     ) -> dict[str, Any]:
+        session_id, name = text(call, "session_id"), text(call, "name")
         saved, warning = await self.sessions.snapshots.save(
-            principal,
-            text(call, "session_id"),
-            text(call, "name"),
-            replace=bool(call.get("replace")),
+            principal, session_id, name, replace=bool(call.get("replace"))
         )
+        session = self.sessions.get(principal, session_id)
+        told = {"name": name, "size_bytes": saved.size_bytes, "digest": saved.digest}
+        self.sessions.events.write(session, "snapshot.saved", **told)
         return {**saved.to_json(), "warning": warning}
 
     async def call_get_snapshot(self, principal: Principal, call: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
-from k8e import errors, link
+from k8e import errors
 from k8e.egress.policy import changed
 from k8e.link import FrameSink
 from k8e.model import Phase, Principal, Session, SessionSpec, new_id
@@ -21,21 +21,20 @@ from k8e.sessions import adopting, noting, operations, refusals, working
 from k8e.sessions.children import Children
 from k8e.sessions.events import Events
 from k8e.sessions.furnishing import Furnisher
-from k8e.sessions.live import IDLE, Live
+from k8e.sessions.live import Live
 from k8e.sessions.making import Kinship, Maker
 from k8e.sessions.network import Network
 from k8e.sessions.operations import Operation
 from k8e.sessions.pausing import Pauses
 from k8e.sessions.snapshots import Snapshots
 from k8e.sessions.store import Store
+from k8e.sessions.tending import Tender
 from k8e.settings import Settings
 
 log = logging.getLogger(__name__)
 
 KEEP_ENDED = 24 * 3600.0  # seconds that an ended session can still be asked about
 COUNT_SECONDS = 5.0  # that a guest may need to list its programs for somebody who looks
-PING_SECONDS = 15.0  # that a busy sandbox may need for the least of answers
-DEATH_NOTICE = 2.0  # seconds between the loss of a link and the news that the sandbox died
 
 
 class Sessions:
@@ -56,6 +55,7 @@ class Sessions:
         self.events = Events(settings.data_dir / "events")
         """What happened in each session: ``events.write(session, "noun.verb", **fields)``."""
         store.on_forget.append(self.events.forget)
+        self._tender = Tender(self._spawn, self._end)
         self._tasks: set[asyncio.Task[None]] = set()
         self.on_end: list[Callable[[Session], None]] = []
         """Called with each session that has ended."""
@@ -204,7 +204,9 @@ class Sessions:
     ) -> Session:
         """A session for a sub-agent, in the workspace of its parent."""
         parent = self._own(principal, parent_id)
-        return await self._children.make(parent, kind, path, self._make)
+        made = await self._children.make(parent, kind, path, self._make)
+        self.events.write(parent.session, "subagent.started", child_id=made.session_id)
+        return made
 
     async def _bury(self, principal: Principal, tenant: str) -> None:
         """Wait until a standing session that is being destroyed has made room for the next."""
@@ -272,7 +274,9 @@ class Sessions:
         operation = Operation(call["op"], on_frame, done, amend)
         live.has_background |= bool(call.get("background"))
         live.began(operation, float(call.get("timeout") or 0) if call["op"] == "exec" else 0)
-        channel = connected.open(call, operation.receive, lambda: self._lost(live, operation))
+        channel = connected.open(
+            call, operation.receive, lambda: self._tender.lost(live, operation)
+        )
         operation.attach(channel)
         return operation
 
@@ -289,18 +293,6 @@ class Sessions:
         if session.phase is Phase.ENDED:
             return refusals.not_found(session_id, f"it ended: {session.ended_reason}")
         return errors.GuestFailed(f"session {session_id} is not ready yet")
-
-    def _lost(self, live: Live, operation: Operation) -> None:
-        if not operation.done:
-            self._spawn(self._explain_loss(live, operation))
-
-    async def _explain_loss(self, live: Live, operation: Operation) -> None:
-        """Tell whoever waits for an operation why its link broke."""
-        try:
-            async with asyncio.timeout(DEATH_NOTICE):
-                operation.fail(errors.SandboxDied(await live.guest.wait()))
-        except TimeoutError:
-            operation.fail(errors.GuestFailed("the link to the guest was lost"))
 
     # Changing.
 
@@ -330,10 +322,18 @@ class Sessions:
 
     async def pause(self, principal: Principal, session_id: str) -> None:
         """Stop everything in a session, and in its children, where it is."""
-        await self._pauses.pause(self._own(principal, session_id))
+        live = self._own(principal, session_id)
+        before = live.paused
+        await self._pauses.pause(live)
+        if not before:
+            self.events.write(live.session, "session.paused")
 
     async def resume(self, principal: Principal, session_id: str) -> None:
-        await self._pauses.resume(self._own(principal, session_id))
+        live = self._own(principal, session_id)
+        before = live.paused
+        await self._pauses.resume(live)
+        if before:
+            self.events.write(live.session, "session.resumed")
 
     def egress(self, principal: Principal, session_id: str) -> dict[str, Any]:
         """What a session may reach, and what it was refused."""
@@ -407,12 +407,11 @@ class Sessions:
     # Living.
 
     def _begin(self, session: Session, guest: Guest) -> Live:
-        live = Live(session, guest, on_due=self._on_due, on_overdue=self._on_overdue)
+        live = self._tender.tend(session, guest)
         self._live[session.session_id] = live
         live.join(self._live.get(session.parent))
         self.events.begin(session)
-        live.watcher = self._spawn(self._watch(live))
-        live.schedule()
+        self._tender.watch(live)
         return live
 
     async def _made(self, session: Session, guest: Guest) -> Session:
@@ -422,9 +421,10 @@ class Sessions:
             "session.created",
             runtime=session.runtime,
             tenant_id=session.spec.tenant,
-            parent_id=session.parent,
             allowed_hosts=session.allowed_hosts,
             expires_at=session.expires_at,
+            **({"parent_id": session.parent} if session.parent else {}),
+            **({"snapshot": session.spec.snapshot} if session.spec.snapshot else {}),
         )
         if live.parent is not None:
             try:
@@ -434,42 +434,3 @@ class Sessions:
                 await self._end(live, f"creation failed: {error}")
                 raise
         return live.session
-
-    async def _watch(self, live: Live) -> None:
-        """Clean up when a sandbox ends by itself."""
-        reason = await live.guest.wait()
-        if live.ending is None:
-            await self._end(live, reason)
-
-    def _on_due(self, live: Live) -> None:
-        reason = live.why_over()
-        if reason == IDLE and live.may_work:
-            self._spawn(self._end_idle(live))
-        elif reason:
-            self._spawn(self._end(live, reason))
-        else:
-            live.schedule()
-
-    async def _end_idle(self, live: Live) -> None:
-        """End a session that is not used, unless a background run is still under way."""
-        for one in (live, *live.children):
-            if one.has_background:
-                one.has_background = False  # another may begin while we ask
-                if await working.count_background_runs(one.guest):
-                    one.has_background = True
-                    one.touch()
-        if live.ending is None:
-            self._on_due(live)
-
-    def _on_overdue(self, live: Live, operation: Operation) -> None:
-        self._spawn(self._check_guest(live))
-
-    async def _check_guest(self, live: Live) -> None:
-        """End a session whose guest does not answer: a program can stop what starts others."""
-        turns = live.turns
-        try:
-            connected = await live.guest.connect()
-            await link.request(connected, {"op": "ping"}, seconds=PING_SECONDS)
-        except errors.K8eError:
-            if live.ending is None and live.turns == turns:
-                await self._end(live, "its guest stopped answering")
