@@ -180,7 +180,7 @@ def test_a_local_file_that_cannot_be_written_is_told_as_local(
     )
     told = json.loads(done.stdout)
     assert done.returncode == 1
-    assert told["error"] == "the local file 'large' cannot be written: File too large"
+    assert told["error"] == "the local file large cannot be used: File too large"
     assert "sandbox" not in told["detail"]
     assert list(tmp_path.iterdir()) == []
 
@@ -191,7 +191,7 @@ def test_a_local_folder_in_the_way_and_a_missing_one_are_told_as_local(
     place.json("sandbox", "write", session_id, "taken", stdin=b"x")
     (tmp_path / "taken/inner").mkdir(parents=True)
     told = place.error("sandbox", "cp", f"{session_id}:taken", str(tmp_path))
-    assert "local file 'taken' cannot be written: Is a directory" in told
+    assert "local file taken cannot be used: Is a directory" in told
     for source in ("nowhere", "nowhere/deep"):
         told = place.error("sandbox", "cp", str(tmp_path / source), f"{session_id}:x")
         assert str(tmp_path / "nowhere") in told

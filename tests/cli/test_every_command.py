@@ -136,6 +136,8 @@ def approvals(scene: Scene) -> None:
 
 
 def snapshots(scene: Scene) -> None:
+    made = scene.json("create", "--runtime", scene.runtime)["session_id"]
+    scene = scene._replace(session=made)
     scene.run("mkdir -p empty; printf '\\0\\377' > binary; ln -sf binary link; chmod 751 binary")
     name = f"rows-{scene.runtime}"
     saved = scene.json("snapshot", "save", scene.session, name)
@@ -151,6 +153,7 @@ def snapshots(scene: Scene) -> None:
     assert "751 regular file" in told
     assert scene.json("snapshot", "delete", name)["ok"] is True
     scene.json("destroy", restored["session_id"])
+    scene.json("destroy", made)
 
 
 def api_keys(scene: Scene) -> None:
@@ -180,8 +183,8 @@ def pause_and_resume(scene: Scene) -> None:
 
 def exposing(scene: Scene) -> None:
     scene.run("mkdir -p site; echo hello > site/index.html")
-    scene.run("python3 -m http.server 8124 --directory site", "--background")
-    made = scene.json("expose", "8124", "--session-id", scene.session)
+    scene.run("python3 -m http.server 18124 --directory site", "--background")
+    made = scene.json("expose", "18124", "--session-id", scene.session)
     assert {"port", "session_id", "url"} <= keys(made)
 
     def served() -> bytes:
@@ -194,7 +197,7 @@ def exposing(scene: Scene) -> None:
     assert eventually(served) == b"hello\n"
     listed = scene.json("exposed", "--session-id", scene.session)["services"]
     assert [item["url"] for item in listed] == [made["url"]]
-    scene.json("unexpose", "8124", "--session-id", scene.session)
+    scene.json("unexpose", "18124", "--session-id", scene.session)
     assert scene.json("exposed", "--session-id", scene.session)["services"] == []
 
 

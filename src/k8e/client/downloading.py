@@ -123,7 +123,7 @@ class _Copy:
         scratch: Scratch = yield Do(functools.partial(self._target.begin_file, parts))
         try:
             call = requests.file_call("read", self._session_id, entry.path)
-            yield Fetch(operations.read(call, self._tally.part()), scratch.file.write)
+            yield Fetch(operations.read(call, self._tally.part()), scratch.write)
             yield Do(functools.partial(scratch.finish, entry.mode))
         except BaseException:
             scratch.discard()

@@ -110,27 +110,41 @@ class Scratch:
         self._scratch = _scratch_name()
         try:
             fd = os.open(self._scratch, _NEW, 0o600, dir_fd=folder)
-            self.file = open(fd, "wb")  # noqa: SIM115 - until finish or discard
+            self._file = open(fd, "wb")  # noqa: SIM115 - until finish or discard
         except BaseException:
             os.close(folder)
             raise
 
+    def write(self, data: bytes) -> None:
+        with _named(self._name):
+            self._file.write(data)
+
     def finish(self, mode: int) -> None:
-        os.fchmod(self.file.fileno(), mode & 0o777 & ~self._mask)
-        self.file.close()
-        os.rename(self._scratch, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+        with _named(self._name):
+            os.fchmod(self._file.fileno(), mode & 0o777 & ~self._mask)
+            self._file.close()
+            os.rename(self._scratch, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
         os.close(self._folder)
         self._folder = -1
 
     def discard(self) -> None:
         """Leave nothing, whatever went wrong."""
         with contextlib.suppress(OSError):
-            self.file.close()
+            self._file.close()
         if self._folder >= 0:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._scratch, dir_fd=self._folder)
             os.close(self._folder)
             self._folder = -1
+
+
+@contextlib.contextmanager
+def _named(name: str) -> Generator[None]:
+    """Errors say which file they are about: the one that will be, not the one under way."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, name) from None
 
 
 def _scratch_name() -> str:

@@ -370,7 +370,6 @@ class Exec:
     def describe(self, parts: int = 16, part_size: int = 200) -> dict[str, Any]:
         told = self._describe_end()
         told["argv"] = [part[:part_size] for part in self.argv[:parts]]
-        told["background"] = self.background
         told["tty"] = bool(self.tty)
         return told
 
@@ -379,6 +378,7 @@ class Exec:
         return {
             "id": self.id,
             "pid": self.pid,
+            "background": self.background,
             "status": self.status,
             "code": self.code,
             "signal": self.signal,
