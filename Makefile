@@ -10,6 +10,8 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check --quiet
 PYTEST_ARGS ?=
+# A file of tests stays with one worker, so that its tests share what is costly to make.
+WORKERS ?= 2
 VM_ARGS ?=
 BENCH_ARGS ?=
 
@@ -50,7 +52,7 @@ format: setup ## Format, and fix what ruff can fix
 	$(VENV)/bin/ruff format .
 
 test: setup ## Run the tests (as root all of them; PYTEST_ARGS="-k word")
-	$(PY) -m pytest -rs $(PYTEST_ARGS)
+	$(PY) -m pytest -rs -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 test-vm: setup ## Try the limits on a cgroup v2 kernel, in QEMU (8 minutes; VM_ARGS="container limits.pids")
 	$(PY) tests/vm/run.py $(VM_ARGS)

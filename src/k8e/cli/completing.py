@@ -82,7 +82,8 @@ def walk(parser: argparse.ArgumentParser, path: str) -> Iterator[Command]:
     yield Command(path, below, flags, values, places)
     for group in groups:
         for name, child in group.choices.items():
-            yield from walk(child, f"{path} {name}")
+            if name in below:  # others are told nobody
+                yield from walk(child, f"{path} {name}")
 
 
 def _kind(item: argparse.Action, path: str) -> str:
