@@ -233,13 +233,20 @@ def test_a_key_is_never_sent_to_somebody_in_between(
 
 def test_an_approver_s_key_approves_by_the_command(new_place: NewPlace) -> None:
     place = new_place(K8E_LISTEN=f"127.0.0.1:{free_port()}")
-    boss = place.json("sandbox", "api-key", "create", "boss", "--role", "approver")["key"]
+    early = place.json("sandbox", "api-key", "create", "early", "--role", "approver")["key"]
     agent = place.json("sandbox", "api-key", "create", "agent")["key"]
     place.wait_for_grpc()
-    place.json("approver", "init", "--file", str(place.folder / "secret"))
+    secret = str(place.folder / "secret")
+    place.json("approver", "init", "--file", secret)
+    command = ["sandbox", "api-key", "create", "boss", "--role", "approver"]
+    assert "approver's secret" in place.error(*command)
+    assert "not the approver's secret" in place.error(*command, K8E_APPROVER_SECRET="guessed")
+    boss = place.json(*command, "--secret-file", secret)["key"]
     remote: dict[str, Any] = {"K8E_SANDBOX_ENDPOINT": place.environ["K8E_LISTEN"]}
     by_agent, by_boss = ({**remote, "K8E_SANDBOX_APIKEY": key} for key in (agent, boss))
     made = place.json("sandbox", "create", "--runtime", "container", **by_agent)["session_id"]
+    gone = place.error("sandbox", "approvals", code=1, **{**remote, "K8E_SANDBOX_APIKEY": early})
+    assert "key" in gone, "it was made without the secret, by whoever manages keys"
     asked = place.cli("sandbox", "confirm", "--no-wait", made, "pay", **by_agent)
     approval_id = json.loads(asked.stdout)["approval_id"]
     refused = place.cli("sandbox", "approve", approval_id, **by_agent)

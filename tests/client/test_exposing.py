@@ -28,6 +28,8 @@ def is_closed(service: Service) -> bool:
         service.raw().close()
     except ConnectionRefusedError:
         return True
+    except ConnectionResetError:
+        pass  # it was being closed
     return False
 
 

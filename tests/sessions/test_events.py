@@ -14,7 +14,7 @@ import pytest
 
 from k8e import errors
 from k8e.guest import wire
-from k8e.model import Phase, Session, SessionSpec
+from k8e.model import Phase, Principal, Role, Session, SessionSpec
 from k8e.sessions import events as module
 from k8e.sessions.approval_store import ApprovalStore
 from k8e.sessions.approvals import Approvals
@@ -421,7 +421,8 @@ async def test_approvals_are_told(world: World, sessions: Sessions) -> None:
     store = ApprovalStore(world.settings.data_dir / "approvals.db")
     approvals = Approvals(store, sessions)
     asked = approvals.ask(ME, "mine", "delete \x1b everything")
-    await approvals.decide(ME, asked.approval_id, approved=False, reason="no")
+    owner = Principal(ME.name, frozenset({Role.AGENT, Role.ADMIN}))
+    await approvals.decide(owner, asked.approval_id, approved=False, reason="no")
     store.close()
     first, second = (await told(sessions, "mine"))[1:]
     assert (first["kind"], first["approval_id"]) == ("approval.asked", asked.approval_id)

@@ -76,7 +76,7 @@ def approve(options: argparse.Namespace) -> int:
             options.approval_id,
             not options.reject,
             options.reason,
-            secret=_secret(options, "the approver's secret: ") if needed else "",
+            secret=secret(options, "the approver's secret: ") if needed else "",
         )
     printing.answer({"advisory": decided.advisory, "ok": True})
     return 0
@@ -102,17 +102,17 @@ def init(options: argparse.Namespace) -> int:
                 "there is an approver already",
                 hint="k8e approver init --replace asks for the secret of before",
             )
-        current = _secret(options, "the secret of before: ") if options.replace else ""
+        current = secret(options, "the secret of before: ") if options.replace else ""
         if options.passphrase:
             client.set_approver(_new_passphrase(), current=current)
             printing.answer({"ok": True})
             return 0
-        secret = secrets.token_urlsafe(32)
+        chosen = secrets.token_urlsafe(32)
         if options.file:
             # Before the gateway knows it: a secret that nobody has locks everybody out.
-            _write(Path(options.file), secret)
-        client.set_approver(secret, current=current)
-    printing.answer({"file": options.file} if options.file else {"secret": secret})
+            _write(Path(options.file), chosen)
+        client.set_approver(chosen, current=current)
+    printing.answer({"file": options.file} if options.file else {"secret": chosen})
     return 0
 
 
@@ -133,7 +133,7 @@ def _write(path: Path, secret: str) -> None:
         file.write(f"{secret}\n")
 
 
-def _secret(options: argparse.Namespace, prompt: str) -> str:
+def secret(options: argparse.Namespace, prompt: str) -> str:
     """The secret from a file, the environment or the terminal; never from an argument."""
     if options.secret_file:
         try:

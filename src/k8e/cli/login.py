@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from k8e import errors, settings
-from k8e.cli import printing, sandbox
+from k8e.cli import approvals, printing, sandbox
 from k8e.client import credentials, endpoints, profiles
 from k8e.client import login as client_login
 
@@ -120,8 +120,11 @@ def fingerprint(options: argparse.Namespace) -> int:
 
 
 def create_key(options: argparse.Namespace) -> int:
-    call = {"op": "create_api_key", "name": options.name, "ttl": options.ttl}
-    printing.answer(_ask(options, call | {"roles": options.role or []}))
+    roles: list[str] = options.role or []
+    call = {"op": "create_api_key", "name": options.name, "ttl": options.ttl, "roles": roles}
+    if "approver" in roles and _ask(options, {"op": "approver"})["configured"]:
+        call["secret"] = approvals.secret(options, "the approver's secret: ")
+    printing.answer(_ask(options, call))
     return 0
 
 

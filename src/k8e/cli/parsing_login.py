@@ -69,6 +69,12 @@ def _add_keys(
         help="what it may do: agent (default) uses sessions, approver decides on actions of all, "
         "admin manages the gateway; repeatable",
     )
+    create.add_argument(
+        "--secret-file",
+        metavar="PATH",
+        help="the approver's secret, which an approver's key needs after `k8e approver init` "
+        "[K8E_APPROVER_SECRET]",
+    )
     command(below, "list", "list the keys", f"{full} list", "login.list_keys", common)
     delete = command(
         below,

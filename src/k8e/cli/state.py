@@ -16,6 +16,7 @@ from typing import Any
 from k8e.cli import printing
 
 DEFAULT_TENANT = "default"
+_AT_ONCE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 MAX_FILE = 4096  # bytes
 
 
@@ -52,7 +53,7 @@ def load(tenant: str) -> str:
     """The session id in a tenant's file, or nothing."""
     try:
         # Whatever lies there, it is not waited for, and no more is read than we ever write.
-        fd = os.open(path_of(tenant), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(path_of(tenant), os.O_RDONLY | _AT_ONCE)
         with open(fd, "rb") as file:
             found: Any = json.loads(file.read(MAX_FILE))
         return str(found["session_id"])

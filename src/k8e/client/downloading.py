@@ -15,7 +15,7 @@ from k8e import errors
 from k8e.client import operations, requests
 from k8e.client.results import FileEntry
 from k8e.client.scripts import Ask, Do, Fetch, Script, Tally
-from k8e.client.targets import Parts, Scratch, Target, check_name
+from k8e.client.targets import Parts, Scratch, Target, check_name, open_target
 
 WORKSPACE = "/workspace"
 
@@ -27,7 +27,7 @@ def download(session_id: str, path: str, target: str, tally: Tally) -> Script[No
     found: FileEntry = yield Ask(operations.stat(call))
     if found.type not in ("dir", "file"):
         raise errors.InvalidRequest(f"{path} is a {found.type[:20]}, which cannot be copied")
-    place: Target = yield Do(functools.partial(Target, target))
+    place: Target = yield Do(functools.partial(open_target, target))
     try:
         copy = _Copy(session_id, place, tally)
         if found.type == "file":

@@ -31,11 +31,6 @@ class Target:
     """Where a copy is made. The folder above must be there, and is followed wherever it leads."""
 
     def __init__(self, path: str) -> None:
-        if not _POSIX:
-            raise errors.InvalidRequest(
-                "copying out of a session safely needs a POSIX system",
-                hint="read_bytes, or k8e sandbox read --raw ID PATH, give one file's bytes",
-            )
         if os.path.basename(path) in ("", ".", ".."):  # noqa: PTH119 - a Path drops the last slash
             path = os.path.realpath(path)
         above, name = os.path.split(path)
@@ -136,6 +131,50 @@ class Scratch:
                 os.unlink(self._scratch, dir_fd=self._folder)
             os.close(self._folder)
             self._folder = -1
+
+
+class PlainTarget(Target):
+    """Where folders cannot be held open (Windows): one file, and no tree."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def make_folder(self, parts: Parts) -> bool:
+        raise errors.InvalidRequest(
+            "copying folders out of a session safely needs a POSIX system",
+            hint="copy its files one by one",
+        )
+
+    def begin_file(self, parts: Parts) -> Scratch:
+        return PlainScratch(self._path)
+
+
+class PlainScratch(Scratch):
+    """A file under way, for a :class:`PlainTarget`."""
+
+    def __init__(self, path: str) -> None:
+        self._target = Path(path)
+        self._name = self._target.name
+        self._beside = self._target.with_name(_scratch_name())
+        self._file = open(self._beside, "xb")  # noqa: SIM115 - until finish or discard
+
+    def finish(self, mode: int) -> None:
+        with _named(self._name):
+            self._file.close()
+            self._beside.replace(self._target)
+
+    def discard(self) -> None:
+        with contextlib.suppress(OSError):
+            self._file.close()
+            self._beside.unlink(missing_ok=True)
+
+
+def open_target(path: str) -> Target:
+    """Where a copy is made, as far as this system can."""
+    return Target(path) if _POSIX else PlainTarget(path)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from k8e import errors
+from k8e.auth.keys import Keys
 from k8e.gateway.arguments import seconds, text
 from k8e.model import Principal, Role
 from k8e.sessions.approvals import Approvals
@@ -12,6 +13,8 @@ from k8e.sessions.approvals import Approvals
 
 class ApprovalCalls:
     """The part of the gateway that answers for approvals."""
+
+    keys: Keys
 
     def __init__(self, approvals: Approvals) -> None:
         self.approvals = approvals
@@ -62,7 +65,13 @@ class ApprovalCalls:
         if Role.ADMIN not in principal.roles:
             raise errors.Denied("choosing the approver needs the admin role")
         current = text(call, "current", optional=True)
+        first = not self.approvals.approver.configured
         await self.approvals.approver.configure(text(call, "secret"), current)
+        if first:
+            # Whoever manages keys could make these; from now on that takes the secret.
+            for key, _ in self.keys.listing():
+                if Role.APPROVER in key.roles:
+                    self.keys.delete(key.name)
         return {"configured": True}
 
     async def call_approver(self, principal: Principal, call: dict[str, Any]) -> dict[str, Any]:

@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 MAX_CHANNELS = 1024  # operations that one connection may have open
 MAX_ATTEMPTS = 3  # to begin in a standing session that ends again and again
+MAX_UNREAD = 16 << 20  # bytes for a client that does not read them, before it is heard no more
 MAX_EARLY = wire.WINDOW  # bytes held for an operation whose session is still being made
 
 Send = Callable[[int, int, bytes], None]

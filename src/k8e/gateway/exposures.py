@@ -46,7 +46,11 @@ class Exposures:
         """Listen again wherever the gateway before us did; sessions must be adopted by then."""
         try:
             for exposure in self._store.all():
-                await self._restore(exposure)
+                try:
+                    await self._restore(exposure)
+                except Exception:  # one port must not keep a gateway from starting
+                    log.exception("port %d is no longer exposed", exposure.port)
+                    self._store.remove(exposure)
             yield
         finally:
             doors = list(self._doors.values())

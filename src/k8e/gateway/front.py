@@ -168,7 +168,7 @@ class _Outer(asyncio.Protocol):
                 ssl_shutdown_timeout=1.0,
             )
         except BaseException as error:
-            self._front.leave(address)
+            relay.leave()
             plain.abort()
             if not isinstance(error, OSError):
                 raise
@@ -187,6 +187,7 @@ class _Relay(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._early: list[bytes] = []
         self._lost = False
+        self._left = False
         self.other: _Inner | None = None
 
     async def begin(self, transport: asyncio.Transport) -> None:
@@ -204,7 +205,13 @@ class _Relay(asyncio.Protocol):
             transport.abort()
             return
         inner = _Inner(self, transport)
-        await asyncio.get_running_loop().create_unix_connection(lambda: inner, sock=sock)
+        try:
+            await asyncio.get_running_loop().create_unix_connection(lambda: inner, sock=sock)
+        except BaseException:
+            self._front.forget(self._name)
+            sock.close()
+            transport.abort()
+            raise
         self.other = inner
         for data in self._early:
             inner.write(data)
@@ -228,11 +235,17 @@ class _Relay(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
-        self._front.leave(self._address)
+        self.leave()
         if self.other is not None:
             self.other.close()
         elif self._name:
             self._front.forget(self._name)
+
+    def leave(self) -> None:
+        """Count the connection out, once: a failed handshake is told in two ways, or in one."""
+        if not self._left:
+            self._left = True
+            self._front.leave(self._address)
 
     def inner_lost(self) -> None:
         """The connection was ended by gRPC."""

@@ -14,7 +14,8 @@ from k8e.auth.keys import DAY, E2B_PREFIX, Keys
 from k8e.auth.store import Key
 from k8e.gateway import tls
 from k8e.gateway.arguments import text
-from k8e.model import Principal
+from k8e.model import Principal, Role
+from k8e.sessions.approvals import Approvals
 
 CLIENT_DAYS = 90
 MAX_CSR = 16 << 10  # bytes
@@ -33,6 +34,8 @@ class Issued(NamedTuple):
 class KeyCalls:
     """The part of the gateway that knows keys."""
 
+    approvals: Approvals
+
     def __init__(self, keys: Keys, tls_folder: Path) -> None:
         self.keys = keys
         self._tls_folder = tls_folder
@@ -46,6 +49,9 @@ class KeyCalls:
         if not isinstance(roles, list):
             raise errors.InvalidRequest("roles must be a list")
         names = [str(role) for role in roles]  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]
+        if Role.APPROVER in names and self.approvals.approver.configured:
+            # Else an agent with the admin's uid could make itself an approver.
+            await self.approvals.approver.check(text(call, "secret", optional=True))
         made = self.keys.create(text(call, "name"), text(call, "ttl", optional=True), names)
         shown = {"key": made.secret, "e2b_key": E2B_PREFIX + made.secret}
         return {**_describe(made.key), **shown}

@@ -10,7 +10,7 @@ import struct
 from pathlib import Path
 from typing import cast
 
-from k8e.gateway.conversation import Conversation
+from k8e.gateway.conversation import MAX_UNREAD, Conversation
 from k8e.gateway.peers import LOCAL
 from k8e.gateway.service import Gateway
 from k8e.guest import wire
@@ -38,6 +38,9 @@ class LocalProtocol(asyncio.Protocol):
             log.warning("refused a connection of uid %d to the local socket", uid)
             self._transport.abort()
             return
+        # Above what all windows of an operation hold, so that whoever reads in the end may first
+        # send; below that, nobody makes us keep answers without end.
+        self._transport.set_write_buffer_limits(MAX_UNREAD)
         self._conversation = Conversation(self._gateway, LOCAL, self._send)
 
     def data_received(self, data: bytes) -> None:
@@ -49,6 +52,14 @@ class LocalProtocol(asyncio.Protocol):
         except wire.WireError as error:
             log.warning("closed a local connection: %s", error)
             self._transport.abort()
+
+    def pause_writing(self) -> None:
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self._transport is not None:
+            self._transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._conversation is not None:

@@ -9,7 +9,7 @@ import grpc
 
 from k8e import errors
 from k8e._generated import sandbox_pb2 as pb
-from k8e.gateway.conversation import Conversation
+from k8e.gateway.conversation import MAX_UNREAD, Conversation
 from k8e.gateway.service import Gateway
 from k8e.guest import wire
 from k8e.model import Principal
@@ -17,17 +17,46 @@ from k8e.model import Principal
 RunContext = grpc.aio.ServicerContext[pb.RunFrame, pb.RunFrame]
 
 
+class _Outgoing:
+    """What waits to be written. While it is much, the client is not heard.
+
+    What guests send is limited by the credit that the client gives; what the gateway itself
+    answers is not.
+    """
+
+    def __init__(self) -> None:
+        self._items: asyncio.Queue[pb.RunFrame | Exception | None] = asyncio.Queue()
+        self._size = 0
+        self._room = asyncio.Event()
+        self._room.set()
+
+    def send(self, kind: int, channel: int, body: bytes) -> None:
+        self._items.put_nowait(pb.RunFrame(kind=kind, channel=channel, body=body))
+        self._size += len(body)
+        if self._size > MAX_UNREAD:
+            self._room.clear()
+
+    def end(self, error: Exception | None) -> None:
+        self._items.put_nowait(error)
+
+    async def get(self) -> pb.RunFrame | Exception | None:
+        item = await self._items.get()
+        if isinstance(item, pb.RunFrame):
+            self._size -= len(item.body)
+            if self._size <= MAX_UNREAD:
+                self._room.set()
+        return item
+
+    async def room(self) -> None:
+        await self._room.wait()
+
+
 async def run(
     gateway: Gateway, principal: Principal, frames: AsyncIterator[pb.RunFrame], context: RunContext
 ) -> None:
     """Carry one client's frames until it closes its side of the stream or goes away."""
-    # Unbounded, but never long: what guests send is limited by the credit that the client gives.
-    outgoing: asyncio.Queue[pb.RunFrame | Exception | None] = asyncio.Queue()
-
-    def send(kind: int, channel: int, body: bytes) -> None:
-        outgoing.put_nowait(pb.RunFrame(kind=kind, channel=channel, body=body))
-
-    conversation = Conversation(gateway, principal, send)
+    outgoing = _Outgoing()
+    conversation = Conversation(gateway, principal, outgoing.send)
     reader = gateway.spawn(_read(frames, conversation, outgoing))
     try:
         while (item := await outgoing.get()) is not None:
@@ -42,7 +71,7 @@ async def run(
 async def _read(
     frames: AsyncIterator[pb.RunFrame],
     conversation: Conversation,
-    outgoing: asyncio.Queue[pb.RunFrame | Exception | None],
+    outgoing: _Outgoing,
 ) -> None:
     """Take the client's frames; how they end goes to whoever writes, who ends the call."""
     end = None
@@ -51,8 +80,9 @@ async def _read(
             if len(frame.body) > wire.MAX_REQUEST:
                 raise wire.WireError(f"a frame of more than {wire.MAX_REQUEST} bytes")
             conversation.receive(frame.kind, frame.channel, frame.body)
+            await outgoing.room()
     except wire.WireError as error:
         end = errors.InvalidRequest(str(error))
     except Exception as error:
         end = error
-    outgoing.put_nowait(end)
+    outgoing.end(end)

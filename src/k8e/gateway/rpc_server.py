@@ -19,9 +19,11 @@ from k8e.gateway.service import Gateway
 from k8e.model import Principal
 
 PING_MILLISECONDS = 10_000  # how often a client may ask whether we are still there
+MAX_STREAMS = 1024  # calls of one connection at a time
 OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE),
     ("grpc.max_send_message_length", MAX_MESSAGE),
+    ("grpc.max_concurrent_streams", MAX_STREAMS),
     ("grpc.so_reuseport", 0),  # else a second gateway would silently share the port
     ("grpc.http2.min_recv_ping_interval_without_data_ms", PING_MILLISECONDS),
     ("grpc.keepalive_permit_without_calls", 1),

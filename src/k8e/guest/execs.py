@@ -371,6 +371,7 @@ class Exec:
         told = self._describe_end()
         told["argv"] = [part[:part_size] for part in self.argv[:parts]]
         told["tty"] = bool(self.tty)
+        told["ring"] = self.output.ring
         return told
 
     def _describe_end(self) -> dict[str, Any]:

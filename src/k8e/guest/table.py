@@ -190,4 +190,5 @@ class Execs:
                 count -= 1
                 size -= item.output.held
                 finished.remove(item)
-                del self._by_id[item.id]
+                if self._by_id.get(item.id) is item:  # a terminal may have been forgotten before
+                    del self._by_id[item.id]

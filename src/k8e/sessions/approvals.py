@@ -154,7 +154,7 @@ class Approvals:
                 "an agent cannot approve, neither its own actions nor those of others",
                 hint="an approver's key can: k8e sandbox api-key create NAME --role approver",
             )
-        binding = may_approve or self.approver.configured
+        binding = self.approver.configured
         if not may_approve and self.approver.configured:
             await self.approver.check(secret)
         found = self.get(principal, approval_id)
@@ -222,7 +222,7 @@ class Approvals:
     def _living(self, principal: Principal, session_id: str, sandbox_id: str = "") -> Session:
         session = self._sessions.get(principal, session_id)
         same = sandbox_id in ("", session.sandbox_id)
-        if session.phase is not Phase.ACTIVE or not same:
+        if session.phase not in (Phase.ACTIVE, Phase.PAUSED) or not same:
             raise errors.SessionNotFound(
                 f"session {session_id} not found (it ended, and its approvals with it)",
                 hint="k8e sandbox sessions lists yours",

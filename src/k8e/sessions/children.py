@@ -81,10 +81,11 @@ class Children:
     async def catch_up(self, parent: Live, child: Live) -> None:
         """Give a new child what its parent got while it was being made."""
         self.extend(parent, before=child.session.expires_at)
-        words = parent.session.allowed_hosts
-        if words != child.session.allowed_hosts:
-            _, policy = await self._network.read(words)
-            await self.allow(child, words, policy)
+        async with parent.policy:  # a change that is under way may not have seen this child
+            words = parent.session.allowed_hosts
+            if words != child.session.allowed_hosts:
+                _, policy = await self._network.read(words)
+                await self.allow(child, words, policy)
 
     async def allow(self, live: Live, words: tuple[str, ...], policy: Policy) -> None:
         """Let a session reach what ``policy`` says, and its children too."""

@@ -127,7 +127,7 @@ async def catch_up(events: Events, session: Session, guest: Guest, amend: Amend)
                 continue
             if item["code"] is not None:
                 events.exec_finished(session, item["id"], **_ending(item))
-            elif item["background"]:
+            elif item["background"] or item.get("ring") is True:  # others wait for their readers
                 ended = partial(_attached, events, session, item["id"])
                 watch(connected, item["id"], ended, amend)
     except (errors.K8eError, OSError, KeyError, TypeError, AttributeError):

@@ -104,6 +104,7 @@ def _check_exec(call: dict[str, Any]) -> None:
     if (
         not isinstance(exec_id, str)
         or len(exec_id) > 64
+        or not exec_id.isascii()
         or (not exec_id.replace("-", "a").isalnum() and exec_id)
     ):
         raise errors.InvalidRequest("an exec id has at most 64 letters, digits and hyphens")

@@ -97,13 +97,21 @@ class Sessions:
             if live.paused:
                 self._pauses.freeze_again(live)
                 continue
-            amend = self._amend(session.sandbox_id)
-            tasks.append(self._spawn(noting.catch_up(self.events, session, guest, amend)))
+            tasks.append(self._catch_up(live))
+        for live in self._live.values():  # a gateway may have died in the middle of a pause
+            parent = live.parent
+            if parent is not None and parent.paused and not live.paused:
+                self._spawn(self._pauses.follow(parent, live))
         for session in before:
             ended = self._store.get(session.session_id)
             if ended is not None and ended.phase is Phase.ENDED:
                 self.events.end(session, ended.ended_reason)
         return tasks
+
+    def _catch_up(self, live: Live) -> asyncio.Task[None]:
+        """Note what ended while nobody looked."""
+        amend = self._amend(live.session.sandbox_id)
+        return self._spawn(noting.catch_up(self.events, live.session, live.guest, amend))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run ``work`` beside everything else; its failure is told and ends nothing but itself."""
@@ -334,6 +342,8 @@ class Sessions:
         await self._pauses.resume(live)
         if before:
             self.events.write(live.session, "session.resumed")
+            for one in (live, *live.children):  # it may have been paused when we adopted it
+                self._catch_up(one)
 
     def egress(self, principal: Principal, session_id: str) -> dict[str, Any]:
         """What a session may reach, and what it was refused."""

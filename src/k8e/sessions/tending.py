@@ -58,7 +58,8 @@ class Tender:
         for one in (live, *live.children):
             if one.has_background:
                 one.has_background = False  # another may begin while we ask
-                if await working.count_background_runs(one.guest):
+                turns = one.turns
+                if await working.count_background_runs(one.guest) or one.turns != turns:
                     one.has_background = True
                     one.touch()
         if live.ending is None:
