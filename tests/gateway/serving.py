@@ -126,6 +126,7 @@ class Frames:
     """A Run stream, driven frame by frame."""
 
     def __init__(self, channel: grpc.Channel, metadata: tuple[tuple[str, str], ...] = ()) -> None:
+        self._held: list[pb.RunFrame] = []
         self._outgoing: queue.SimpleQueue[pb.RunFrame | None] = queue.SimpleQueue()
         stub = pb_grpc.SandboxServiceStub(channel)
         outgoing = iter(self._outgoing.get, None)
@@ -148,7 +149,10 @@ class Frames:
         self._outgoing.put(None)
 
     def receive(self) -> pb.RunFrame:
-        return next(self.call)
+        if not self._held:
+            message = next(self.call)
+            self._held += (message, *message.rest)
+        return self._held.pop(0)
 
     def result(self, channel: int) -> dict[str, Any]:
         """The next frame, which must be this channel's RESULT."""

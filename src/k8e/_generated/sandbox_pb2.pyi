@@ -23,14 +23,16 @@ TERMINAL_SIGNAL_TSTP: TerminalSignal
 TERMINAL_SIGNAL_HUP: TerminalSignal
 
 class RunFrame(_message.Message):
-    __slots__ = ("kind", "channel", "body")
+    __slots__ = ("kind", "channel", "body", "rest")
     KIND_FIELD_NUMBER: _ClassVar[int]
     CHANNEL_FIELD_NUMBER: _ClassVar[int]
     BODY_FIELD_NUMBER: _ClassVar[int]
+    REST_FIELD_NUMBER: _ClassVar[int]
     kind: int
     channel: int
     body: bytes
-    def __init__(self, kind: _Optional[int] = ..., channel: _Optional[int] = ..., body: _Optional[bytes] = ...) -> None: ...
+    rest: _containers.RepeatedCompositeFieldContainer[RunFrame]
+    def __init__(self, kind: _Optional[int] = ..., channel: _Optional[int] = ..., body: _Optional[bytes] = ..., rest: _Optional[_Iterable[_Union[RunFrame, _Mapping]]] = ...) -> None: ...
 
 class SecretRef(_message.Message):
     __slots__ = ("secret_name", "key", "env_var")

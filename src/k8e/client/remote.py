@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import queue
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -87,12 +88,25 @@ class _Stream:
         self._frame = frame  # the message class
         self._channel = 0
         self._call: Any = None
+        self._held: deque[Any] = deque()  # frames that came with the one before
 
     def begin(self) -> None:
         self._channel += 1
+        self._held.clear()
 
     def is_fresh(self) -> bool:
         return not self._call.done()
+
+    def _take(self, message: Any) -> None:
+        self._held += (message, *message.rest)
+
+    def _next(self) -> tuple[int, bytes] | None:
+        """A frame of the operation under way that came already."""
+        while self._held:
+            frame = self._held.popleft()
+            if frame.channel == self._channel:
+                return frame.kind, frame.body
+        return None
 
     def _message(self, kind: int, body: bytes | memoryview) -> Any:
         return self._frame(kind=kind, channel=self._channel, body=bytes(body))
@@ -132,10 +146,13 @@ class Stream(_Stream):
         self._outgoing.put(self._message(kind, body))
 
     def receive(self) -> tuple[int, bytes]:
+        if (held := self._next()) is not None:
+            return held
         try:
             for message in self._call:
-                if message.channel == self._channel:
-                    return message.kind, message.body
+                self._take(message)
+                if (held := self._next()) is not None:
+                    return held
         except self._failure as error:
             raise explain(error, self._endpoint) from None
         raise errors.GatewayUnreachable("the gateway closed the connection")
@@ -189,10 +206,13 @@ class AsyncStream(_Stream):
             await self._call.write(self._message(kind, body))
 
     async def receive(self) -> tuple[int, bytes]:
+        if (held := self._next()) is not None:
+            return held
         try:
             while (message := await self._call.read()) is not self._aio.EOF:
-                if message.channel == self._channel:
-                    return message.kind, message.body
+                self._take(message)
+                if (held := self._next()) is not None:
+                    return held
         except self._aio.AioRpcError as error:
             raise explain(error, self._endpoint) from None
         raise errors.GatewayUnreachable("the gateway closed the connection")

@@ -149,6 +149,9 @@ class _Outer(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         plain = cast("asyncio.Transport", transport)
         address = str((plain.get_extra_info("peername") or [""])[0])
+        # asyncio does this only where a socket says by itself that it is TCP; ours do not.
+        sock: socket.socket = plain.get_extra_info("socket")
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         plain.pause_reading()
         task = asyncio.create_task(self._secure(plain, address))
         if not self._front.enter(address, task):

@@ -28,6 +28,7 @@ class LocalProtocol(asyncio.Protocol):
         self._splitter = wire.Splitter(wire.MAX_REQUEST)
         self._conversation: Conversation | None = None
         self._transport: asyncio.Transport | None = None
+        self._held: list[bytes] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -66,8 +67,17 @@ class LocalProtocol(asyncio.Protocol):
             self._conversation.close()
 
     def _send(self, kind: int, channel: int, body: bytes) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.writelines((wire.HEADER.pack(len(body), kind, channel), body))
+        if kind == wire.RESULT and not self._held:
+            # A short command's RESULT and EXIT come together: one wake-up tells the client both.
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._held += (wire.HEADER.pack(len(body), kind, channel), body)
+        if kind != wire.RESULT:
+            self._flush()
+
+    def _flush(self) -> None:
+        held, self._held = self._held, []
+        if held and self._transport is not None and not self._transport.is_closing():
+            self._transport.writelines(held)
 
 
 async def listen(gateway: Gateway, path: Path) -> asyncio.Server:

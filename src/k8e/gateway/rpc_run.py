@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
 
 import grpc
@@ -13,6 +14,8 @@ from k8e.gateway.conversation import MAX_UNREAD, Conversation
 from k8e.gateway.service import Gateway
 from k8e.guest import wire
 from k8e.model import Principal
+
+TOGETHER = 32 << 10  # bytes of small frames in one message
 
 RunContext = grpc.aio.ServicerContext[pb.RunFrame, pb.RunFrame]
 
@@ -25,27 +28,46 @@ class _Outgoing:
     """
 
     def __init__(self) -> None:
-        self._items: asyncio.Queue[pb.RunFrame | Exception | None] = asyncio.Queue()
+        self._items: deque[pb.RunFrame | Exception | None] = deque()
+        self._some = asyncio.Event()
         self._size = 0
         self._room = asyncio.Event()
         self._room.set()
 
     def send(self, kind: int, channel: int, body: bytes) -> None:
-        self._items.put_nowait(pb.RunFrame(kind=kind, channel=channel, body=body))
+        self._put(pb.RunFrame(kind=kind, channel=channel, body=body))
         self._size += len(body)
         if self._size > MAX_UNREAD:
             self._room.clear()
 
     def end(self, error: Exception | None) -> None:
-        self._items.put_nowait(error)
+        self._put(error)
+
+    def _put(self, item: pb.RunFrame | Exception | None) -> None:
+        self._items.append(item)
+        self._some.set()
 
     async def get(self) -> pb.RunFrame | Exception | None:
-        item = await self._items.get()
+        while not self._items:
+            self._some.clear()
+            await self._some.wait()
+        item = self._items.popleft()
         if isinstance(item, pb.RunFrame):
-            self._size -= len(item.body)
+            self._size -= self._join(item)
             if self._size <= MAX_UNREAD:
                 self._room.set()
         return item
+
+    def _join(self, first: pb.RunFrame) -> int:
+        """Let small frames that wait already travel with ``first``; the bytes of all bodies."""
+        size = len(first.body)
+        while self._items and isinstance(following := self._items[0], pb.RunFrame):
+            if size + len(following.body) > TOGETHER:
+                break
+            size += len(following.body)
+            first.rest.append(following)
+            self._items.popleft()
+        return size
 
     async def room(self) -> None:
         await self._room.wait()
