@@ -179,6 +179,20 @@ async def packages(stage: Stage) -> None:
         equal((done.stdout, done.exit["warm"]), (b"7\n", True), f"{name}, the second time")
 
 
+@behaviour("warm.crowded")
+async def crowded(stage: Stage) -> None:
+    """Where a program made thousands of packages, code runs all the same."""
+    sandbox = await _warmed(stage)
+    site = (await _run(sandbox, _SITE)).text.strip()
+    made = await sandbox.shell(f"cd {site} && seq 6000 | sed 's/$/.py/' | xargs touch")
+    equal(made.code, 0, made.story())
+    for _ in range(3):
+        done = await _run(sandbox, "print(1)")
+        equal((done.stdout, done.exit["warm"]), (b"1\n", False), done.story())
+    equal((await sandbox.shell(f"cd {site} && rm -rf ../../* ; ln -s /proc ../..")).code, 0, "link")
+    equal((await _run(sandbox, "print(1)")).stdout, b"1\n", "with a strange folder of packages")
+
+
 @behaviour("warm.stopped")
 async def stopped(stage: Stage) -> None:
     """An interpreter that a program stopped or killed swallows no run, and is replaced."""

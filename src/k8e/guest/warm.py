@@ -20,9 +20,10 @@ import sys
 import time
 from typing import Any, Callable
 
+from k8e.guest.conditions import site_changed, site_state, start_conditions
 from k8e.guest.languages import ALIASES
 from k8e.guest.loop import READ, Loop, Timer
-from k8e.guest.spawn import BASE_ENV, as_user, find_program, spawn
+from k8e.guest.spawn import BASE_ENV, find_program, spawn
 
 MOST_READY = 3
 CODE_MOST = 32 << 10  # bytes; longer code takes longer to compile than we may wait for an answer
@@ -35,62 +36,11 @@ KEEP_MANY = 60.0  # seconds without use, after which one is enough
 GIVE_UP = 5  # interpreters in a row that ended without being used
 BOOT_FILE = "/proc/self/fd/100"  # boot.py makes it
 TOKEN = b"!"
-# What an interpreter reads when it starts, or a library that it is made of.
-_DECISIVE = ("PATH", "HOME", "LANG", "LANGUAGE", "TZ", "TZDIR", "LOCPATH", "GCONV_PATH", "NLSPATH")
-_DECISIVE_PREFIXES = ("PYTHON", "LD_", "LC_", "MALLOC_", "GLIBC_")
 
 
 def boot_folder(guest_file: str) -> str:
     """Where the boot program of a packed guest is."""
     return os.path.splitext(guest_file)[0].replace("guest-", "boot-")
-
-
-def start_conditions(env: dict[str, str]) -> dict[str, str] | None:
-    """What of an environment decides how Python starts; None if no warm one may be used."""
-    if env.get("K8E_WARM") == "0" or any(name.startswith("PYTHON") for name in env):
-        return None
-    return {
-        name: value
-        for name, value in env.items()
-        if name in _DECISIVE or name.startswith(_DECISIVE_PREFIXES)
-    }
-
-
-def site_state(home: str) -> list[tuple[str, int, int, int]]:
-    """The user's own folders of packages, and the files in there that Python reads at its start."""
-    library = os.path.join(home, ".local/lib")
-    with as_user():
-        paths = [library]
-        for name in _names_in(library):
-            folder = os.path.join(library, name, "site-packages")
-            paths.append(folder)
-            paths += [os.path.join(folder, file) for file in _names_in(folder) if _is_read(file)]
-        return [_file_state(path) for path in paths]
-
-
-def _is_read(file: str) -> bool:
-    return file.endswith(".pth") or file.startswith(("sitecustomize", "usercustomize"))
-
-
-def site_changed(state: list[tuple[str, int, int, int]]) -> bool:
-    """Whether a new interpreter could start differently from one that saw ``state``."""
-    with as_user():
-        return [_file_state(item[0]) for item in state] != state
-
-
-def _names_in(folder: str) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []
-
-
-def _file_state(path: str) -> tuple[str, int, int, int]:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return (path, 0, 0, 0)
-    return (path, found.st_ino, found.st_mtime_ns, found.st_size)
 
 
 class WarmPython:
@@ -103,24 +53,37 @@ class WarmPython:
         self.ready = False
         self.control, self._theirs = socket.socketpair()
         self.control.setblocking(False)
-        given = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-        source, self.stdin = os.pipe2(os.O_CLOEXEC)
-        self.stdout, out = os.pipe2(os.O_CLOEXEC)
-        self.stderr, err = os.pipe2(os.O_CLOEXEC)
-        passed = (self._theirs.fileno(), source)
-        told = " ".join([folder, *map(str, passed)])
+        self.stdin = self.stdout = self.stderr = -1
+        given: list[int] = []  # what it gets: its three streams, and the input it may have later
         try:
-            for fd in passed:
-                os.set_inheritable(fd, True)
-            env = dict(env, PYTHONPATH=folder, K8E_BOOT=told)
-            self.pid = spawn(["python3", BOOT_FILE], env, "/", [given, out, err])
+            given.append(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
+            self.stdout = self._new_pipe(given, 1)
+            self.stderr = self._new_pipe(given, 1)
+            self.stdin = self._new_pipe(given, 0)
+            self.pid = self._start(env, folder, given)
         except BaseException:
             self.close()
             raise
         finally:
-            os.set_inheritable(passed[0], False)
-            for fd in (given, source, out, err):
+            for fd in given:
                 os.close(fd)
+
+    def _new_pipe(self, given: list[int], end: int) -> int:
+        """A new pipe: one end is given away, and this is the other."""
+        pipe = os.pipe2(os.O_CLOEXEC)
+        given.append(pipe[end])
+        return pipe[1 - end]
+
+    def _start(self, env: dict[str, str], folder: str, given: list[int]) -> int:
+        passed = (self._theirs.fileno(), given[3])
+        told = " ".join([folder, *map(str, passed)])
+        for fd in passed:
+            os.set_inheritable(fd, True)
+        try:
+            env = dict(env, PYTHONPATH=folder, K8E_BOOT=told)
+            return spawn(["python3", BOOT_FILE], env, "/", given[:3])
+        finally:
+            os.set_inheritable(passed[0], False)
 
     def begin(self, message: bytes) -> bool:
         """Let it run a program; False if it certainly did not begin."""
@@ -153,13 +116,14 @@ class WarmPython:
         """Keep only what an exec reads and writes; its descriptors are the exec's from now on."""
         self.control.close()
         self._theirs.close()
-        if not stdin:
+        if not stdin and self.stdin >= 0:
             os.close(self.stdin)
 
     def close(self) -> None:
         self.leave(False)
-        os.close(self.stdout)
-        os.close(self.stderr)
+        for fd in (self.stdout, self.stderr):
+            if fd >= 0:
+                os.close(fd)
 
 
 class Warmth:

@@ -22,6 +22,7 @@ MODULES = (
     "spawn",
     "languages",
     "output",
+    "conditions",
     "warm",
     "execs",
     "table",
