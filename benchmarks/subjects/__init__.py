@@ -6,7 +6,17 @@ from collections.abc import Callable, Iterator
 
 from benchmarks.samples import Row
 from benchmarks.stage import Stage
-from benchmarks.subjects import commands, creating, egress, execs, files, footprint, parallel, sdk
+from benchmarks.subjects import (
+    commands,
+    creating,
+    egress,
+    execs,
+    files,
+    footprint,
+    parallel,
+    sdk,
+    warm,
+)
 
 Subject = Callable[[Stage], Iterator[Row]]
 
@@ -14,6 +24,7 @@ SUBJECTS: dict[str, Subject] = {
     "footprint": footprint.measure,
     "create": creating.measure,
     "exec": execs.measure,
+    "warm": warm.measure,
     "sdk": sdk.measure,
     "cli": commands.measure,
     "files": files.measure,

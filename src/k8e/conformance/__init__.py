@@ -18,6 +18,7 @@ from k8e.conformance import (
     refusals,
     sharing,
     terminals,
+    warmth,
 )
 from k8e.conformance.behaviours import ALL, Behaviour, Broken, NotApplicable
 from k8e.conformance.running import Result, Verdict, check, run
@@ -41,6 +42,7 @@ _PARTS = (
     ending,
     output,
     terminals,
+    warmth,
     languages,
     filing,
     refusals,

@@ -25,6 +25,7 @@ from k8e.guest.spawn import (
     spawn,
     spawn_by_actions,
 )
+from k8e.guest.warm import Warmth
 from k8e.guest.wire import (
     CREDIT,
     CREDIT_BODY,
@@ -54,6 +55,7 @@ class Exec:
         self.background = bool(spec.get("background"))
         self.tty: list[int] = spec.get("tty") or []
         self.argv: list[str] = []
+        self.warm = False  # run by an interpreter that had been started before
         self.pid = 0
         self.status = "running"
         self.code: int | None = None
@@ -74,7 +76,13 @@ class Exec:
 
     # Starting.
 
-    def start(self, spec: dict[str, Any], session_env: dict[str, str], session_cwd: str) -> None:
+    def start(
+        self,
+        spec: dict[str, Any],
+        session_env: dict[str, str],
+        session_cwd: str,
+        warmth: Warmth,
+    ) -> None:
         cwd = os.path.join(WORKSPACE, spec.get("cwd") or session_cwd)
         env = dict(BASE_ENV)
         env.update(session_env)
@@ -84,7 +92,7 @@ class Exec:
             if self.tty:
                 env.setdefault("TERM", "xterm-256color")
                 self._start_on_tty(env, cwd)
-            else:
+            elif not self._start_warm(spec, env, cwd, warmth):
                 self._start_on_pipes(env, cwd, bool(spec.get("stdin")))
         except Exception:
             self._remove_scratch()
@@ -97,6 +105,17 @@ class Exec:
             return list(spec["argv"])
         argv, self._scratch = language_command(spec["language"], spec["code"], self.id, cwd)
         return argv
+
+    def _start_warm(
+        self, spec: dict[str, Any], env: dict[str, str], cwd: str, warmth: Warmth
+    ) -> bool:
+        claimed = warmth.claim(spec, env, cwd) if "code" in spec else None
+        if claimed is None:
+            return False
+        self.warm = True
+        self.pid = claimed.pid
+        self._take_pipes([claimed.stdin, claimed.stdout, claimed.stderr], bool(spec.get("stdin")))
+        return True
 
     def _start_on_pipes(self, env: dict[str, str], cwd: str, stdin: bool) -> None:
         mine: list[int] = []
@@ -120,6 +139,9 @@ class Exec:
         finally:
             for fd in theirs:
                 os.close(fd)
+        self._take_pipes(mine, stdin)
+
+    def _take_pipes(self, mine: list[int], stdin: bool) -> None:
         if stdin:
             self._stdin = mine[0]
             os.set_blocking(self._stdin, False)
@@ -384,6 +406,7 @@ class Exec:
             "code": self.code,
             "signal": self.signal,
             "duration_ms": int((end - self.started) * 1000),
+            "warm": self.warm,
             "truncated": self.output.truncated,
             "seq": self.output.end,
         }

@@ -43,7 +43,9 @@ class Guest:
             "attach": self.execs.attach,
             "signal": self._signal,
             "resize": self._resize,
-            "execs": _answered(lambda _: {"execs": self.execs.listing()}),
+            "execs": _answered(
+                lambda _: {"execs": self.execs.listing(), "warm": self.execs.warmth.ready}
+            ),
             "read": Download,
             "write": Upload,
             "list": self._list,
@@ -130,6 +132,7 @@ class Guest:
         if os.path.isdir(SLOT):
             _settle_in_gvisor()
         self._settle_at(spec.get("cwd") or WORKSPACE)
+        self.execs.warmth.bind(self.execs.env, spec.get("warm") is True)
         channel.send(RESULT, pack({}))
 
     def _settle_at(self, cwd: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
@@ -10,6 +11,7 @@ from typing import Any
 from k8e.guest.execs import Exec
 from k8e.guest.loop import Loop
 from k8e.guest.spawn import WORKSPACE
+from k8e.guest.warm import Warmth
 from k8e.guest.wire import (
     CANCEL,
     CREDIT,
@@ -75,6 +77,8 @@ class Execs:
         self._finished: tuple[list[Exec], list[Exec]] = ([], [])
         self._exposed: list[int] = []  # programs that the kernel may spare and take the guest
         self._unseen = 0  # starts since the last look for ends
+        self.warmth = Warmth(loop, lambda: self._by_pid)
+        self.warmth.on_start = self._expose
 
     def start(self, channel: Any, spec: dict[str, Any]) -> None:
         credit = int(spec.get("window") or WINDOW)
@@ -85,16 +89,30 @@ class Execs:
             self._unseen += 1
             if self._unseen >= STARTS:
                 self.reap()
-            known = Exec(self._loop, self._by_pid, exec_id, spec)
-            known.start(spec, self.env, self.cwd)
+            known = self._start(exec_id, spec)
             self._by_id[exec_id] = known
             self._by_pid[known.pid] = known
-            if self.oom_score_adj:
-                if not self._exposed:
-                    self._loop.add_job(self._protect_guest())
-                self._exposed.append(known.pid)
+            if not known.warm:
+                self._expose(known.pid)
         channel.send(RESULT, pack({"id": known.id, "pid": known.pid}), soon=True)
         Attachment(known, channel, start=0, credit=credit, owner=True)
+
+    def _start(self, exec_id: str, spec: dict[str, Any]) -> Exec:
+        made = Exec(self._loop, self._by_pid, exec_id, spec)
+        try:
+            made.start(spec, self.env, self.cwd, self.warmth)
+        except OSError as error:
+            # Where no more processes are allowed, those that only wait make room.
+            if error.errno != errno.EAGAIN or not self.warmth.clear():
+                raise
+            made.start(spec, self.env, self.cwd, self.warmth)
+        return made
+
+    def _expose(self, pid: int) -> None:
+        if self.oom_score_adj:
+            if not self._exposed:
+                self._loop.add_job(self._protect_guest())
+            self._exposed.append(pid)
 
     def attach(self, channel: Any, spec: dict[str, Any]) -> None:
         target = self.get(spec)
@@ -150,9 +168,13 @@ class Execs:
                     pass  # one thread of many, which gVisor does not find: let it be
                 continue
             ended = self._by_pid.pop(pid, None)
-            if ended is not None:
-                ended.exited(status)
-                self._finished[ended.background].append(ended)
+            if ended is None:
+                self.warmth.lost(pid)
+                continue
+            ended.exited(status)
+            self._finished[ended.background].append(ended)
+            if not self._by_pid:
+                self.warmth.on_quiet()
 
     def _protect_guest(self) -> Any:
         """When memory runs out, the kernel shall take a program and not the guest.
@@ -161,7 +183,7 @@ class Execs:
         """
         pids, self._exposed = self._exposed, []
         for pid in pids:
-            if pid not in self._by_pid:
+            if pid not in self._by_pid and not self.warmth.keeps(pid):
                 continue
             try:
                 fd = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)

@@ -97,6 +97,7 @@ class OciGuest:
             "op": "bind",
             "env": binding.env,
             "cwd": binding.cwd,
+            "warm": bundle.has_room_for_warmth(self.record.limits),
             **self._runtime.guest_limits(self.record),
         }
         try:

@@ -22,6 +22,8 @@ MODULES = (
     "spawn",
     "languages",
     "output",
+    "conditions",
+    "warm",
     "execs",
     "table",
     "files",
@@ -33,6 +35,8 @@ MODULES = (
     "dial",
     "main",
 )
+BOOT = "boot"
+"""The first program of warm interpreters: beside the guest, a file of its own."""
 COMPILE_TIMEOUT = 30  # seconds
 
 
@@ -106,18 +110,26 @@ def packed_source() -> str:
     return join_modules({name: (folder / f"{name}.py").read_text("utf-8") for name in MODULES})
 
 
+def boot_source() -> str:
+    """What a warm interpreter runs first; without annotations it needs no ``__future__``."""
+    file = Path(k8e.guest.__file__).parent / f"{BOOT}.py"
+    return join_modules({BOOT: file.read_text("utf-8")})
+
+
 def pack_guest(folder: Path, interpreter: str) -> Path:
     """Write the packed guest below ``folder`` (once per version) and return the file to run."""
     source = packed_source()
+    boot = boot_source()
     # An upgraded interpreter refuses what the one before it compiled.
     made_for = Path(interpreter).resolve().stat().st_mtime_ns
-    digest = hashlib.sha256(f"{made_for} {source}".encode()).hexdigest()
+    digest = hashlib.sha256(f"{made_for} {source} {boot}".encode()).hexdigest()
     target = folder / f"guest-{digest[:16]}.py"
     compiled = target.with_suffix(".pyc")
     if compiled.exists():
         return compiled
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o755)
+    _write_boot(folder / f"{BOOT}-{digest[:16]}", boot)
     target.write_text(source, "utf-8")
     target.chmod(0o644)
     # The file must suit the sandbox's interpreter, which need not be ours. Unchecked, because its
@@ -136,3 +148,12 @@ def pack_guest(folder: Path, interpreter: str) -> Path:
     scratch.chmod(0o644)
     scratch.rename(compiled)
     return compiled
+
+
+def _write_boot(folder: Path, source: str) -> None:
+    """Write what warm interpreters run first, under the name by which Python looks for it."""
+    folder.mkdir(exist_ok=True)
+    folder.chmod(0o755)
+    file = folder / "sitecustomize.py"
+    file.write_text(source, "utf-8")
+    file.chmod(0o644)

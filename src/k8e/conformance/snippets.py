@@ -1,0 +1,126 @@
+"""Programs in Python by which one could tell a warm interpreter from a new one, if one could.
+
+Each prints what it sees of the interpreter, of the process, or of its own end. None prints what
+differs between two runs of the same interpreter, such as process ids and times; addresses in hex
+are taken out before two outputs are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+SEPARATOR = "%%\n"
+
+
+@dataclass(frozen=True)
+class Snippet:
+    """A program, and what it is started with."""
+
+    code: str
+    stdin: bytes | None = None
+    env: dict[str, str] = field(default_factory=dict[str, str])
+    cwd: str = ""
+
+
+def _read(name: str) -> list[str]:
+    """The programs of one file, which are parted by lines of two percent signs."""
+    text = (Path(__file__).parent / "programs" / f"{name}.txt").read_text("utf-8")
+    return [part.removesuffix("\n") for part in text.split(SEPARATOR)]
+
+
+def _plain(*codes: Iterable[str]) -> list[Snippet]:
+    return [Snippet(code) for part in codes for code in part]
+
+
+_EXIT_VALUES = [
+    *("", "None", "0", "1", "3", "255", "256", "-1", "2**40", "True", "False", "'in words'", "''"),
+    *("'\\u00fcn\\u00ef'", "'\\ud800'", "2.5", "(1, 'two')", "[]", "b'bytes'", "object"),
+]
+_ERRORS = (
+    "ArithmeticError AssertionError AttributeError BufferError EOFError FileNotFoundError "
+    "FloatingPointError ImportError IndexError KeyError LookupError MemoryError NameError "
+    "ModuleNotFoundError NotImplementedError OSError OverflowError PermissionError ReferenceError "
+    "RuntimeError StopIteration StopAsyncIteration TimeoutError TypeError UnboundLocalError "
+    "ValueError ZeroDivisionError GeneratorExit KeyboardInterrupt BaseException Warning"
+).split()
+_SYS = (
+    "argv orig_argv path flags warnoptions _xoptions executable _base_executable prefix "
+    "exec_prefix base_prefix platlibdir pycache_prefix dont_write_bytecode meta_path path_hooks "
+    "excepthook unraisablehook displayhook breakpointhook byteorder maxsize version "
+    "implementation hash_info thread_info float_info int_info builtin_module_names "
+    "stdin stdout stderr __stdin__ __stdout__ __stderr__"
+).split()
+_SYS_CALLS = (
+    "getrecursionlimit getswitchinterval getfilesystemencoding getfilesystemencodeerrors "
+    "getdefaultencoding gettrace getprofile exc_info is_finalizing _getframe "
+    "get_asyncgen_hooks get_coroutine_origin_tracking_depth getdlopenflags"
+).split()
+_STREAM = (
+    "encoding errors line_buffering write_through name mode newlines closed buffer buffer.raw "
+    "buffer.raw.closefd buffer.raw.mode isatty() fileno() readable() writable() seekable() "
+    "_CHUNK_SIZE buffer.raw._blksize"
+).split()
+_STOPPING = range(19, 23)  # SIGSTOP and those that stop, too, in gVisor: it would never end
+
+_LEAVING = [
+    *(f"raise SystemExit({value})" for value in _EXIT_VALUES),
+    *(f"import sys\nprint('out', end='')\nsys.exit({value})" for value in _EXIT_VALUES),
+    *(f"import os\nprint('lost')\nos._exit({value})" for value in (0, 1, 77, 255)),
+]
+_RAISING = [
+    *(f"raise {name}('what')" for name in _ERRORS),
+    *(f"def f(n):\n    if n: f(n - 1)\n    raise {name}\nf(3)" for name in _ERRORS[:8]),
+]
+_SYNTAX = [
+    "  print(1)",
+    "\ufeffprint(1)",
+    "\r\nprint(1)\r\nprint(2)\r\n",
+    "print(1)\rprint(2)",
+    "\f\nprint(1)",
+    "-" * 900 + "1",
+    "if 1:\n" + "".join(f"{' ' * n}if 1:\n" for n in range(1, 101)) + " " * 101 + "pass",
+    "\n" * 500 + "1 / 0",
+    "x = " + "+".join(["1"] * 2000) + "\nprint(x)",
+]
+_SIGNALS = [
+    f"import os\nos.kill(os.getpid(), {number})\nprint('alive')"
+    for number in range(1, 32)
+    if number not in _STOPPING
+]
+_IDENTITY = [
+    *(f"import sys\nprint(getattr(sys, '{name}', None))" for name in _SYS),
+    *(f"import sys\nprint(sys.{name}())" for name in _SYS_CALLS),
+    *(
+        f"import sys\nfor s in (sys.stdin, sys.stdout, sys.stderr):\n    print(s.{name})"
+        for name in _STREAM
+    ),
+]
+_INPUT = b"5\nsecond \xc3\xbc\r\nlast"
+_WHERE = "import os\nprint(os.getcwd(), sorted(os.listdir()))"
+_VARIABLES = "import os\nprint(os.environ, os.environb)\nos.system('env')"
+
+FAMILIES: dict[str, list[Snippet]] = {
+    "leaving": _plain(_LEAVING, _read("leaving")),
+    "raising": _plain(_RAISING, _read("raising")),
+    "syntax": _plain(_SYNTAX, _read("syntax")),
+    "signals": _plain(_SIGNALS, _read("signals")),
+    "identity": _plain(_IDENTITY, _read("identity")),
+    "process": _plain(_read("process")),
+    "ending": _plain(_read("ending")),
+    "output": _plain(_read("output")),
+    "reading": [Snippet(code, stdin=_INPUT) for code in _read("reading")],
+    "places": [
+        Snippet(_VARIABLES, env={"ADDED": "x", "USER": "other"}),
+        Snippet(_VARIABLES, env={"ADDED": "\u00fc", "EMPTY": ""}),
+        Snippet(_VARIABLES, env={"BYTES": "\udcff", "PWD": "/nowhere"}),
+        Snippet(_VARIABLES, env={"COLUMNS": "30", "TERM": "dumb", "LINES": "5"}),
+        Snippet("import shutil\nprint(shutil.get_terminal_size())", env={"COLUMNS": "33"}),
+        Snippet("import tempfile\nprint(tempfile.gettempdir())", env={"TMPDIR": "/workspace"}),
+        Snippet("import helper_of_snippets as h\nprint(h.VALUE, h.__file__)"),
+        Snippet("import helper_of_snippets", cwd="/"),
+        *(Snippet(_WHERE, cwd=cwd) for cwd in ("deep/er", "linked", "linked/../er", "/usr")),
+    ],
+}
+"""What differs if anything does, by what it is about."""

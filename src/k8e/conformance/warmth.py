@@ -1,0 +1,277 @@
+"""Warm interpreters: quicker, and otherwise not to be told from new ones."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from typing import Any
+
+from k8e.conformance.behaviours import Broken, behaviour, equal, expect
+from k8e.conformance.sandbox import PATIENCE, Outcome, Sandbox
+from k8e.conformance.snippets import FAMILIES, Snippet
+from k8e.conformance.stage import Stage
+
+_PAUSE = 0.01  # seconds between two looks whether an interpreter is ready
+_SETUP = (
+    "mkdir -p deep/er; ln -sfn deep/er linked; echo VALUE = 5 > helper_of_snippets.py; "
+    "touch deep/er/file"
+)
+_ADDRESS = re.compile(rb"0x[0-9a-f]+")
+# What does not compile goes to a new interpreter, which has the words for it.
+_NOT_COMPILED = (b"SyntaxError", b"IndentationError", b"TabError", b"RecursionError")
+_SITE = "import site, os\nprint(site.getusersitepackages())"
+
+
+async def _run(sandbox: Sandbox, code: str, *, stdin: bytes | None = None, **call: Any) -> Outcome:
+    data = code.encode("utf-8", "surrogateescape")
+    program = await sandbox.start(
+        code=data, language="python", stdin=stdin is not None, timeout=PATIENCE, **call
+    )
+    if stdin is not None:
+        await program.type(stdin)
+        program.end_input()
+    return await program.finish()
+
+
+async def _ready(sandbox: Sandbox, count: int = 1) -> None:
+    """Wait until so many interpreters wait."""
+    until = time.monotonic() + PATIENCE
+    while (await sandbox.call("execs"))["warm"] < count:
+        if time.monotonic() > until:
+            raise Broken("no interpreter became ready")
+        await asyncio.sleep(_PAUSE)
+
+
+async def _warmed(stage: Stage, **limits: Any) -> Sandbox:
+    """A sandbox with an interpreter that waits."""
+    sandbox = await stage.launch(**limits)
+    equal((await _run(sandbox, "print(1)")).exit["warm"], False, "the first run is warm")
+    await _ready(sandbox)
+    return sandbox
+
+
+def _seen(done: Outcome) -> tuple[bytes, bytes, int, Any, str]:
+    """What a client gets to see, without addresses."""
+    told = [_ADDRESS.sub(b"0x", stream) for stream in (done.stdout, done.stderr)]
+    return (told[0], told[1], done.code, done.exit["signal"], done.status)
+
+
+async def _compare(sandbox: Sandbox, snippet: Snippet) -> str:
+    """Run one both ways; what differs, in words."""
+    call: dict[str, Any] = {"stdin": snippet.stdin, "env": snippet.env, "cwd": snippet.cwd}
+    new = await _run(sandbox, snippet.code, warm=False, **call)
+    await _ready(sandbox)
+    warm = await _run(sandbox, snippet.code, **call)
+    if not warm.exit["warm"] and not any(word in new.stderr for word in _NOT_COMPILED):
+        return f"{snippet} was not run by a warm interpreter"
+    if _seen(warm) == _seen(new):
+        return ""
+    return f"{snippet}: {_seen(warm)} instead of {_seen(new)}"
+
+
+async def _compare_family(stage: Stage, family: str) -> None:
+    sandbox = await _warmed(stage)
+    equal((await sandbox.shell(_SETUP)).code, 0, "setup")
+    differences = [await _compare(sandbox, snippet) for snippet in FAMILIES[family]]
+    found = [text for text in differences if text]
+    expect(not found, f"{len(found)} of {len(differences)}: " + "\n".join(found))
+
+
+@behaviour("warm.leaving")
+async def leaving(stage: Stage) -> None:
+    """Exits of every kind are those of a new interpreter: codes, words, threads."""
+    await _compare_family(stage, "leaving")
+
+
+@behaviour("warm.raising")
+async def raising(stage: Stage) -> None:
+    """Uncaught exceptions have the traceback, the hooks and the exit code of a new interpreter."""
+    await _compare_family(stage, "raising")
+
+
+@behaviour("warm.syntax")
+async def syntax(stage: Stage) -> None:
+    """Code that does not compile, or only with warnings, is answered as by a new interpreter."""
+    await _compare_family(stage, "syntax")
+
+
+@behaviour("warm.signals")
+async def signals(stage: Stage) -> None:
+    """Signals do to a warm interpreter what they do to a new one, and so do handlers."""
+    await _compare_family(stage, "signals")
+
+
+@behaviour("warm.identity")
+async def identity(stage: Stage) -> None:
+    """What a program can ask Python about itself has the answers of a new interpreter."""
+    await _compare_family(stage, "identity")
+
+
+@behaviour("warm.process")
+async def process(stage: Stage) -> None:
+    """The process, its descriptors, limits and children are those of a new interpreter."""
+    await _compare_family(stage, "process")
+
+
+@behaviour("warm.ending")
+async def ending(stage: Stage) -> None:
+    """At the end, exit handlers, threads, finalizers and files do what they do in a new one."""
+    await _compare_family(stage, "ending")
+
+
+@behaviour("warm.output")
+async def output(stage: Stage) -> None:
+    """Output is buffered, encoded, flushed and lost as by a new interpreter."""
+    await _compare_family(stage, "output")
+
+
+@behaviour("warm.reading")
+async def reading(stage: Stage) -> None:
+    """Input is read as by a new interpreter."""
+    await _compare_family(stage, "reading")
+
+
+@behaviour("warm.places")
+async def places(stage: Stage) -> None:
+    """Environment and working folder are those of the call."""
+    await _compare_family(stage, "places")
+
+
+@behaviour("warm.off")
+async def off(stage: Stage) -> None:
+    """A call or an environment can ask for a new interpreter, and what must have one gets it."""
+    sandbox = await _warmed(stage)
+    calls: tuple[dict[str, Any], ...] = (
+        {"warm": False},
+        {"env": {"K8E_WARM": "0"}},
+        {"env": {"PYTHONUNBUFFERED": "1"}},
+        {"env": {"TZ": "Asia/Tokyo"}},
+        {"env": {"LC_ALL": "C"}},
+        {"env": {"HOME": "/tmp"}},  # noqa: S108 - a path in the sandbox
+        {"env": {"LD_DEBUG_OUTPUT": "/dev/null"}},
+        {"tty": [24, 80]},
+    )
+    for call in calls:
+        done = await _run(sandbox, "print(1)", **call)
+        equal((done.stdout.strip(), done.exit["warm"]), (b"1", False), f"{call}")
+    equal((await sandbox.call("execs"))["warm"], 1, "interpreters that still wait")
+    equal((await _run(sandbox, "print(1)")).exit["warm"], True, "without such a wish")
+
+
+@behaviour("warm.packages")
+async def packages(stage: Stage) -> None:
+    """What was installed for the user since an interpreter started is there for the next run."""
+    sandbox = await _warmed(stage)
+    site = (await _run(sandbox, _SITE)).text.strip()
+    for name, content, code in (
+        ("brandnew.py", b"VALUE = 7", "import brandnew; print(brandnew.VALUE)"),
+        ("start.pth", b"import sys; sys.from_pth = 7", "import sys; print(sys.from_pth)"),
+        ("usercustomize.py", b"import sys; sys.custom = 7", "import sys; print(sys.custom)"),
+        ("start.pth", b"import sys; sys.from_pth = 8 - 1 + 0", "import sys; print(sys.from_pth)"),
+    ):
+        await _ready(sandbox)
+        await sandbox.write(f"{site}/{name}", content)
+        done = await _run(sandbox, code)
+        equal((done.stdout, done.exit["warm"]), (b"7\n", False), f"{name}: {done.story()}")
+        await _ready(sandbox)
+        done = await _run(sandbox, code)
+        equal((done.stdout, done.exit["warm"]), (b"7\n", True), f"{name}, the second time")
+
+
+@behaviour("warm.crowded")
+async def crowded(stage: Stage) -> None:
+    """Where a program made thousands of packages, code runs all the same."""
+    sandbox = await _warmed(stage)
+    site = (await _run(sandbox, _SITE)).text.strip()
+    made = await sandbox.shell(f"cd {site} && seq 6000 | sed 's/$/.py/' | xargs touch")
+    equal(made.code, 0, made.story())
+    for _ in range(3):
+        done = await _run(sandbox, "print(1)")
+        equal((done.stdout, done.exit["warm"]), (b"1\n", False), done.story())
+    equal((await sandbox.shell(f"cd {site} && rm -rf ../../* ; ln -s /proc ../..")).code, 0, "link")
+    equal((await _run(sandbox, "print(1)")).stdout, b"1\n", "with a strange folder of packages")
+
+
+@behaviour("warm.stopped")
+async def stopped(stage: Stage) -> None:
+    """An interpreter that a program stopped or killed swallows no run, and is replaced."""
+    sandbox = await _warmed(stage)
+    for number in (19, 9):
+        await _ready(sandbox)
+        hit = await sandbox.shell(f"pkill -{number} -f fd/100")
+        equal(hit.code, 0, "signalling those that wait")
+        for _ in range(2):
+            done = await _run(sandbox, "print(open('/workspace/runs', 'a').write('x'))")
+            equal((done.stdout, done.code), (b"1\n", 0), done.story())
+    equal(await sandbox.read("/workspace/runs"), b"xxxx", "each program ran once")
+    await _ready(sandbox)
+
+
+@behaviour("warm.parallel")
+async def parallel(stage: Stage) -> None:
+    """Of many programs at once each runs exactly once, warm or not, with its own output."""
+    sandbox = await _warmed(stage)
+    code = "import os\nos.write(os.open('runs', os.O_CREAT | os.O_APPEND | os.O_WRONLY), b'x')"
+    for _ in range(3):
+        await _ready(sandbox)
+        runs = [_run(sandbox, f"{code}\nprint({number})") for number in range(12)]
+        for number, done in enumerate(await asyncio.gather(*runs)):
+            equal(done.stdout, b"%d\n" % number, done.story())
+    equal(len(await sandbox.read("/workspace/runs")), 36, "programs that ran")
+
+
+@behaviour("warm.alone")
+async def alone(stage: Stage) -> None:
+    """A warm interpreter runs one program: nothing of it reaches the next."""
+    sandbox = await _warmed(stage)
+    code = "import sys, os\nprint(hasattr(sys, 'mark'), hash('x'), os.getpid())\nsys.mark = 1"
+    told: list[list[bytes]] = []
+    for _ in range(3):
+        await _ready(sandbox)
+        done = await _run(sandbox, code)
+        equal(done.exit["warm"], True, done.story())
+        told.append(done.stdout.split())
+    for item in zip(*told, strict=True):
+        wanted = 1 if item[0] == b"False" else 3
+        equal(len(set(item)), wanted, f"different values among {item}")
+
+
+@behaviour("warm.timeout")
+async def timeout(stage: Stage) -> None:
+    """A warm run is an exec: it is listed, it is timed out, and its children end with it."""
+    sandbox = await _warmed(stage)
+    code = b"import os, time\nprint(os.fork() > 0, flush=True)\ntime.sleep(600)"
+    program = await sandbox.start(code=code, language="python", timeout=1.0)
+    await program.until(b"True")
+    listed = await sandbox.describe(program.id)
+    equal((listed["warm"], listed["argv"][0]), (True, "python3"), "its description")
+    done = await program.finish()
+    equal((done.status, done.exit["warm"]), ("timed_out", True), done.story())
+
+
+@behaviour("warm.small-session")
+async def small_session(stage: Stage) -> None:
+    """A session with few processes keeps no interpreters: it needs what it has."""
+    sandbox = await stage.launch(pids=20)
+    for _ in range(3):
+        done = await _run(sandbox, "print(1)")
+        equal((done.stdout, done.exit["warm"]), (b"1\n", False), done.story())
+    equal((await sandbox.call("execs"))["warm"], 0, "interpreters that wait")
+
+
+@behaviour("warm.room")
+async def room(stage: Stage) -> None:
+    """Where no more processes are allowed, interpreters that wait make room for a program."""
+    sandbox = await _warmed(stage, pids=40)
+    filler = (
+        "import os, time\nn = 0\n"
+        "try:\n    while True:\n        if os.fork() == 0: time.sleep(600)\n        n += 1\n"
+        "except OSError: print('full', flush=True)\ntime.sleep(600)"
+    )
+    full = await sandbox.start(["/usr/bin/python3", "-c", filler])
+    await full.until(b"full")
+    done = await sandbox.run(["/bin/true"])
+    equal(done.code, 0, "a program beside a full sandbox")
+    await sandbox.call("signal", id=full.id, terminate=True)
+    await full.finish()

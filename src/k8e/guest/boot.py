@@ -1,0 +1,150 @@
+"""What a warm interpreter runs first, under the name ``sitecustomize``; Python runs the rest.
+
+A program that ``exec`` runs from Python has our frames below it: in tracebacks, in warnings, in the
+depth of recursion. So nothing of ours runs it. The interpreter is started on a file (a memfd) that
+begins like a compiled module. Python opens it, asks ``SourcelessFileLoader`` for ``__loader__``,
+and only then reads it and runs what is in it, from C. The loader is ours for that moment: it waits
+for code, compiles it into the file, and leaves the interpreter as ``python3 -c`` would be.
+
+It talks to ``warm.py`` by a socket: it says ``r`` (ready), takes a message and the one byte that
+follows it, says ``b`` and begins; or says ``n`` (not me) and ends, and the guest starts another.
+Whoever takes that byte decides: it is taken back from one that does not answer.
+"""
+
+# Python's own insides have no types.
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false, reportAttributeAccessIssue=false
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import posix
+import sys
+from typing import Any
+
+TESTED = ((3, 9), (3, 12))  # later ones show lines of the code in tracebacks, by other means
+FILE = 100  # the descriptor of the file that Python runs
+HEADER_BYTES = 16
+FAMILIAR = compile("for x in (1,):\n    print(x)\n", "<string>", "exec", 0, True)
+
+
+def become_warm() -> None:
+    """Stand in for the loader, then let the system's own ``sitecustomize`` do its work."""
+    external: Any = sys.modules["_frozen_importlib_external"]
+    if not TESTED[0] <= sys.version_info[:2] <= TESTED[1]:
+        posix._exit(3)
+    folder, control, stdin = posix.environ[b"K8E_BOOT"].decode().split()
+    fd = posix.memfd_create("code", 0)
+    posix.dup2(fd, FILE)
+    posix.close(fd)
+    posix.write(FILE, external.MAGIC_NUMBER + bytes(HEADER_BYTES - 4))
+    real = external.SourcelessFileLoader
+
+    def stand_in(_: str, path: str) -> object:
+        external.SourcelessFileLoader = real
+        try:
+            settle(sys.modules["__main__"].__dict__)
+            posix.write(int(control), b"r")
+            prepare(path, int(control), int(stdin))
+        except BaseException:
+            posix._exit(1)
+        loader = sys.modules["_frozen_importlib"].BuiltinImporter
+        globals().clear()  # they and this function hold each other
+        return loader
+
+    external.SourcelessFileLoader = stand_in
+    sys.path.remove(folder)
+    sys.path_importer_cache.pop(folder, None)
+    del sys.modules["sitecustomize"]
+    # If there is none, site wants to know.
+    import sitecustomize  # noqa: F401 # pyright: ignore[reportMissingImports, reportUnusedImport]
+
+
+def settle(main: dict[str, Any]) -> None:
+    """Do now what would take time later; and let the end not search through what never changes.
+
+    The names of the program stay where the collector sees them: at the end it finds cycles there.
+    A dict is out of its sight while there is nothing in it.
+    """
+    import marshal
+
+    import_was_known = "gc" in sys.modules
+    import gc
+
+    marshal.loads(marshal.dumps(FAMILIAR))  # noqa: S302 - of our own making
+    kept = dict(main)
+    main.clear()
+    gc.collect()
+    gc.freeze()
+    main.update(kept)
+    if not import_was_known:
+        del sys.modules["gc"]
+
+
+def prepare(path: str, control: int, stdin: int) -> None:
+    """Take a program, put it where Python will look for it, and look like a new interpreter."""
+    import marshal
+
+    size = int.from_bytes(read_exactly(control, 4), "big")
+    message = read_exactly(control, size)
+    code, cwd, environment, wants_input = marshal.loads(message)  # noqa: S302 - from the guest
+    try:
+        text = code.decode("utf-8")
+        program = marshal.dumps(compile(text + "\n", "<string>", "exec", 0, True))
+        posix.chdir(cwd)
+        set_environment(environment)
+    except BaseException:
+        # A new interpreter has the right words for it.
+        posix.write(control, b"n")
+        posix._exit(1)
+    posix.pwrite(FILE, program, HEADER_BYTES)
+    if wants_input:
+        open_stdin(stdin)
+    main = sys.modules["__main__"].__dict__
+    del main["__file__"], main["__cached__"]
+    sys.argv[:] = ["-c"]
+    if hasattr(sys, "orig_argv"):
+        sys.orig_argv[1:] = ["-c", text]
+    sys.path[0] = ""
+    sys.path_importer_cache.pop(path, None)
+    read_exactly(control, 1)
+    posix.write(control, b"b")
+    for fd in (control, stdin, FILE):
+        posix.close(fd)
+
+
+def read_exactly(fd: int, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        more = posix.read(fd, size - len(data))
+        if not more:
+            posix._exit(1)
+        data += more
+    return data
+
+
+def set_environment(pairs: list[tuple[bytes, bytes]]) -> None:
+    """Have these variables and no others, in this order: for us, and for programs we start."""
+    known: dict[bytes, bytes] = sys.modules["os"].environ._data
+    for name in list(known):
+        posix.unsetenv(name)
+    known.clear()
+    for name, value in pairs:
+        posix.putenv(name, value)
+        known[name] = value
+
+
+def open_stdin(fd: int) -> None:
+    """Read from ``fd``, by the same objects that Python makes when it starts."""
+    io = sys.modules["io"]
+    posix.dup2(fd, 0)
+    raw = io.open(0, "rb", -1, None, None, None, False)
+    raw.raw.name = "<stdin>"
+    old: Any = sys.stdin
+    text = io.TextIOWrapper(raw, old.encoding, old.errors, "\n", False, old.write_through)
+    text.mode = "r"
+    sys.stdin = sys.__stdin__ = text
+
+
+if __name__ == "sitecustomize":
+    become_warm()

@@ -1,0 +1,77 @@
+"""What decides how an interpreter starts: its environment, and what the user has installed.
+
+A warm interpreter saw these when it was started. If they have changed, a new one must run the code.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from k8e.guest.spawn import as_user
+
+NAMES_MOST = 5000  # in a folder of the user's packages; looking through more would keep us
+READ_MOST = 64  # files in there that Python reads at its start
+# What an interpreter reads when it starts, or a library that it is made of.
+_DECISIVE = ("PATH", "HOME", "LANG", "LANGUAGE", "TZ", "TZDIR", "LOCPATH", "GCONV_PATH", "NLSPATH")
+_DECISIVE_PREFIXES = ("PYTHON", "LD_", "LC_", "MALLOC_", "GLIBC_")
+
+
+def start_conditions(env: dict[str, str]) -> dict[str, str] | None:
+    """What of an environment decides how Python starts; None if no warm one may be used."""
+    if env.get("K8E_WARM") == "0" or any(name.startswith("PYTHON") for name in env):
+        return None
+    return {
+        name: value
+        for name, value in env.items()
+        if name in _DECISIVE or name.startswith(_DECISIVE_PREFIXES)
+    }
+
+
+def site_state(home: str) -> list[tuple[str, int, int, int]]:
+    """The user's own folders of packages, and the files in there that Python reads at its start.
+
+    OSError if there are more than we want to look at before every run.
+    """
+    library = os.path.join(home, ".local/lib")
+    with as_user():
+        paths = [library]
+        for name in _names_in(library):
+            folder = os.path.join(library, name, "site-packages")
+            paths.append(folder)
+            paths += [os.path.join(folder, file) for file in _names_in(folder) if _is_read(file)]
+            if len(paths) > READ_MOST:
+                raise OSError(errno.E2BIG, "too many files that Python reads at its start")
+        return [_file_state(path) for path in paths]
+
+
+def _is_read(file: str) -> bool:
+    return file.endswith(".pth") or file.startswith(("sitecustomize", "usercustomize"))
+
+
+def site_changed(state: list[tuple[str, int, int, int]]) -> bool:
+    """Whether a new interpreter could start differently from one that saw ``state``."""
+    with as_user():
+        return [_file_state(item[0]) for item in state] != state
+
+
+def _names_in(folder: str) -> list[str]:
+    try:
+        listing = os.scandir(folder)
+    except OSError:
+        return []
+    names: list[str] = []
+    with listing:
+        for entry in listing:
+            names.append(entry.name)
+            if len(names) > NAMES_MOST:
+                raise OSError(errno.E2BIG, "too many packages", folder)
+    return names
+
+
+def _file_state(path: str) -> tuple[str, int, int, int]:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return (path, 0, 0, 0)
+    return (path, found.st_ino, found.st_mtime_ns, found.st_size)

@@ -1,0 +1,169 @@
+"""The boot program on every Python that it is for: what it runs looks as under ``python3 -c``."""
+
+from __future__ import annotations
+
+import marshal
+import os
+import re
+import socket
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from k8e.conformance.snippets import FAMILIES, Snippet
+from k8e.guest import warm
+from k8e.runtimes import packing
+from tests.guest.test_packing import find_python
+
+VERSIONS = ("3.9", "3.10", "3.11", "3.12")
+SECONDS = 30.0
+WORKERS = 4
+# Those that touch nothing but themselves: here they run without a sandbox.
+HARMLESS = ("identity", "raising", "reading")
+MOST = 70  # of a family; in sandboxes, conformance runs them all
+ADDRESS = re.compile(rb"0x[0-9a-f]+")
+
+
+def without_addresses(seen: tuple[bytes, bytes, int]) -> tuple[bytes, bytes, int]:
+    return ADDRESS.sub(b"", seen[0]), ADDRESS.sub(b"", seen[1]), seen[2]
+
+
+@dataclass
+class Place:
+    """An interpreter, and what it is started with."""
+
+    python: str
+    boot: Path
+    home: Path
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {"PATH": "/usr/bin:/bin", "HOME": str(self.home), "LANG": "C.UTF-8"}
+
+    def start_warm(self) -> tuple[subprocess.Popen[bytes], socket.socket, int]:
+        """One that waits; its control socket, and its later input."""
+        ours, theirs = socket.socketpair()
+        ours.settimeout(SECONDS)
+        source, target = os.pipe()
+        passed = (theirs.fileno(), source)
+        env = {**self.env, "PYTHONPATH": str(self.boot)}
+        env["K8E_BOOT"] = " ".join([str(self.boot), *map(str, passed)])
+        process = subprocess.Popen(
+            [self.python, warm.BOOT_FILE],
+            env=env,
+            cwd="/",
+            pass_fds=passed,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        theirs.close()
+        os.close(source)
+        return process, ours, target
+
+    def run_warm(self, snippet: Snippet) -> tuple[bytes, bytes, int] | None:
+        """What came of it; None if it wants a new interpreter."""
+        process, control, stdin = self.start_warm()
+        os.write(stdin, snippet.stdin or b"")
+        os.close(stdin)
+        with process, control:
+            try:
+                assert control.recv(1) == b"r"
+                env = [(os.fsencode(k), os.fsencode(v)) for k, v in self.env.items()]
+                cwd = os.fsencode(self.home)
+                wants = snippet.stdin is not None
+                message = marshal.dumps((snippet.code.encode(), cwd, env, wants), 2)
+                control.sendall(len(message).to_bytes(4, "big") + message + warm.TOKEN)
+                answer = control.recv(1)
+                out, err = process.communicate(timeout=SECONDS)
+            finally:
+                process.kill()
+        return (out, err, process.returncode) if answer == b"b" else None
+
+    def run_new(self, snippet: Snippet) -> tuple[bytes, bytes, int]:
+        process = subprocess.Popen(
+            [self.python, "-c", snippet.code],
+            env=self.env,
+            cwd=self.home,
+            stdin=subprocess.DEVNULL if snippet.stdin is None else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        with process:
+            try:
+                out, err = process.communicate(snippet.stdin, timeout=SECONDS)
+            finally:
+                process.kill()
+        return out, err, process.returncode
+
+
+@pytest.fixture(params=VERSIONS)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    major, minor = map(int, request.param.split("."))
+    python = find_python(major, minor)
+    if python is None:
+        pytest.skip(f"no Python {request.param} on this machine")
+    boot = tmp_path / "boot"
+    boot.mkdir()
+    (boot / "sitecustomize.py").write_text(packing.boot_source(), "utf-8")
+    home = tmp_path / "home"
+    home.mkdir()
+    return Place(python, boot, home)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("family", HARMLESS)
+def test_a_warm_interpreter_shows_what_a_new_one_shows(place: Place, family: str) -> None:
+    def compare(snippet: Snippet) -> str:
+        seen = place.run_warm(snippet)
+        wanted = place.run_new(snippet)
+        if seen is None:
+            return f"{snippet.code!r} was refused"
+        same = without_addresses(seen) == without_addresses(wanted)
+        return "" if same else f"{snippet.code!r}: {seen} and not {wanted}"
+
+    with ThreadPoolExecutor(WORKERS) as pool:
+        differences = [text for text in pool.map(compare, FAMILIES[family][-MOST:]) if text]
+    assert not differences, "\n".join(differences)
+
+
+def test_what_does_not_compile_is_refused_before_it_begins(place: Place) -> None:
+    assert place.run_warm(Snippet("x = = 1")) is None
+    assert place.run_warm(Snippet("print(")) is None
+
+
+def test_one_whose_guest_is_gone_ends(place: Place) -> None:
+    process, control, stdin = place.start_warm()
+    with process:
+        assert control.recv(1) == b"r"
+        control.close()
+        os.close(stdin)
+        assert process.wait(SECONDS) == 1
+
+
+def test_without_its_last_byte_a_program_does_not_begin(place: Place) -> None:
+    process, control, stdin = place.start_warm()
+    with process:
+        assert control.recv(1) == b"r"
+        env = [(b"PATH", b"/usr/bin")]
+        message = marshal.dumps((b"print('began')", b"/", env, False), 2)
+        control.sendall(len(message).to_bytes(4, "big") + message)
+        control.close()
+        os.close(stdin)
+        assert process.communicate(timeout=SECONDS) == (b"", b"")
+        assert process.returncode == 1
+
+
+def test_a_python_that_it_was_not_tried_on_ends_at_once(place: Place) -> None:
+    source = packing.boot_source()
+    assert "TESTED = ((3, 9), (3, 12))" in source
+    untried = source.replace("TESTED = ((3, 9), (3, 12))", "TESTED = ((2, 0), (2, 7))")
+    (place.boot / "sitecustomize.py").write_text(untried, "utf-8")
+    process, control, stdin = place.start_warm()
+    with process, control:
+        os.close(stdin)
+        assert process.communicate(timeout=SECONDS) == (b"", b"")
+        assert process.returncode == 3
