@@ -1,25 +1,20 @@
-"""Asks before it deletes something. Here the same program decides; usually a person does."""
+"""Asks before it deletes something, and does not where nobody says yes."""
 
-from threading import Thread
+from k8e import errors, sandbox_session
 
-from k8e import SandboxClient, sandbox_session
-
-
-def decide(client: SandboxClient) -> None:
-    """Approve what is asked first; the other half of `k8e sandbox approve`."""
-    waiting = []
-    while not waiting:
-        waiting = client.list_approvals()
-    client.approve_action(waiting[0].approval_id, reason="it is only a copy")
-
+ACTION = "delete data.csv"
 
 with sandbox_session() as (client, session_id):
     client.write_file(session_id, "data.csv", "1,2,3\n")
-    approver = Thread(target=decide, args=[client])
-    approver.start()
-    decision = client.confirm_action(session_id, "delete data.csv", timeout=30)
-    approver.join()
-    print("approved" if decision.approved else "rejected", "because", decision.reason)
-    if decision.approved:
+    asked = client.confirm_action(session_id, ACTION, wait=False)
+    print("somebody may now run: k8e sandbox approve", asked.approval_id)
+    try:
+        decision = client.confirm_action(
+            session_id, ACTION, timeout=2, approval_id=asked.approval_id
+        )
+        approved = decision.approved
+    except errors.TimedOut:
+        approved = False
+    if approved:
         client.exec(session_id, "rm data.csv")
-    print(len(client.list_files(session_id)), "files are left")
+    print(len(client.list_files(session_id)), "file is left")
