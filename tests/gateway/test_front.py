@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import ssl
@@ -15,7 +16,7 @@ import pytest
 
 from k8e._generated import sandbox_pb2 as pb
 from k8e._generated import sandbox_pb2_grpc as pb_grpc
-from k8e.gateway import front
+from k8e.gateway import front, peers, tls
 from tests.gateway.serving import Running, failing
 from tests.places import eventually
 
@@ -168,3 +169,33 @@ def test_a_reader_that_does_not_read_holds_nobody_up_and_takes_no_memory(
         assert memory() - before < 64 * MIB
         stream.cancel()
     works(running)
+
+
+@pytest.mark.anyio
+async def test_a_handshake_that_fails_is_counted_out_once(running: Running, tmp_path: Path) -> None:
+    certificates = tls.Certificates(running.folder / "d/tls")
+    await certificates.load()
+    loop = asyncio.get_running_loop()
+    inner = await loop.create_unix_server(asyncio.Protocol, tmp_path / "inner")
+    counting = front.Front(tmp_path / "inner", certificates)
+    endpoint = await counting.listen(peers.endpoint("127.0.0.1", 0))
+    address = (str(endpoint.address), endpoint.port)
+    trusted = ssl.create_default_context(cafile=str(running.ca))
+    _, held = await asyncio.open_connection(*address, ssl=trusted, server_hostname="localhost")
+    for data in (b"GET / HTTP/1.1\r\n\r\n", b"\0" * 10, b""):
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(data)
+        writer.write_eof()
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+    assert counting.connections("127.0.0.1") == 1, "the one that is held"
+    held.close()
+    await held.wait_closed()
+    async with asyncio.timeout(20):
+        while counting.connections("127.0.0.1"):  # noqa: ASYNC110 - nobody reports it
+            await asyncio.sleep(0.01)
+    counting.close()
+    inner.close()

@@ -390,3 +390,13 @@ def test_a_terminal_outlives_the_gateway(new_place: NewPlace, runtime: str) -> N
         shell.until(b"mark is 42\r\n")
         assert shell.foreground().process_group_id == shell.pid
         shell.destroy()
+
+
+def test_commands_work_however_many_terminals_were_destroyed(stub: Stub, session: str) -> None:
+    for _ in range(2):
+        terminal = Terminal(stub, session, "cat")
+        gone = pb.TerminalDestroyRequest(terminal_id=terminal.id)
+        assert stub.TerminalDestroy(gone, timeout=PATIENCE).ok
+    # More than the guest remembers, so that it forgets what the terminals were.
+    for number in range(70):
+        assert run(stub, session, f"echo {number}").stdout == f"{number}\n"

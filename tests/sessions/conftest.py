@@ -1,14 +1,15 @@
-"""Sessions on a runtime without sandboxes."""
+"""Sessions on a runtime without sandboxes, and gateways that are killed and started again."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 
 import pytest
 
 from k8e.sessions.service import Sessions
 from tests.sessions.fakes import World
+from tests.sessions.gateways import Client, Gateways
 
 
 @pytest.fixture
@@ -20,3 +21,21 @@ def world(tmp_path: Path) -> World:
 async def sessions(world: World) -> AsyncGenerator[Sessions]:
     async with world.running() as sessions:
         yield sessions
+
+
+@pytest.fixture(scope="module")
+def gateways() -> Generator[Gateways]:
+    gateways = Gateways()
+    gateways.start().call("doctor")  # so that every later start finds the runtimes probed
+    yield gateways
+    gateways.close()
+
+
+@pytest.fixture
+def client(gateways: Gateways) -> Client:
+    return gateways.connect()
+
+
+@pytest.fixture(params=["gvisor", "container"])
+def runtime(request: pytest.FixtureRequest) -> str:
+    return request.param

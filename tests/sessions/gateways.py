@@ -136,6 +136,11 @@ class Gateways:
         self._clients.append(Client(self.run_dir / "gateway.sock"))
         return self._clients[-1]
 
+    def restart(self) -> Client:
+        """Crash, and start the next one."""
+        self.kill()
+        return self.start()
+
     def kill(self) -> None:
         """What a crash does."""
         assert self._process is not None

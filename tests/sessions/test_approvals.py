@@ -245,3 +245,11 @@ def test_a_newer_database_is_refused(tmp_path: Path) -> None:
     database.close()
     with pytest.raises(errors.InvalidRequest, match="newer k8e"):
         ApprovalStore(path)
+
+
+async def test_what_a_paused_session_asked_for_can_be_decided_on(
+    approvals: Approvals, sessions: Sessions, asked: Approval
+) -> None:
+    await sessions.pause(ME, "mine")
+    assert (await approvals.decide(ME, asked.approval_id, approved=True)).status == "approved"
+    assert (await approvals.wait(ME, asked.approval_id)).approval_id == asked.approval_id

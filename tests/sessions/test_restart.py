@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 
 import pytest
 
@@ -19,36 +19,13 @@ pytestmark = [
 SMALL = {"memory": 64 << 20, "disk": 16 << 20}
 
 
-@pytest.fixture(scope="module")
-def gateways() -> Generator[Gateways]:
-    gateways = Gateways()
-    gateways.start().call("doctor")  # so that every later start finds the runtimes probed
-    yield gateways
-    gateways.close()
-
-
-@pytest.fixture
-def client(gateways: Gateways) -> Client:
-    return gateways.connect()
-
-
-@pytest.fixture(params=["gvisor", "container"])
-def runtime(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
-def restart(gateways: Gateways) -> Client:
-    gateways.kill()
-    return gateways.start()
-
-
 def test_sessions_go_on_with_their_files_environment_and_deadline(
     gateways: Gateways, client: Client, runtime: str
 ) -> None:
     session_id = client.create(runtime=runtime, env={"COLOUR": "red"}, labels={"a": "b"})
     client.shell(session_id, "echo kept > file; echo tmp > /tmp/file")
     before = client.session(session_id)
-    client = restart(gateways)
+    client = gateways.restart()
     assert client.session(session_id) == before
     said = client.shell(session_id, "cat file /tmp/file; echo $COLOUR")
     assert said.split() == ["kept", "tmp", "red"]
@@ -65,7 +42,7 @@ def test_a_running_command_goes_on_and_all_of_its_output_can_be_read(
     # Even one that dies with its client: the loss of the gateway is not the client's leaving.
     call = {"op": "exec", "id": "my-run", "argv": argv, "kill_on_disconnect": True}
     client.output(client.open({**call, "session": target}), until=b"5000\n")
-    client = restart(gateways)
+    client = gateways.restart()
     attached = client.open({"op": "attach", "session": target, "id": "my-run"})
     client.shell(session_id, "touch go")
     seen, end = client.output(attached)
@@ -85,7 +62,7 @@ def test_a_file_that_was_being_written_keeps_its_old_content(
     client.receive(upload)
     client.send(wire.DATA, upload, bytes(200_000))
     assert client.receive(upload)[0] == wire.CREDIT  # half of it is there
-    client = restart(gateways)
+    client = gateways.restart()
     assert client.shell(session_id, "cat file; ls -A") == "old\nfile\n"
     client.call("destroy_session", session_id=session_id)
 
@@ -117,7 +94,7 @@ def test_what_was_half_made_is_removed(
     known = gateways.sandboxes()
     client.open({"op": "create_session", "spec": {"runtime": runtime, "limits": SMALL}})
     eventually(lambda: moment(gateways), moment.__name__)
-    client = restart(gateways)
+    client = gateways.restart()
     ((session_id, sandbox_id),) = gateways.sandboxes().items() - known.items()
     found = client.session(session_id)
     if found["phase"] == "active":  # it was faster than our signal
@@ -134,7 +111,7 @@ def test_a_request_that_was_cut_off_can_be_repeated(
     spec = {"runtime": runtime, "request_id": f"once-{runtime}", "limits": SMALL}
     client.open({"op": "create_session", "spec": spec})
     eventually(lambda: _bundle(gateways), "a bundle")
-    client = restart(gateways)
+    client = gateways.restart()
     session_id = client.create(**spec)
     assert client.create(**spec) == session_id
     assert client.shell(session_id, "echo works") == "works\n"
@@ -146,7 +123,7 @@ def test_a_deadline_holds_through_the_restart(
 ) -> None:
     session_id = client.create(runtime=runtime, lifetime=2.5, limits=SMALL)
     expires = client.session(session_id)["expires_at"]
-    client = restart(gateways)
+    client = gateways.restart()
     assert client.session(session_id)["expires_at"] == expires
     eventually(lambda: client.session(session_id)["phase"] == "ended", "the end of the session")
     assert client.session(session_id)["ended_reason"] == "its lifetime was over"
@@ -157,7 +134,7 @@ def test_a_session_whose_deadline_passed_meanwhile_ends_at_once(
     gateways: Gateways, client: Client
 ) -> None:
     session_id = client.create(runtime="container", lifetime=0.3, limits=SMALL)
-    client = restart(gateways)
+    client = gateways.restart()
     eventually(lambda: client.session(session_id)["phase"] == "ended", "the end of the session")
     with pytest.raises(errors.SessionNotFound, match="not found"):
         client.shell(session_id, "true")
@@ -186,7 +163,7 @@ def test_the_automatic_session_is_still_the_automatic_one(
     target = {"auto": f"team-{runtime}", "spec": {"runtime": runtime}}
     call = {"op": "exec", "session": target, "argv": ["touch", "was-here"]}
     client.output(client.open(call))
-    client = restart(gateways)
+    client = gateways.restart()
     seen, _ = client.output(client.open({**call, "argv": ["ls"]}))
     assert seen == b"was-here\n"
 
@@ -194,7 +171,7 @@ def test_the_automatic_session_is_still_the_automatic_one(
 def test_ten_restarts_in_a_row_lose_nothing(gateways: Gateways, client: Client) -> None:
     sessions = [client.create(runtime=name, limits=SMALL) for name in ("gvisor", "container")]
     for number in range(10):
-        client = restart(gateways)
+        client = gateways.restart()
         for session_id in sessions:
             said = client.shell(session_id, f"echo {number} >> count; wc -l < count")
             assert said == f"{number + 1}\n"

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -22,29 +22,6 @@ pytestmark = [
 SMALL = {"memory": 64 << 20, "disk": 16 << 20}
 COUNTER = "i=0; while :; do i=$((i+1)); echo $i; done > count"
 STILL = 0.4  # seconds
-
-
-@pytest.fixture(scope="module")
-def gateways() -> Generator[Gateways]:
-    gateways = Gateways()
-    gateways.start().call("doctor")
-    yield gateways
-    gateways.close()
-
-
-@pytest.fixture
-def client(gateways: Gateways) -> Client:
-    return gateways.connect()
-
-
-@pytest.fixture(params=["gvisor", "container"])
-def runtime(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
-def restart(gateways: Gateways) -> Client:
-    gateways.kill()
-    return gateways.start()
 
 
 def child_of(client: Client, parent: str, **call: str) -> str:
@@ -88,7 +65,7 @@ def test_a_family_lives_on_with_its_workspace_and_its_relation(
     first = child_of(client, parent, workspace_path="/workspace/deep")
     second = child_of(client, parent)
     client.shell(first, "echo before > file")
-    client = restart(gateways)
+    client = gateways.restart()
     assert client.session(first)["parent_id"] == parent
     assert client.shell(first, "pwd; cat file") == "/workspace/deep\nbefore\n"
     client.shell(second, "echo after > /workspace/deep/file")
@@ -125,7 +102,7 @@ def test_a_new_session_does_not_get_the_uids_of_a_family_that_lives(
 ) -> None:
     parent = client.create(runtime="container", limits=SMALL)
     child = child_of(client, parent)
-    client = restart(gateways)
+    client = gateways.restart()
     other = client.create(runtime="container", limits=SMALL)
     maps = [client.shell(name, "cat /proc/self/uid_map").split()[1] for name in (parent, child)]
     assert maps[0] == maps[1]
@@ -157,7 +134,7 @@ def test_a_child_that_was_half_made_is_removed_and_its_parent_lives_on(
     client.shell(parent, "echo kept > file")
     client.open({"op": "run_subagent", "parent_session_id": parent})
     eventually(lambda: moment(gateways), moment.__name__)
-    client = restart(gateways)
+    client = gateways.restart()
     assert client.shell(parent, "cat file") == "kept\n"
     listed = client.call("list_sessions")["sessions"]
     alive = {item["session_id"] for item in listed if item["parent_id"] == parent}
@@ -181,7 +158,7 @@ def test_a_gateway_killed_while_it_ends_a_family_leaves_nothing_of_it(
     eventually(
         lambda: len(list((gateways.run_dir / "sandboxes").glob("sb-*"))) < 4, "the first removal"
     )
-    client = restart(gateways)
+    client = gateways.restart()
     # What had not begun to end lives on as a family; a second attempt takes all of it.
     if client.session(parent)["phase"] == "active":
         destroy(client, parent)
@@ -199,7 +176,7 @@ def test_a_paused_session_stays_paused_and_goes_on_when_it_is_resumed(
     eventually(lambda: size(client, watcher) > 100, "the counter")
     client.call("pause_session", session_id=writer)
     before = size(client, watcher)
-    client = restart(gateways)
+    client = gateways.restart()
     assert client.session(writer)["phase"] == "paused"
     with pytest.raises(errors.SessionPaused):
         client.shell(writer, "true")
@@ -223,7 +200,7 @@ def test_a_gateway_killed_in_the_middle_of_a_pause_leaves_one_or_the_other(
         client.open({"op": op, "session_id": writer})
         if wanted == "paused":
             eventually(lambda: client_phase(gateways, writer) == "paused", "the intention")
-        client = restart(gateways)
+        client = gateways.restart()
         if client.session(writer)["phase"] == "paused":
             eventually(partial(stands_still, client, watcher), "stillness")
         else:
@@ -252,7 +229,7 @@ def test_a_paused_session_whose_deadline_passes_is_removed_by_the_next_gateway(
     background(client, session_id, COUNTER)
     client.call("pause_session", session_id=session_id)
     client.call("extend_session", session_id=session_id, lifetime=0.5)
-    client = restart(gateways)
+    client = gateways.restart()
     eventually(lambda: client.session(session_id)["phase"] == "ended", "the end")
     assert left_of(gateways, [gateways.sandboxes()[session_id]]) == []
 

@@ -87,13 +87,13 @@ def profiles_file() -> str:
     if given:
         return given
     paths = [os.path.expanduser(f"~/{name}") for name in _FILES]  # noqa: PTH111 - pathlib is slow
-    return next((path for path in paths if os.path.exists(path)), paths[0])  # noqa: PTH110
+    return next((path for path in paths if os.path.exists(path)), paths[0])  # noqa: PTH110 - the same
 
 
 def chosen_profile(name: str) -> Profile | None:
     """The profile of this name, or the current one; None if there is neither."""
     path = profiles_file()
-    if not name and not os.path.exists(path):  # noqa: PTH110
+    if not name and not os.path.exists(path):  # noqa: PTH110 - the same
         return None
     from pathlib import Path
 

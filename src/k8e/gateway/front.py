@@ -115,6 +115,10 @@ class Front:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.warning("a connection failed: %s", error)
 
+    def connections(self, address: str) -> int:
+        """How many an address has."""
+        return self._connections[address]
+
     def leave(self, address: str) -> None:
         """The end of a connection that was counted."""
         self._connections[address] -= 1
