@@ -236,6 +236,16 @@ def check_env(env: dict[str, str]) -> None:
 
 
 @dataclass(frozen=True)
+class Rootfs:
+    """What a sandbox sees as ``/``, read-only."""
+
+    kind: str = "host"
+    """``host`` (its ``/usr`` and a small ``/etc``), ``dir``, ``tar`` or ``image``."""
+    source: str = ""
+    """An absolute path of the operator's, or the reference of an image; empty for ``host``."""
+
+
+@dataclass(frozen=True)
 class SandboxSpec:
     """What a runtime needs to know to launch a sandbox. The session's policy comes later."""
 
@@ -246,6 +256,7 @@ class SandboxSpec:
     """The path of a network namespace for it; empty for one with nothing but loopback."""
     workspace_of: str = ""
     """The sandbox whose workspace it shares; empty for a workspace of its own."""
+    rootfs: Rootfs = field(default_factory=Rootfs)
 
 
 @dataclass(frozen=True)

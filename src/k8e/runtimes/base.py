@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from k8e.link import Link
-from k8e.model import SandboxSpec
+from k8e.model import Limits, SandboxSpec
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,8 @@ class Binding:
     env: dict[str, str]
     cwd: str = ""
     """Where commands start that do not say it; made if missing. Empty for ``/workspace``."""
+    limits: Limits | None = None
+    """The session's own, where they are not those that the sandbox was launched with."""
 
 
 class Guest(Protocol):
@@ -60,6 +62,13 @@ class Guest(Protocol):
 
     async def connect(self) -> Link:
         """The link; waits for a guest that is dialling, and says why where none will."""
+        ...
+
+    async def settle(self, warm: dict[str, tuple[str, ...]]) -> None:
+        """Do ahead what needs no session: a workspace, and interpreters with modules loaded.
+
+        ``warm`` has the languages and, for each, what is loaded before any code is there.
+        """
         ...
 
     async def bind(self, binding: Binding) -> None:

@@ -91,6 +91,9 @@ class OciGuest:
         self._patience = REDIAL_SECONDS
         return ready
 
+    async def settle(self, warm: dict[str, tuple[str, ...]]) -> None:
+        raise NotImplementedError
+
     async def bind(self, binding: Binding) -> None:
         await _to_the_end(self._runtime.mount_workspace, self.record)
         call = {
