@@ -15,6 +15,7 @@ from prometheus_client import (
     CollectorRegistry,
     Counter,
     Gauge,
+    Histogram,
     disable_created_metrics,
     generate_latest,
 )
@@ -24,6 +25,8 @@ OTHER = "other"
 DENIALS = ("name", "address", "port", "private", "resolver", "upstream", "strict", "rate")
 QUERIES = ("answered", "refused", "failed", "dropped")
 CONNECTIONS = ("allowed", "refused", "failed")
+CLAIMS = ("hit", "miss", "unhealthy")
+CLAIM_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 
 disable_created_metrics()  # a second series for each counter, which says when this process started
 _registry = CollectorRegistry(auto_describe=True)
@@ -53,6 +56,16 @@ _connections = _Counts(
     label="outcome",
     words=CONNECTIONS,
 )
+_claims = _Counts(
+    "k8e_pool_claims", "Sessions that asked the pool for a sandbox.", label="outcome", words=CLAIMS
+)
+_claim_seconds = Histogram(
+    "k8e_claim_seconds",
+    "From the wish for a session to a sandbox that is bound to it.",
+    buckets=CLAIM_SECONDS,
+    registry=_registry,
+)
+_ready = Gauge("k8e_pool_ready", "Sandboxes that wait for a session.", registry=_registry)
 _sessions = Gauge("k8e_sessions", "Sessions that are alive.", registry=_registry)
 
 
@@ -69,6 +82,21 @@ def count_query(outcome: str) -> None:
 def count_connection(outcome: str) -> None:
     """A strict policy judged a connection; one of ``CONNECTIONS``."""
     _connections.add(outcome)
+
+
+def count_claim(outcome: str) -> None:
+    """A session asked the pool for a sandbox; one of ``CLAIMS``."""
+    _claims.add(outcome)
+
+
+def observe_claim(seconds: float) -> None:
+    """A session got its sandbox after so long, from the pool or not."""
+    _claim_seconds.observe(seconds)
+
+
+def set_ready(number: int) -> None:
+    """How many sandboxes wait for a session now."""
+    _ready.set(number)
 
 
 def set_sessions(number: int) -> None:

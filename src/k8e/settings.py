@@ -84,6 +84,12 @@ class Settings:
     """K8E_MAX_SESSIONS: how many sessions may live at once on this gateway."""
     max_snapshot_bytes: int = 20 << 30
     """K8E_MAX_SNAPSHOT_BYTES: how much all snapshots of one owner may hold."""
+    pool_min: int = 1
+    """K8E_POOL_MIN: how many sandboxes of the default template are ready at least, so that a new
+    session need not wait for one to start."""
+    pool_max: int = 8
+    """K8E_POOL_MAX: how many sandboxes of one template and runtime are ready at most; as many as
+    were claimed at once of late. 0 means that none are."""
     max_children: int = 16
     """K8E_MAX_CHILDREN: how many sub-agents one session may have at once."""
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from k8e import errors, settings
 from k8e.link import Link
-from k8e.model import Principal, SandboxSpec
+from k8e.model import Limits, Principal, SandboxSpec
 from k8e.runtimes.base import Binding, Guest, Support
 from k8e.runtimes.host import Host
 from k8e.runtimes.registry import Runtimes
@@ -62,6 +62,9 @@ class FakeGuest:
         self.frozen = False
         self.turns: list[str] = []
         self.fails_to_freeze = False
+        self.settled: dict[str, tuple[str, ...]] | None = None
+        self.limits: Limits | None = None
+        self.unhealthy: Exception | None = None
 
     @property
     def link(self) -> Link:
@@ -70,7 +73,13 @@ class FakeGuest:
     async def connect(self) -> Link:
         return self.link
 
+    async def settle(self, warm: dict[str, tuple[str, ...]]) -> None:
+        self.settled = warm
+
     async def bind(self, binding: Binding) -> None:
+        if self.unhealthy is not None:
+            raise self.unhealthy
+        self.limits = binding.limits
         self.env = binding.env
         self.cwd = binding.cwd
 
@@ -162,7 +171,8 @@ class World:
     """Sessions on a fake runtime, with a real store that outlives them."""
 
     def __init__(self, folder: Path, **flags: Any) -> None:
-        environ = {"K8E_ALLOWED_HOSTS": "none"}  # nothing of the machine's network is touched
+        # Nothing of the machine's network is touched, and no sandbox starts unasked.
+        environ = {"K8E_ALLOWED_HOSTS": "none", "K8E_POOL_MAX": "0"}
         self.settings = settings.load(environ, data_dir=folder, run_dir=folder, **flags)
         self.runtime = FakeRuntime()
         (folder / "sandboxes").mkdir(exist_ok=True)

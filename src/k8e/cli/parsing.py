@@ -17,6 +17,7 @@ from k8e.cli import (
     parsing_files,
     parsing_login,
     parsing_more,
+    parsing_pool,
     parsing_runs,
     parsing_snapshots,
     parsing_steering,
@@ -139,6 +140,7 @@ def _add_sandbox(commands: Any) -> None:
     parsing_login.add_to_sandbox(_command, group, common)
     parsing_login.add_apikey(_command, commands, common)
     parsing_more.add(_command, group, common)
+    parsing_pool.add(_command, commands, common, Parser)
     parsing_more.add_doctor(_command, group)
 
 

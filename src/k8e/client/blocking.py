@@ -16,6 +16,7 @@ from k8e.client.events import Telling
 from k8e.client.exposing import Exposing
 from k8e.client.interactive import Interactive
 from k8e.client.operations import Operation, Progress
+from k8e.client.pooling import Pooling
 from k8e.client.requests import Content, ExecOptions, SessionOptions
 from k8e.client.results import ExecEvent, ExecResult, FileEntry, SessionInfo, Stdout
 from k8e.client.runs import Runs
@@ -27,7 +28,15 @@ T = TypeVar("T")
 
 
 class SandboxClient(
-    Runs, Interactive, Transfers, Approving, Snapshotting, Steering, Exposing, Telling
+    Runs,
+    Interactive,
+    Transfers,
+    Approving,
+    Snapshotting,
+    Steering,
+    Exposing,
+    Telling,
+    Pooling,
 ):
     """Runs code in sandboxes.
 

@@ -17,6 +17,7 @@ from k8e.gateway.approving import ApprovalCalls
 from k8e.gateway.arguments import text as _text
 from k8e.gateway.exposing import ExposureCalls
 from k8e.gateway.keeping import KeyCalls
+from k8e.gateway.pooling import PoolCalls
 from k8e.gateway.snapshotting import SnapshotCalls
 from k8e.gateway.steering import SteeringCalls
 from k8e.gateway.telling import EventCalls
@@ -26,7 +27,9 @@ from k8e.sessions.service import Sessions
 from k8e.settings import Settings
 
 
-class Gateway(ApprovalCalls, SnapshotCalls, SteeringCalls, ExposureCalls, KeyCalls, EventCalls):
+class Gateway(
+    ApprovalCalls, SnapshotCalls, SteeringCalls, ExposureCalls, KeyCalls, EventCalls, PoolCalls
+):
     """The shared state of all dialects. A method ``call_x`` answers the operation ``x``."""
 
     def __init__(
@@ -129,6 +132,7 @@ class Gateway(ApprovalCalls, SnapshotCalls, SteeringCalls, ExposureCalls, KeyCal
         if Role.ADMIN not in principal.roles:
             raise errors.Denied("metrics need the admin role")
         metrics.set_sessions(self.sessions.count())
+        metrics.set_ready(self.sessions.pool.ready)
         return {"text": metrics.render().decode()}
 
     async def call_doctor(self, principal: Principal, call: dict[str, Any]) -> dict[str, Any]:

@@ -7,17 +7,26 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
-from k8e import errors
-from k8e.model import Phase, Principal, SandboxSpec, Session, SessionSpec, new_id
-from k8e.runtimes.base import Binding, Guest, Runtime
+from k8e import errors, metrics
+from k8e.egress.policy import Policy
+from k8e.model import Limits, Phase, Principal, Session, SessionSpec, new_id
+from k8e.runtimes.base import Binding, Guest
 from k8e.runtimes.registry import Runtimes
 from k8e.sessions.furnishing import Furnisher
+from k8e.sessions.launching import Launcher, Recipe
 from k8e.sessions.network import Network
+from k8e.sessions.pool import Pool
 from k8e.sessions.store import Store
 from k8e.settings import Settings
 
 log = logging.getLogger(__name__)
+
+BIND_SECONDS = 10.0
+"""That a sandbox from the pool has to become a session's; another one is started then."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -38,6 +47,8 @@ class Maker:
         store: Store,
         runtimes: Runtimes,
         network: Network,
+        launcher: Launcher,
+        pool: Pool,
         furnisher: Furnisher,
         on_made: Callable[[Session, Guest], Awaitable[Session]],
     ) -> None:
@@ -45,6 +56,8 @@ class Maker:
         self._store = store
         self._runtimes = runtimes
         self._network = network
+        self._launcher = launcher
+        self._pool = pool
         self._furnisher = furnisher
         self._on_made = on_made
         self._creating: dict[str, asyncio.Task[Session]] = {}
@@ -102,9 +115,14 @@ class Maker:
             )
         return asked or self._settings.default_lifetime
 
+    def recipe(self, spec: SessionSpec, runtime: str) -> Recipe:
+        """What sandboxes are made of that wait for sessions like this one."""
+        return Recipe("default", runtime)
+
     async def _create(
         self, principal: Principal, spec: SessionSpec, auto: bool, kin: Kinship | None
     ) -> Session:
+        began = time.monotonic()
         self._furnisher.check(principal.name, spec)
         runtime = await self._runtimes.choose(spec.runtime, self._settings.default_runtime)
         words, policy = await self._network.read(spec.allowed_hosts)
@@ -123,40 +141,73 @@ class Maker:
             parent=kin.parent.session_id if kin else "",
         )
         self._store.insert(session)
-        # What egress tells, it tells of sandboxes.
-        log.info("session %s is sandbox %s", session.session_id, session.sandbox_id)
         try:
-            guest = await self._launch(runtime, session, kin.parent.sandbox_id if kin else "")
-            try:
-                # Until here, the kernel refuses everything; the guest has run nothing yet.
-                await self._network.bind(session.sandbox_id, policy)
-                await guest.bind(Binding(env=spec.env, cwd=kin.cwd if kin else ""))
-                if spec.snapshot or spec.manifest:
-                    session = await self._furnisher.furnish(session, guest)
-            except BaseException:
-                await asyncio.shield(self._discard(guest))
-                raise
+            session, guest = await self._give_sandbox(session, policy, kin)
         except BaseException as error:
             self._store.end(session.session_id, f"creation failed: {error}", time.time())
             raise
         session = self._store.activate(session)
+        if kin is None:
+            metrics.observe_claim(time.monotonic() - began)
+        # What egress tells, it tells of sandboxes.
+        log.info("session %s is sandbox %s", session.session_id, session.sandbox_id)
         return await self._on_made(session, guest)
 
-    async def _launch(self, runtime: Runtime, session: Session, workspace_of: str) -> Guest:
-        network = await self._network.attach(session.sandbox_id) if runtime.networked else ""
-        sandbox = SandboxSpec(
-            sandbox_id=session.sandbox_id,
-            limits=session.spec.limits,
-            runtime=runtime.name,
-            network=network,
-            workspace_of=workspace_of,
-        )
-        try:
-            return await runtime.launch(sandbox)
-        except BaseException:
-            await asyncio.shield(self._network.detach(session.sandbox_id))
-            raise
+    async def _give_sandbox(
+        self, session: Session, policy: Policy, kin: Kinship | None
+    ) -> tuple[Session, Guest]:
+        """A sandbox for this session alone: one that waited, or a new one; bound and furnished."""
+        recipe = self.recipe(session.spec, session.runtime)
+        # A child needs the workspace of its parent, and with it the uids of its parent.
+        guest = await self._claim(recipe, session, policy) if kin is None else None
+        if guest is None:
+            guest = await self._launcher.launch(
+                replace(recipe, limits=session.spec.limits),
+                session.sandbox_id,
+                kin.parent.sandbox_id if kin else "",
+            )
+            await self._or_discard(guest, self._bind(guest, session, policy, kin))
+        session = replace(session, sandbox_id=guest.sandbox_id)
+        if session.spec.snapshot or session.spec.manifest:
+            session = await self._or_discard(guest, self._furnisher.furnish(session, guest))
+        return session, guest
 
-    async def _discard(self, guest: Guest) -> None:
-        await guest.kill()
-        await self._network.detach(guest.sandbox_id)
+    async def _claim(self, recipe: Recipe, session: Session, policy: Policy) -> Guest | None:
+        """A sandbox that waited, bound to this session; None if there is none in good health."""
+        guest = self._pool.take(recipe)
+        metrics.count_claim("miss" if guest is None else "hit")
+        if guest is None:
+            return None
+        changed = session.spec.limits != recipe.limits
+        try:
+            bind = self._bind(
+                guest, session, policy, limits=session.spec.limits if changed else None
+            )
+            async with asyncio.timeout(BIND_SECONDS):
+                await self._or_discard(guest, bind)
+        except (errors.SandboxDied, errors.GuestFailed, TimeoutError) as error:
+            log.warning("sandbox %s waited and does not answer: %s", guest.sandbox_id, error)
+            metrics.count_claim("unhealthy")
+            return None
+        return guest
+
+    async def _bind(
+        self,
+        guest: Guest,
+        session: Session,
+        policy: Policy,
+        kin: Kinship | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        # Until here, the kernel refuses everything; the guest has run nothing yet.
+        await self._network.bind(guest.sandbox_id, policy)
+        cwd = kin.cwd if kin else ""
+        await guest.bind(Binding(env=session.spec.env, cwd=cwd, limits=limits))
+
+    async def _or_discard(self, guest: Guest, work: Awaitable[T]) -> T:
+        """What ``work`` gives; if it fails, nothing is left of the sandbox."""
+        try:
+            return await work
+        except BaseException:
+            await asyncio.shield(self._launcher.discard(guest))
+            raise

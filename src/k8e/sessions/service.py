@@ -21,14 +21,17 @@ from k8e.sessions import adopting, noting, operations, refusals, working
 from k8e.sessions.children import Children
 from k8e.sessions.events import Events
 from k8e.sessions.furnishing import Furnisher
+from k8e.sessions.launching import Launcher
 from k8e.sessions.live import Live
 from k8e.sessions.making import Kinship, Maker
 from k8e.sessions.network import Network
 from k8e.sessions.operations import Operation
 from k8e.sessions.pausing import Pauses
+from k8e.sessions.pool import Pool
 from k8e.sessions.snapshots import Snapshots
 from k8e.sessions.store import Store
 from k8e.sessions.tending import Tender
+from k8e.sessions.warming import Warming
 from k8e.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -49,7 +52,12 @@ class Sessions:
         self._network = Network(settings)
         self.snapshots = Snapshots(settings.data_dir, self, max_bytes=settings.max_snapshot_bytes)
         furnisher = Furnisher(self._network, self.snapshots)
-        self._maker = Maker(settings, store, runtimes, self._network, furnisher, self._made)
+        launcher = Launcher(runtimes, self._network)
+        self.pool = Pool(launcher, settings.pool_max)
+        self.warming = Warming(settings, runtimes, self.pool)
+        self._maker = Maker(
+            settings, store, runtimes, self._network, launcher, self.pool, furnisher, self._made
+        )
         self._children = Children(store, self._network, self._maker, settings.max_children)
         self._pauses = Pauses(store)
         self.events = Events(settings.data_dir / "events")
@@ -72,6 +80,7 @@ class Sessions:
                 await self._network.detach(sandbox_id)
             self._host.lend_network = self._network.lent
             await self.snapshots.start()
+            catching_up.append(self._spawn(self.warming.start()))
             yield
         finally:
             for live in self._live.values():
@@ -80,6 +89,7 @@ class Sessions:
                 task.cancel()
             await self._maker.stop()
             await self._pauses.stop()
+            await self.pool.stop()
             if self._tasks:
                 await asyncio.wait(self._tasks)
             await self._network.close()

@@ -85,10 +85,11 @@ class Store:
             ) from None
 
     def activate(self, session: Session) -> Session:
-        """CREATING → ACTIVE."""
+        """CREATING → ACTIVE, in the sandbox that it got."""
         self._db.execute(
-            "UPDATE sessions SET phase='active' WHERE session_id=? AND phase='creating'",
-            (session.session_id,),
+            "UPDATE sessions SET phase='active', sandbox_id=? "
+            "WHERE session_id=? AND phase='creating'",
+            (session.sandbox_id, session.session_id),
         )
         return replace(session, phase=Phase.ACTIVE)
 

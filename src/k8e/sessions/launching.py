@@ -1,0 +1,76 @@
+"""Starts sandboxes, for sessions that are there and for those that will come.
+
+Each has a network, which leads nowhere until a session's policy is bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass, field
+
+from k8e.model import Limits, Rootfs, SandboxSpec, new_id
+from k8e.runtimes.base import Guest
+from k8e.runtimes.registry import Runtimes
+from k8e.sessions.network import Network
+
+Warm = tuple[tuple[str, tuple[str, ...]], ...]
+"""Languages whose interpreters wait for code, each with the modules that it has loaded."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that a sandbox is made of; those of one recipe are interchangeable."""
+
+    template: str
+    runtime: str
+    limits: Limits = field(default_factory=Limits)
+    rootfs: Rootfs = field(default_factory=Rootfs)
+    warm: Warm = (("python", ()),)
+
+
+class Launcher:
+    """Starts and discards sandboxes, network included."""
+
+    def __init__(self, runtimes: Runtimes, network: Network) -> None:
+        self._runtimes = runtimes
+        self._network = network
+        # One more would only make each of them slower.
+        self._gate = asyncio.Semaphore(max(2, os.cpu_count() or 1))
+
+    async def launch(self, recipe: Recipe, sandbox_id: str, workspace_of: str = "") -> Guest:
+        """A sandbox that belongs to nobody yet."""
+        async with self._gate:
+            return await self._launch(recipe, sandbox_id, workspace_of)
+
+    async def prepare(self, recipe: Recipe) -> Guest:
+        """A sandbox that only needs to be bound: what can be done without a session is done."""
+        async with self._gate:
+            guest = await self._launch(recipe, new_id("sb"))
+            try:
+                await guest.settle(dict(recipe.warm))
+            except BaseException:
+                await asyncio.shield(self.discard(guest))
+                raise
+            return guest
+
+    async def discard(self, guest: Guest) -> None:
+        await guest.kill()
+        await self._network.detach(guest.sandbox_id)
+
+    async def _launch(self, recipe: Recipe, sandbox_id: str, workspace_of: str = "") -> Guest:
+        runtime = self._runtimes.all[recipe.runtime]
+        network = await self._network.attach(sandbox_id) if runtime.networked else ""
+        sandbox = SandboxSpec(
+            sandbox_id=sandbox_id,
+            limits=recipe.limits,
+            runtime=runtime.name,
+            network=network,
+            workspace_of=workspace_of,
+            rootfs=recipe.rootfs,
+        )
+        try:
+            return await runtime.launch(sandbox)
+        except BaseException:
+            await asyncio.shield(self._network.detach(sandbox_id))
+            raise

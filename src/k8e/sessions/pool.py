@@ -1,0 +1,103 @@
+"""The warm pool: sandboxes that wait for sessions, for each template and runtime that is used.
+
+A member was never anybody's, is given to one session and never comes back. It has a network that
+leads nowhere and a workspace that is empty; what makes it somebody's (environment, limits, policy)
+is bound when it is claimed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from k8e import errors
+from k8e.runtimes.base import Guest
+from k8e.sessions.launching import Launcher, Recipe
+from k8e.sessions.shelf import Shelf
+from k8e.sessions.sizing import Sizes
+
+FILL_SECONDS = 300.0
+
+
+class Pool:
+    """All shelves of a gateway."""
+
+    def __init__(self, launcher: Launcher, most: int) -> None:
+        self._launcher = launcher
+        self._usual = Sizes(0, most)
+        self._shelves: dict[tuple[str, str], Shelf] = {}
+        self._old: set[Shelf] = set()  # whose sandboxes are still being removed
+
+    def keep(self, recipe: Recipe, sizes: Sizes, *, after: float = 0) -> Shelf:
+        """Have sandboxes of this recipe ready from now on; begin ``after`` so many seconds."""
+        shelf = self._shelf(recipe)
+        shelf.resize(sizes, after)
+        return shelf
+
+    def take(self, recipe: Recipe) -> Guest | None:
+        """A sandbox of this recipe, if one is ready; there may be one the next time."""
+        if not self._usual.max and (recipe.template, recipe.runtime) not in self._shelves:
+            return None
+        shelf = self._shelf(recipe)
+        return shelf.take() if shelf.sizes.max else None
+
+    def sizes(self, recipe: Recipe) -> Sizes:
+        return self._shelf(recipe).sizes
+
+    def _shelf(self, recipe: Recipe) -> Shelf:
+        key = recipe.template, recipe.runtime
+        shelf = self._shelves.get(key)
+        if shelf is not None and shelf.recipe == recipe:
+            return shelf
+        sizes = shelf.sizes if shelf is not None else self._usual
+        self._drop(key)
+        self._shelves[key] = Shelf(recipe, sizes, self._launcher)
+        return self._shelves[key]
+
+    def _drop(self, key: tuple[str, str]) -> None:
+        shelf = self._shelves.pop(key, None)
+        if shelf is not None:
+            shelf.close()
+            self._old.add(shelf)
+            task = asyncio.ensure_future(shelf.closed())
+            task.add_done_callback(lambda _: self._old.discard(shelf))
+
+    @property
+    def ready(self) -> int:
+        """How many sandboxes wait."""
+        return sum(shelf.ready for shelf in self._shelves.values())
+
+    def drain(self, template: str = "") -> int:
+        """Replace what is ready of a template, or of all, by new ones; how many they were."""
+        drained = 0
+        for key in [key for key in self._shelves if not template or key[0] == template]:
+            shelf = self._shelves[key]
+            drained += shelf.ready
+            self._drop(key)
+            self._shelves[key] = Shelf(shelf.recipe, shelf.sizes, self._launcher)
+            self._shelves[key].fill()
+        return drained
+
+    def forget(self, template: str) -> None:
+        """Keep nothing of a template that there is not any more."""
+        for key in [key for key in self._shelves if key[0] == template]:
+            self._drop(key)
+
+    async def filled(self, shelf: Shelf) -> None:
+        try:
+            async with asyncio.timeout(FILL_SECONDS):
+                await shelf.filled()
+        except TimeoutError:
+            raise errors.LimitExceeded(
+                f"the pool was not full after {FILL_SECONDS:g} s: {shelf.ready} are ready"
+            ) from None
+
+    def listing(self) -> list[dict[str, Any]]:
+        return [shelf.describe() for _, shelf in sorted(self._shelves.items())]
+
+    async def stop(self) -> None:
+        """Remove every sandbox that waits."""
+        for key in list(self._shelves):
+            self._drop(key)
+        for shelf in list(self._old):
+            await shelf.closed()

@@ -1,0 +1,198 @@
+"""The ready sandboxes of one recipe: started ahead, watched while they wait, each taken once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+from k8e import errors
+from k8e.runtimes.base import Guest
+from k8e.sessions.launching import Launcher, Recipe
+from k8e.sessions.sizing import Demand, Sizes
+
+log = logging.getLogger(__name__)
+
+QUIET = 0.05
+"""Seconds without a claim after which refilling begins: whoever claims needs the CPUs first."""
+PATIENCE = 0.5
+"""Seconds after which it begins even if claims keep coming."""
+LONGEST_PAUSE = 60.0
+"""Seconds until the next try, once several have failed."""
+
+
+class Shelf:
+    """Keeps as many sandboxes ready as its sizes and the demand say."""
+
+    def __init__(self, recipe: Recipe, sizes: Sizes, launcher: Launcher) -> None:
+        self.recipe = recipe
+        self.sizes = sizes
+        self.hits = 0
+        self.misses = 0
+        self.failure = ""
+        """Why the newest try to start one failed; empty after a success."""
+        self._launcher = launcher
+        self._demand = Demand()
+        self._ready: dict[Guest, asyncio.Task[None]] = {}  # and who watches each of them
+        self._making: set[asyncio.Task[None]] = set()
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._failures = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0  # when refilling begins at the latest; 0 while nothing is planned
+        self._closed = False
+        self._changed = asyncio.Event()
+
+    @property
+    def target(self) -> int:
+        return self.sizes.clamp(self._demand.greatest_rush(time.monotonic()))
+
+    @property
+    def ready(self) -> int:
+        return len(self._ready)
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "template": self.recipe.template,
+            "runtime": self.recipe.runtime,
+            "min": self.sizes.min,
+            "max": self.sizes.max,
+            "target": self.target,
+            "ready": self.ready,
+            "starting": len(self._making),
+            "hits": self.hits,
+            "misses": self.misses,
+            "failure": self.failure,
+        }
+
+    # Taking.
+
+    def take(self) -> Guest | None:
+        """A sandbox that is the caller's from now on; None if none is ready."""
+        self._demand.claimed(time.monotonic())
+        self._plan(QUIET)
+        if not self._ready:
+            self.misses += 1
+            return None
+        guest = next(iter(self._ready))  # the oldest
+        self._ready.pop(guest).cancel()
+        self.hits += 1
+        return guest
+
+    # Filling.
+
+    def resize(self, sizes: Sizes, after: float = 0) -> None:
+        self.sizes = sizes
+        self.failure, self._failures = "", 0
+        if after:
+            self._wake_at(time.monotonic() + after)
+        else:
+            self.fill()
+
+    def fill(self) -> None:
+        """Start what is missing, and discard what is too much."""
+        self._unplan()
+        if self._closed:
+            return
+        target = self.target
+        while len(self._ready) > target:
+            self._discard(next(reversed(self._ready)))
+        missing = target - len(self._ready) - len(self._making)
+        for _ in range(missing if not self._failures else min(missing, 1)):
+            self._start(self._make_one(), self._making)
+        self._plan_to_forget()
+
+    async def filled(self) -> None:
+        """Wait until as many are ready as it keeps at least, or until starting them fails."""
+        while len(self._ready) < self.sizes.min and not self._closed:
+            if self.failure:
+                raise errors.GuestFailed(f"the pool cannot be filled: {self.failure}")
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _plan(self, seconds: float) -> None:
+        """Fill after a moment of quiet."""
+        if self._closed:
+            return
+        now = time.monotonic()
+        self._due = self._due or now + PATIENCE
+        self._wake_at(min(now + seconds, self._due))
+
+    def _plan_to_forget(self) -> None:
+        """Look again when a rush is forgotten, if it is why there are so many."""
+        if self._timer is None and self.target > self.sizes.min:
+            self._wake_at(self._demand.forgets_at())
+
+    def _wake_at(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        seconds = max(0.0, when - time.monotonic())
+        self._timer = asyncio.get_running_loop().call_later(seconds, self.fill)
+
+    def _unplan(self) -> None:
+        self._due = 0.0
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    async def _make_one(self) -> None:
+        try:
+            guest = await self._launcher.prepare(self.recipe)
+        except (errors.K8eError, OSError) as error:
+            self._failed(str(error))
+            return
+        if self._closed or len(self._ready) >= self.target:
+            await self._launcher.discard(guest)
+            return
+        had_failed, self.failure, self._failures = self._failures, "", 0
+        self._ready[guest] = asyncio.create_task(self._watch(guest))
+        self._changed.set()
+        if had_failed:
+            self._wake_at(time.monotonic())  # one was a try; the rest may follow
+
+    def _failed(self, why: str) -> None:
+        self.failure = why
+        self._failures += 1
+        if self._failures == 1:
+            log.warning("a sandbox of template %s did not start: %s", self.recipe.template, why)
+        self._changed.set()
+        if not self._closed:
+            pause = min(LONGEST_PAUSE, 2.0 ** min(self._failures - 1, 10))
+            self._wake_at(time.monotonic() + pause)
+
+    async def _watch(self, guest: Guest) -> None:
+        """Replace a sandbox that ends while it waits."""
+        reason = await guest.wait()
+        del self._ready[guest]
+        self._start(self._launcher.discard(guest), self._leaving)
+        self._failed(reason)
+
+    # Ending.
+
+    def _start(self, work: Any, among: set[asyncio.Task[None]]) -> None:
+        task = asyncio.create_task(work)
+        among.add(task)
+        task.add_done_callback(lambda done: self._ended(done, among))
+
+    def _ended(self, task: asyncio.Task[None], among: set[asyncio.Task[None]]) -> None:
+        among.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a pool's task failed", exc_info=task.exception())
+
+    def _discard(self, guest: Guest) -> None:
+        self._ready.pop(guest).cancel()
+        self._start(self._launcher.discard(guest), self._leaving)
+
+    def close(self) -> None:
+        """Keep nothing any more; :meth:`closed` waits for the end of what there was."""
+        self._closed = True
+        self._unplan()
+        self._changed.set()
+        for task in self._making:
+            task.cancel()
+        for guest in list(self._ready):
+            self._discard(guest)
+
+    async def closed(self) -> None:
+        while tasks := [*self._making, *self._leaving]:
+            await asyncio.wait(tasks)

@@ -1,0 +1,170 @@
+"""What the warm pool decides: who gets what, when it is refilled, what is thrown away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+
+import pytest
+
+from k8e import errors
+from k8e.model import MIB, Limits, SessionSpec
+from k8e.sessions import shelf as shelves
+from k8e.sessions.service import Sessions
+from tests.sessions.fakes import ME, PATIENCE, FakeGuest, World
+
+
+async def until(holds: Callable[[], object]) -> None:
+    """Let everything run until something holds."""
+    async with asyncio.timeout(PATIENCE):
+        while not holds():
+            await asyncio.sleep(0.001)  # noqa: ASYNC110 - what is awaited has no event
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setattr("k8e.sessions.warming.HEAD_START", 0.001)
+    return World(tmp_path, pool_min=2, pool_max=4)
+
+
+@pytest.fixture
+async def sessions(world: World) -> AsyncGenerator[Sessions]:
+    async with world.running() as sessions:
+        await until(lambda: sessions.pool.ready == 2)
+        yield sessions
+
+
+async def test_a_session_gets_a_sandbox_that_was_ready_and_settled(
+    world: World, sessions: Sessions
+) -> None:
+    first, second = world.runtime.launched
+    assert first.settled == {"python": ()}
+    assert first.env is None
+    made = await sessions.create(ME, SessionSpec(env={"A": "1"}))
+    assert made.sandbox_id == first.sandbox_id
+    assert sessions.get(ME, made.session_id).sandbox_id == first.sandbox_id
+    assert first.env == {"A": "1"}
+    assert first.limits is None
+    assert second.env is None
+    (pool,) = sessions.pool.listing()
+    assert (pool["hits"], pool["misses"]) == (1, 0)
+
+
+async def test_a_claimed_sandbox_is_replaced_and_never_handed_out_again(
+    world: World, sessions: Sessions
+) -> None:
+    made = await sessions.create(ME, SessionSpec())
+    await until(lambda: sessions.pool.ready == 2)
+    await sessions.destroy(ME, made.session_id)
+    others = {(await sessions.create(ME, SessionSpec())).sandbox_id for _ in range(2)}
+    assert made.sandbox_id not in others
+    assert len(others) == 2
+
+
+async def test_limits_of_a_session_are_bound_when_it_claims(
+    world: World, sessions: Sessions
+) -> None:
+    limits = Limits(memory=64 * MIB)
+    await sessions.create(ME, SessionSpec(limits=limits))
+    assert world.runtime.launched[0].limits == limits
+
+
+async def test_a_rush_makes_the_pool_larger_and_more_than_it_has_starts_cold(
+    world: World, sessions: Sessions
+) -> None:
+    made = await asyncio.gather(*(sessions.create(ME, SessionSpec()) for _ in range(5)))
+    assert len({item.sandbox_id for item in made}) == 5
+    (pool,) = sessions.pool.listing()
+    assert (pool["hits"], pool["misses"], pool["target"]) == (2, 3, 4)
+    await until(lambda: sessions.pool.ready == 4)
+
+
+async def test_a_sandbox_that_does_not_answer_is_replaced_by_a_new_one(
+    world: World, sessions: Sessions
+) -> None:
+    world.runtime.launched[0].unhealthy = errors.GuestFailed("no answer")
+    made = await sessions.create(ME, SessionSpec())
+    assert made.sandbox_id not in (item.sandbox_id for item in world.runtime.launched[:2])
+    assert world.runtime.launched[0].killed.is_set()
+
+
+async def test_a_sandbox_that_dies_while_it_waits_is_not_handed_out(
+    world: World, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = world.runtime.launched[0]
+    dead.death.set_result("it ended")
+    await dead.was_killed()
+    made = await sessions.create(ME, SessionSpec())
+    assert made.sandbox_id == world.runtime.launched[1].sandbox_id
+
+
+async def test_a_request_that_is_refused_costs_no_sandbox(world: World, sessions: Sessions) -> None:
+    await sessions.create(ME, SessionSpec(session_id="mine"))
+    await until(lambda: sessions.pool.ready == 2)
+    with pytest.raises(errors.Conflict):
+        await sessions.create(ME, SessionSpec(session_id="mine"))
+    assert sessions.pool.ready == 2
+
+
+async def test_a_child_gets_no_sandbox_of_the_pool(world: World, sessions: Sessions) -> None:
+    parent = await sessions.create(ME, SessionSpec())
+    await until(lambda: sessions.pool.ready == 2)
+    child = await sessions.run_subagent(ME, parent.session_id)
+    assert world.runtime.launched[-1].sandbox_id == child.sandbox_id
+    assert world.runtime.specs[-1].workspace_of == parent.sandbox_id
+    assert sessions.pool.ready == 2
+
+
+async def test_draining_replaces_what_is_ready(world: World, sessions: Sessions) -> None:
+    old = world.runtime.launched[:2]
+    assert sessions.warming.drain("") == 2
+    for guest in old:
+        await guest.was_killed()
+    await until(lambda: sessions.pool.ready == 2)
+    made = await sessions.create(ME, SessionSpec())
+    assert made.sandbox_id not in {item.sandbox_id for item in old}
+
+
+async def test_sizes_can_be_changed_and_awaited(world: World, sessions: Sessions) -> None:
+    told = await sessions.warming.set("", "", 3, None, wait=True)
+    assert (told["ready"], told["min"], told["max"]) == (3, 3, 4)
+    told = await sessions.warming.set("", "", 0, 1, wait=True)
+    assert told["ready"] == 0
+    for guest in world.runtime.launched:
+        await guest.was_killed()
+    with pytest.raises(errors.InvalidRequest):
+        await sessions.warming.set("", "", 5, 2, wait=False)
+
+
+async def test_what_cannot_be_started_is_told_and_tried_again(
+    world: World, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shelves, "LONGEST_PAUSE", 0.01)
+    world.runtime.failure = errors.ToolFailed("the disk is full")
+    with pytest.raises(errors.GuestFailed, match="the disk is full"):
+        await sessions.warming.set("", "", 4, 4, wait=True)
+    assert sessions.pool.listing()[0]["failure"] == "the disk is full"
+    world.runtime.failure = None
+    await until(lambda: sessions.pool.ready == 4)
+    assert sessions.pool.listing()[0]["failure"] == ""
+
+
+async def test_a_gateway_that_ends_leaves_no_sandbox_of_its_pool(world: World) -> None:
+    async with world.running() as sessions:
+        await until(lambda: sessions.pool.ready == 2)
+        kept = await sessions.create(ME, SessionSpec())
+        world.runtime.gate.clear()
+        await until(lambda: len(world.runtime.specs) > len(world.runtime.launched))
+    mine = [item for item in world.runtime.launched if item.sandbox_id == kept.sandbox_id]
+    others: list[FakeGuest] = [item for item in world.runtime.launched if item not in mine]
+    assert [item.killed.is_set() for item in mine] == [False]
+    assert all(item.killed.is_set() for item in others)
+
+
+async def test_with_a_pool_of_no_size_nothing_is_started_ahead(tmp_path: Path) -> None:
+    world = World(tmp_path, pool_max=0)
+    async with world.running() as sessions:
+        await sessions.create(ME, SessionSpec())
+        assert len(world.runtime.specs) == 1
+        assert sessions.pool.listing() == []
