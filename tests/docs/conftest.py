@@ -87,7 +87,8 @@ def _status(step: Step) -> str:
 @pytest.fixture(scope="session")
 def gateway() -> Generator[Shell]:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    with worlds.networked(K8E_ALLOWED_HOSTS="default", LANG="C.UTF-8", PATH=path) as place:
+    usual = {"K8E_ALLOWED_HOSTS": "default", "K8E_POOL_MIN": "1", "K8E_POOL_MAX": "8"}
+    with worlds.networked(**usual, LANG="C.UTF-8", PATH=path) as place:
         yield Shell(place)
 
 

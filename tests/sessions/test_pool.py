@@ -18,8 +18,8 @@ from tests.sessions.fakes import ME, PATIENCE, FakeGuest, World
 async def until(holds: Callable[[], object]) -> None:
     """Let everything run until something holds."""
     async with asyncio.timeout(PATIENCE):
-        while not holds():
-            await asyncio.sleep(0.001)  # noqa: ASYNC110 - what is awaited has no event
+        while not holds():  # noqa: ASYNC110 - what is awaited has no event
+            await asyncio.sleep(0.001)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import time
@@ -14,6 +15,9 @@ from k8e.runtimes.registry import Runtimes
 from k8e.sessions.store import Store
 
 log = logging.getLogger(__name__)
+
+AT_ONCE = 4
+"""Sandboxes that are ended at the same time."""
 
 
 async def adopt(store: Store, runtimes: Runtimes, host: Host) -> list[tuple[Session, Guest]]:
@@ -36,12 +40,22 @@ async def adopt(store: Store, runtimes: Runtimes, host: Host) -> list[tuple[Sess
             del adopted[session.session_id]
             guests[guest.sandbox_id] = guest
             store.end(session.session_id, "its parent was gone", time.time())
-    for guest in guests.values():
-        with _told("ending sandbox %s failed", guest.sandbox_id):
-            await guest.kill()
+    await _end_all(list(guests.values()))
     found = sorted(adopted.values(), key=lambda item: bool(item[0].parent))
     await _purge_orphans(runtimes, host, {session.sandbox_id for session, _ in found})
     return found
+
+
+async def _end_all(guests: list[Guest]) -> None:
+    """End sandboxes without a session: half-made ones, and those that waited in a pool."""
+    gate = asyncio.Semaphore(AT_ONCE)
+
+    async def end(guest: Guest) -> None:
+        async with gate:
+            with _told("ending sandbox %s failed", guest.sandbox_id):
+                await guest.kill()
+
+    await asyncio.gather(*map(end, guests))
 
 
 async def _purge_orphans(runtimes: Runtimes, host: Host, owned: set[str]) -> None:
