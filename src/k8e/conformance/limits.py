@@ -28,7 +28,7 @@ for _ in pipes: os.wait()
 used = resource.getrusage(resource.RUSAGE_CHILDREN)
 print((turns, (used.ru_utime + used.ru_stime) / (time.monotonic() - began)))
 """
-_BOMB = """
+BOMB = """
 import os, sys, threading, time
 made, refused = 0, ''
 try:
@@ -42,14 +42,14 @@ except (OSError, RuntimeError) as error: refused = str(error)
 print((made, bool(refused)), flush=True)
 os._exit(0)
 """
-_HOG = """
+HOG = """
 import time
 data = bytearray({mib} << 20)
 for at in range(0, len(data), 4096): data[at] = 1
 print('got it', flush=True)
 time.sleep(1000)
 """
-_FILL = """
+FILL = """
 import os, sys
 size, number = 0, ''
 try:
@@ -64,7 +64,11 @@ os.unlink(sys.argv[1] + '/filler')
 @behaviour("limits.cpu")
 async def cpu(stage: Stage) -> None:
     """Spinning processes together get about the CPU time of their limit, not more."""
-    tight, free = await stage.launch(cpus=0.25), await stage.launch(cpus=2.0)
+    await check_quarter(await stage.launch(cpus=0.25), await stage.launch(cpus=2.0))
+
+
+async def check_quarter(tight: Sandbox, free: Sandbox) -> None:
+    """The one has about a quarter of a CPU, where the other has all it wants."""
     seen: list[str] = []
     for _ in range(3):  # a busy host can spoil a measurement, hardly all of them
         slow, share = await ask(tight, _SPIN)
@@ -83,7 +87,7 @@ async def memory(stage: Stage) -> None:
     """A program gets no more memory than the limit; an end of the sandbox is explained."""
     sandbox = await stage.launch(memory=64 * MIB)
     try:
-        done = await sandbox.run([PYTHON, "-c", _HOG.format(mib=200)])
+        done = await sandbox.run([PYTHON, "-c", HOG.format(mib=200)])
     except errors.GuestFailed:
         await _explained(sandbox)
         return
@@ -97,7 +101,7 @@ async def memory_alone(stage: Stage) -> None:
     sandbox = await stage.launch(memory=64 * MIB)
     other = await sandbox.start(["cat"], stdin=True)
     for _ in range(2):
-        done = await sandbox.run([PYTHON, "-c", _HOG.format(mib=200)])
+        done = await sandbox.run([PYTHON, "-c", HOG.format(mib=200)])
         expect(done.code in (1, 137), f"a program that wanted too much: {done.story()}")
     await other.type(b"still here")
     other.end_input()
@@ -109,7 +113,7 @@ async def memory_alone(stage: Stage) -> None:
 async def memory_together(stage: Stage) -> None:
     """Programs that exceed the limit together do not get it; an end of the sandbox is explained."""
     sandbox = await stage.launch(memory=128 * MIB)
-    programs = [await sandbox.start([PYTHON, "-c", _HOG.format(mib=48)]) for _ in range(8)]
+    programs = [await sandbox.start([PYTHON, "-c", HOG.format(mib=48)]) for _ in range(8)]
     deaths = 0
     for program in programs:
         try:
@@ -139,14 +143,14 @@ async def memory_files(stage: Stage) -> None:
     """Files in /tmp, /home, /var/tmp and /dev/shm are bounded by the memory limit."""
     sandbox = await stage.launch(memory=96 * MIB)
     for place in ("/tmp", "/home/user", "/var/tmp", "/dev/shm"):  # noqa: S108 - paths in the sandbox
-        size, number = await ask(sandbox, _FILL, place)
+        size, number = await ask(sandbox, FILL, place)
         equal(number, errno.ENOSPC, f"error in {place} after {size} bytes")
         expect(8 * MIB <= size <= 96 * MIB, f"{size} bytes went into {place}")
     equal((await sandbox.run(["echo", "alive"])).stdout, b"alive\n", "the next program")
 
 
 async def _bomb(sandbox: Sandbox, kind: str) -> None:
-    made, refused = await ask(sandbox, _BOMB, kind)
+    made, refused = await ask(sandbox, BOMB, kind)
     expect(refused, f"{made} of kind {kind} could be made")
     expect(10 <= made <= 64, f"{made} of kind {kind} were made before the limit of 64")
 
@@ -203,7 +207,7 @@ async def threads(stage: Stage) -> None:
 async def disk(stage: Stage) -> None:
     """The workspace holds about as many bytes as its limit, also through a sparse file."""
     sandbox = await stage.launch(disk=16 * MIB)
-    size, number = await ask(sandbox, _FILL, "/workspace")
+    size, number = await ask(sandbox, FILL, "/workspace")
     equal(number, errno.ENOSPC, f"error after {size} bytes")
     expect(12 * MIB <= size <= 16 * MIB, f"{size} bytes went into 16 MiB")
     done = await sandbox.shell(

@@ -170,6 +170,8 @@ class Sandbox:
 
     def __init__(self, guest: Guest) -> None:
         self.guest = guest
+        self.left_out: tuple[str, ...] = ()
+        """What could not be done before it had a session."""
 
     async def is_gone(self) -> bool:
         try:

@@ -39,16 +39,25 @@ class Stage:
 
         It has the workspace of ``sharing``, where one is given, and its commands start in ``cwd``.
         """
+        sandbox = await self._launch(limits, sharing.guest.sandbox_id if sharing else "")
+        await sandbox.guest.bind(Binding(env=SHARED_ENV, cwd=cwd))
+        return sandbox
+
+    async def settle(self, *modules: str, **limits: Any) -> Sandbox:
+        """A sandbox that is ready for a session, with these ``modules`` in its Python."""
+        sandbox = await self._launch(limits)
+        sandbox.left_out = await sandbox.guest.settle({"python": modules})
+        return sandbox
+
+    async def _launch(self, limits: dict[str, Any], workspace_of: str = "") -> Sandbox:
         spec = SandboxSpec(
             sandbox_id=new_id("sb"),
             limits=replace(Limits(), **limits),
             runtime=self.runtime.name,
-            workspace_of=sharing.guest.sandbox_id if sharing else "",
+            workspace_of=workspace_of,
         )
-        guest = await self.runtime.launch(spec)
-        sandbox = Sandbox(guest)
+        sandbox = Sandbox(await self.runtime.launch(spec))
         self._fresh.append(sandbox)
-        await guest.bind(Binding(env=SHARED_ENV, cwd=cwd))
         return sandbox
 
     async def restart(self) -> None:

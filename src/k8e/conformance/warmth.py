@@ -34,7 +34,7 @@ async def _run(sandbox: Sandbox, code: str, *, stdin: bytes | None = None, **cal
     return await program.finish()
 
 
-async def _ready(sandbox: Sandbox, count: int = 1) -> None:
+async def ready(sandbox: Sandbox, count: int = 1) -> None:
     """Wait until so many interpreters wait."""
     until = time.monotonic() + PATIENCE
     while (await sandbox.call("execs"))["warm"] < count:
@@ -47,7 +47,7 @@ async def _warmed(stage: Stage, **limits: Any) -> Sandbox:
     """A sandbox with an interpreter that waits."""
     sandbox = await stage.launch(**limits)
     equal((await _run(sandbox, "print(1)")).exit["warm"], False, "the first run is warm")
-    await _ready(sandbox)
+    await ready(sandbox)
     return sandbox
 
 
@@ -61,7 +61,7 @@ async def _compare(sandbox: Sandbox, snippet: Snippet) -> str:
     """Run one both ways; what differs, in words."""
     call: dict[str, Any] = {"stdin": snippet.stdin, "env": snippet.env, "cwd": snippet.cwd}
     new = await _run(sandbox, snippet.code, warm=False, **call)
-    await _ready(sandbox)
+    await ready(sandbox)
     warm = await _run(sandbox, snippet.code, **call)
     if not warm.exit["warm"] and not any(word in new.stderr for word in _NOT_COMPILED):
         return f"{snippet} was not run by a warm interpreter"
@@ -170,11 +170,11 @@ async def packages(stage: Stage) -> None:
         ("usercustomize.py", b"import sys; sys.custom = 7", "import sys; print(sys.custom)"),
         ("start.pth", b"import sys; sys.from_pth = 8 - 1 + 0", "import sys; print(sys.from_pth)"),
     ):
-        await _ready(sandbox)
+        await ready(sandbox)
         await sandbox.write(f"{site}/{name}", content)
         done = await _run(sandbox, code)
         equal((done.stdout, done.exit["warm"]), (b"7\n", False), f"{name}: {done.story()}")
-        await _ready(sandbox)
+        await ready(sandbox)
         done = await _run(sandbox, code)
         equal((done.stdout, done.exit["warm"]), (b"7\n", True), f"{name}, the second time")
 
@@ -198,14 +198,14 @@ async def stopped(stage: Stage) -> None:
     """An interpreter that a program stopped or killed swallows no run, and is replaced."""
     sandbox = await _warmed(stage)
     for number in (19, 9):
-        await _ready(sandbox)
+        await ready(sandbox)
         hit = await sandbox.shell(f"pkill -{number} -f fd/100")
         equal(hit.code, 0, "signalling those that wait")
         for _ in range(2):
             done = await _run(sandbox, "print(open('/workspace/runs', 'a').write('x'))")
             equal((done.stdout, done.code), (b"1\n", 0), done.story())
     equal(await sandbox.read("/workspace/runs"), b"xxxx", "each program ran once")
-    await _ready(sandbox)
+    await ready(sandbox)
 
 
 @behaviour("warm.parallel")
@@ -214,7 +214,7 @@ async def parallel(stage: Stage) -> None:
     sandbox = await _warmed(stage)
     code = "import os\nos.write(os.open('runs', os.O_CREAT | os.O_APPEND | os.O_WRONLY), b'x')"
     for _ in range(3):
-        await _ready(sandbox)
+        await ready(sandbox)
         runs = [_run(sandbox, f"{code}\nprint({number})") for number in range(12)]
         for number, done in enumerate(await asyncio.gather(*runs)):
             equal(done.stdout, b"%d\n" % number, done.story())
@@ -228,7 +228,7 @@ async def alone(stage: Stage) -> None:
     code = "import sys, os\nprint(hasattr(sys, 'mark'), hash('x'), os.getpid())\nsys.mark = 1"
     told: list[list[bytes]] = []
     for _ in range(3):
-        await _ready(sandbox)
+        await ready(sandbox)
         done = await _run(sandbox, code)
         equal(done.exit["warm"], True, done.story())
         told.append(done.stdout.split())

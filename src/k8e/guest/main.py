@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import sys
 from typing import Any, Callable
 
-from k8e.guest.apart import MS_BIND, separate_programs
 from k8e.guest.dial import Link
 from k8e.guest.files import (
     Download,
@@ -21,13 +19,13 @@ from k8e.guest.links import make_link, set_mode
 from k8e.guest.loop import READ, Loop
 from k8e.guest.ports import Ports
 from k8e.guest.processes import list_processes
-from k8e.guest.spawn import GID, HOME, UID, WORKSPACE, as_user
+from k8e.guest.settling import Place, leave_log, own_home
+from k8e.guest.spawn import WORKSPACE, as_user
 from k8e.guest.table import Execs
 from k8e.guest.terminals import Terminals, signal_foreground
 from k8e.guest.trees import Listing, remove_path
+from k8e.guest.warm import Preparation
 from k8e.guest.wire import RESULT, pack
-
-SLOT = "/run/k8e/slot/w"
 
 
 class Guest:
@@ -36,6 +34,7 @@ class Guest:
     def __init__(self) -> None:
         self.loop = Loop()
         self.execs = Execs(self.loop)
+        self.place = Place()
 
     def operations(self) -> dict[str, Any]:
         return {
@@ -58,6 +57,7 @@ class Guest:
             "processes": _answered(list_processes),
             "connect": Ports(self.loop).connect,
             "ping": _answered(lambda _: {}),
+            "settle": self._settle,
             "bind": self._bind,
             "hold": _answered(lambda _: self.execs.hold(True)),
             "release": _answered(lambda _: self.execs.hold(False)),
@@ -65,22 +65,10 @@ class Guest:
         }
 
     def run(self) -> None:
-        self._own_home()
+        own_home()
         self._catch_children()
         Link(self.loop, self.operations()).dial()
         self.loop.run()
-
-    def _own_home(self) -> None:
-        os.umask(0o022)
-        try:
-            os.mkdir(HOME, 0o700)
-        except FileExistsError:
-            pass
-        os.chown(HOME, UID, GID)
-        # Where pip installs. Python looks there only if it is there when the interpreter starts.
-        version = f"{sys.version_info[0]}.{sys.version_info[1]}"
-        with as_user():
-            os.makedirs(f"{HOME}/.local/lib/python{version}/site-packages", exist_ok=True)
 
     def _catch_children(self) -> None:
         waking, woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -122,18 +110,35 @@ class Guest:
         self.execs.get(spec).resize(int(spec["rows"]), int(spec["cols"]))
         channel.send(RESULT, pack({}))
 
+    def _settle(self, channel: Any, spec: dict[str, Any]) -> None:
+        """Do what needs no session; answered when the interpreters that it asks for wait."""
+        self._settle_once(spec)
+        Preparation(channel, self.execs.warmth, spec.get("warm") or {})
+
+    def _settle_once(self, spec: dict[str, Any]) -> None:
+        self.execs.oom_score_adj = int(spec.get("oom_score_adj") or 0)
+        self.place.settle()
+
     def _bind(self, channel: Any, spec: dict[str, Any]) -> None:
         """Become the sandbox of one session: its environment, limits and workspace."""
+        self._settle_once(spec)
+        if spec.get("other_workspace"):
+            self.place.renew_workspace()
+        if spec.get("folders"):
+            self.place.renew_folders(spec["folders"])
+        self.place.give_up_mounting()
+        leave_log()
         self.execs.env = dict(spec.get("env") or {})
-        self.execs.oom_score_adj = int(spec.get("oom_score_adj") or 0)
-        if spec.get("nproc"):
-            resource.setrlimit(resource.RLIMIT_NPROC, (int(spec["nproc"]), int(spec["nproc"])))
-        _leave_log()
-        if os.path.isdir(SLOT):
-            _settle_in_gvisor()
         self._settle_at(spec.get("cwd") or WORKSPACE)
         self.execs.warmth.bind(self.execs.env, spec.get("warm") is True)
+        if spec.get("nproc"):
+            self._limit_processes(int(spec["nproc"]))
         channel.send(RESULT, pack({}))
+
+    def _limit_processes(self, most: int) -> None:
+        """For all programs from now on, and for the interpreters that wait."""
+        resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+        self.execs.warmth.limit_processes(most)
 
     def _settle_at(self, cwd: str) -> None:
         """Start commands in ``cwd`` from now on; it is made with the rights of the user."""
@@ -154,33 +159,6 @@ def _answered(function: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[
 
 def _ignore(*_: object) -> None:
     """A signal handler: that the signal woke the loop is enough."""
-
-
-def _leave_log() -> None:
-    """Let go of the host's log, a file without limit: it is for what fails before a session."""
-    fd = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-    os.dup2(fd, 1)
-    os.dup2(fd, 2)
-    os.close(fd)
-
-
-def _settle_in_gvisor() -> None:
-    """Mount the slot's workspace at its place, set programs apart, give up the right to do so."""
-    import ctypes
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mount(SLOT.encode(), WORKSPACE.encode(), None, MS_BIND, None):
-        raise OSError(ctypes.get_errno(), "mounting the workspace failed")
-    separate_programs(libc)
-    # capset(2), version 3, of ourselves: keep the permitted set without CAP_SYS_ADMIN (bit 21).
-    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
-    sets = (ctypes.c_uint32 * 6)()
-    if libc.capget(header, sets):
-        raise OSError(ctypes.get_errno(), "capget failed")
-    for index in range(3):
-        sets[index] &= ~(1 << 21)
-    if libc.capset(header, sets):
-        raise OSError(ctypes.get_errno(), "capset failed")
 
 
 if __name__ == "__main__":

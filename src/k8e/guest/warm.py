@@ -23,7 +23,8 @@ from typing import Any, Callable
 from k8e.guest.conditions import site_changed, site_state, start_conditions
 from k8e.guest.languages import ALIASES
 from k8e.guest.loop import READ, Loop, Timer
-from k8e.guest.spawn import BASE_ENV, find_program, spawn
+from k8e.guest.spawn import BASE_ENV, GID, UID, find_program, spawn
+from k8e.guest.wire import RESULT, WireError, pack
 
 MOST_READY = 3
 CODE_MOST = 32 << 10  # bytes; longer code takes longer to compile than we may wait for an answer
@@ -133,6 +134,7 @@ class Warmth:
         self.allowed = False
         self.env: dict[str, str] = {}
         self.on_start: Callable[[int], object] = lambda _: None
+        self.on_prepared: Callable[[], object] = lambda: None
         self._folder = boot_folder(sys.argv[0])
         self._loop = loop
         self._busy = busy
@@ -144,10 +146,47 @@ class Warmth:
         self._refill: Timer | None = None
         self._fading: Timer | None = None
 
+    def prepare(self) -> None:
+        """Have one ready for a session that is to come."""
+        self.env = dict(BASE_ENV)
+        self.allowed = os.path.isdir(self._folder)
+        self._wanted = 1
+        self._fill()
+
     def bind(self, env: dict[str, str], allowed: bool) -> None:
         """A session has this environment, and room for interpreters that wait."""
         self.env = dict(BASE_ENV, **env)
         self.allowed = allowed and os.path.isdir(self._folder)
+        conditions = start_conditions(self.env)
+        if not self.allowed:
+            self.clear()
+        for item in list(self._kept.values()):
+            if item.conditions != conditions:
+                self._drop(item)
+                self._plan_refill(QUIET)
+            else:
+                # The folder of packages may be a new one. Nobody has put anything into either.
+                item.site = site_state(self.env["HOME"])
+        if not self.allowed or conditions is None:
+            self._wanted = 0
+
+    def limit_processes(self, most: int) -> None:
+        """Those that wait have no limit yet; only what has the user's ids may set one for them."""
+        from resource import RLIMIT_NPROC, prlimit
+
+        os.setresgid(GID, GID, 0)
+        os.setresuid(UID, UID, 0)
+        try:
+            for pid in self._kept:
+                prlimit(pid, RLIMIT_NPROC, (most, most))
+            return
+        except OSError:
+            pass  # new ones inherit it
+        finally:
+            os.setresuid(0, 0, 0)
+            os.setresgid(0, 0, 0)
+        self.clear()
+        self._plan_refill(QUIET)
 
     @property
     def ready(self) -> int:
@@ -253,6 +292,7 @@ class Warmth:
             self._fail()
             return
         item.ready = True
+        self.on_prepared()
         if len(self._kept) < self._wanted:
             self._plan_refill(QUIET)
 
@@ -284,6 +324,7 @@ class Warmth:
         if self._failures >= GIVE_UP:
             self.allowed = False
             self.clear()
+            self.on_prepared()
         else:
             self._plan_refill(PATIENCE)
 
@@ -304,6 +345,33 @@ class Warmth:
         self._loop.unwatch(item.control.fileno())
         item.close()
         del self._kept[item.pid]
+
+
+class Preparation:
+    """Somebody who waits until interpreters wait."""
+
+    def __init__(self, channel: Any, warmth: Warmth, wanted: dict[str, list[str]]) -> None:
+        self._channel = channel
+        self._warmth = warmth
+        channel.handler = self
+        if "python" not in wanted or warmth.ready:
+            self._answer()
+            return
+        warmth.on_prepared = self._answer
+        warmth.prepare()
+        if not warmth.allowed:
+            self._answer()
+
+    def on_frame(self, kind: int, body: bytes) -> None:
+        raise WireError(f"frame {kind} while a sandbox settles")
+
+    def on_lost(self) -> None:
+        self._warmth.on_prepared = lambda: None
+
+    def _answer(self) -> None:
+        self.on_lost()
+        self._channel.send(RESULT, pack({"warm": self._warmth.ready}))
+        self._channel.close()
 
 
 def _is_suitable(spec: dict[str, Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -47,7 +48,12 @@ class Binding:
     cwd: str = ""
     """Where commands start that do not say it; made if missing. Empty for ``/workspace``."""
     limits: Limits | None = None
-    """The session's own, where they are not those that the sandbox was launched with."""
+    """The session's own, where they are not those that the sandbox was launched with.
+
+    All of them hold from then on. What a program can still see of the old ones: in gVisor, the
+    total of ``/proc/meminfo``. Another ``disk`` costs as much as a new workspace, which is most of
+    what settling saved; the others are written to a few files.
+    """
 
 
 class Guest(Protocol):
@@ -64,10 +70,12 @@ class Guest(Protocol):
         """The link; waits for a guest that is dialling, and says why where none will."""
         ...
 
-    async def settle(self, warm: dict[str, tuple[str, ...]]) -> None:
+    async def settle(self, warm: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
         """Do ahead what needs no session: a workspace, and interpreters with modules loaded.
 
-        ``warm`` has the languages and, for each, what is loaded before any code is there.
+        ``warm`` has the languages and, for each, what is loaded before any code is there. The
+        answer is what of this could not be done and why, in words; none of it keeps a session from
+        being bound.
         """
         ...
 

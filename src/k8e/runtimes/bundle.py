@@ -62,6 +62,34 @@ class Flavour:
     annotations: dict[str, str]
 
 
+_MEMORY_FOLDERS = (
+    ("/dev/shm", 1, "1777", "noexec"),  # noqa: S108 - a path in the sandbox
+    ("/tmp", 2, "1777", ""),  # noqa: S108 - a path in the sandbox
+    ("/var/tmp", 1, "1777", ""),  # noqa: S108 - a path in the sandbox
+    ("/home", 3, "755", ""),  # what pip installs is there
+)
+"""Folders in memory: where, eighths of the session's limit, mode, and an option. Memory behind them
+counts against that limit: full, they leave an eighth of it."""
+
+
+@dataclass(frozen=True)
+class MemoryFolder:
+    """A folder of a sandbox whose files are memory."""
+
+    path: str
+    size: int
+    mode: str
+    noexec: bool
+
+
+def memory_folders(limits: Limits) -> list[MemoryFolder]:
+    """The folders in memory of a sandbox with these limits."""
+    return [
+        MemoryFolder(path, limits.memory * eighths // 8, mode, bool(option))
+        for path, eighths, mode, option in _MEMORY_FOLDERS
+    ]
+
+
 def _bind(source: Path | str, target: str, *options: str) -> dict[str, Any]:
     return {
         "destination": target,
@@ -71,18 +99,17 @@ def _bind(source: Path | str, target: str, *options: str) -> dict[str, Any]:
     }
 
 
-def _tmpfs(target: str, size: int, mode: str = "1777", *options: str) -> dict[str, Any]:
+def _tmpfs(folder: MemoryFolder) -> dict[str, Any]:
+    options = ["nosuid", "nodev", f"size={folder.size}", f"mode={folder.mode}"]
     return {
-        "destination": target,
+        "destination": folder.path,
         "type": "tmpfs",
         "source": "tmpfs",
-        "options": ["nosuid", "nodev", f"size={size}", f"mode={mode}", *options],
+        "options": [*options, "noexec"] if folder.noexec else options,
     }
 
 
 def _mounts(layout: Layout, flavour: Flavour, limits: Limits) -> list[dict[str, Any]]:
-    # Memory behind these counts against the session's limit: full, they leave a quarter of it.
-    large, small = limits.memory // 4, limits.memory // 8
     mounts: list[dict[str, Any]] = [
         {
             "destination": "/proc",
@@ -102,10 +129,7 @@ def _mounts(layout: Layout, flavour: Flavour, limits: Limits) -> list[dict[str, 
             "source": "devpts",
             "options": ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"],
         },
-        _tmpfs("/dev/shm", small, "1777", "noexec"),  # noqa: S108 - a path in the sandbox
-        _tmpfs("/tmp", large),  # noqa: S108 - a path in the sandbox
-        _tmpfs("/var/tmp", small),  # noqa: S108 - a path in the sandbox
-        _tmpfs("/home", limits.memory * 3 // 8, "755"),  # what pip installs is there
+        *map(_tmpfs, memory_folders(limits)),
     ]
     if flavour.sysfs:
         options = ["nosuid", "noexec", "nodev", "ro"]
@@ -123,7 +147,8 @@ def _mounts(layout: Layout, flavour: Flavour, limits: Limits) -> list[dict[str, 
     return mounts
 
 
-def _resources(flavour: Flavour, limits: Limits) -> dict[str, Any]:
+def make_resources(flavour: Flavour, limits: Limits) -> dict[str, Any]:
+    """What the kernel is to hold the sandbox to, as an OCI specification says it."""
     memory = limits.memory + flavour.memory_overhead
     return {
         "memory": {"limit": memory, "swap": memory},
@@ -159,7 +184,7 @@ def make_config(
         "cgroupsPath": cgroups.path_of(sandbox_id),
         # The slot's mounts come from the host; crun's own default would cut them off.
         "rootfsPropagation": "rslave",
-        "resources": _resources(flavour, limits),
+        "resources": make_resources(flavour, limits),
         "maskedPaths": MASKED,
         "readonlyPaths": READ_ONLY,
     }

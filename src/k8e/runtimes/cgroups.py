@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path("/sys/fs/cgroup")
 PARENT = "k8e"
@@ -73,6 +74,34 @@ def limit_of(sandbox_id: str, controller: str) -> str:
         value = (base / PARENT / sandbox_id / name).read_text("ascii").strip()
         return "" if value.split(" ")[0] in _NO_LIMIT else value
     return ""
+
+
+def set_limits(sandbox_id: str, resources: dict[str, Any]) -> None:
+    """Hold a running sandbox to other ``resources``, which are written as in an OCI specification.
+
+    OSError where it uses more memory already than it may have from now on.
+    """
+    memory, cpu, pids = resources["memory"], resources["cpu"], resources["pids"]
+    if is_unified():
+        group = ROOT / PARENT / sandbox_id
+        _set(group / "cpu.max", f"{cpu['quota']} {cpu['period']}")
+        _set(group / "memory.max", memory["limit"])  # beside it, memory.swap.max stays 0
+        _set(group / "pids.max", pids["limit"])
+        return
+    _set(ROOT / "cpu" / PARENT / sandbox_id / "cpu.cfs_quota_us", cpu["quota"])
+    _set(ROOT / "pids" / PARENT / sandbox_id / "pids.max", pids["limit"])
+    group = ROOT / "memory" / PARENT / sandbox_id
+    # Memory and swap together may never be less than memory alone, not even for a moment.
+    files = [group / "memory.memsw.limit_in_bytes", group / "memory.limit_in_bytes"]
+    if memory["limit"] < int((files[1]).read_text("ascii")):
+        files.reverse()
+    for file in files:
+        _set(file, memory["limit"])
+
+
+def _set(file: Path, value: object) -> None:
+    if file.exists():  # what a host cannot limit, it did not at the launch, and a probe tells
+        file.write_text(str(value), "ascii")
 
 
 def memory_limit_hits(sandbox_id: str) -> int:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from k8e.runtimes import bundle
+from k8e.runtimes import bundle, resizing
 from k8e.runtimes.base import Feature, Support
 from k8e.runtimes.host import Host, Record
 from k8e.runtimes.oci import OciRuntime
@@ -58,6 +58,10 @@ class Container(OciRuntime):
 
     def guest_limits(self, record: Record) -> dict[str, Any]:
         return {"oom_score_adj": CHILD_OOM_SCORE}
+
+    def resize_folders(self, record: Record) -> dict[str, Any]:
+        resizing.resize_folders(record.pid, bundle.memory_folders(record.limits))
+        return {}
 
     def mount_point(self, sandbox_id: str) -> Path:
         return self.host.folder(sandbox_id) / "slot"

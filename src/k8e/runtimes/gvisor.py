@@ -62,6 +62,10 @@ class GVisor(OciRuntime):
     def guest_limits(self, record: Record) -> dict[str, Any]:
         return {"nproc": record.limits.pids}
 
+    def resize_folders(self, record: Record) -> dict[str, Any]:
+        folders = bundle.memory_folders(record.limits)
+        return {"folders": [[item.path, item.size, item.mode, item.noexec] for item in folders]}
+
     def mount_point(self, sandbox_id: str) -> Path:
         return self.host.folder(sandbox_id) / "slot" / "w"
 

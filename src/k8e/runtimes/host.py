@@ -40,6 +40,8 @@ class Record:
     """Kernel ticks at which ``pid`` started, so that a reused pid is recognised."""
     workspace_of: str = ""
     """The sandbox whose workspace, and so whose uids, it shares."""
+    settled: bool = False
+    """Whether its workspace is mounted, and its guest did all that needs no session."""
 
     def save(self, folder: Path) -> None:
         scratch = folder / "sandbox.json.tmp"

@@ -75,6 +75,13 @@ def unmount(target: Path) -> None:
         raise OSError(number, f"unmounting failed: {os.strerror(number)}", str(target))
 
 
+def unmount_top(target: Path) -> None:
+    """Unmount what was mounted last on ``target``, whoever still uses it."""
+    if _libc.umount2(bytes(target), MNT_DETACH):
+        number = ctypes.get_errno()
+        raise OSError(number, f"unmounting failed: {os.strerror(number)}", str(target))
+
+
 def mounts_below(folder: Path) -> list[Path]:
     """Mount points at and below ``folder``, innermost first."""
     found: list[Path] = []

@@ -9,7 +9,7 @@ import logging
 import os
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +20,7 @@ from k8e.model import MIB, SandboxSpec
 from k8e.runtimes import bundle, cgroups, mounts, tools
 from k8e.runtimes.base import Binding, Feature, Guest, Support
 from k8e.runtimes.host import Host, Record, start_time
+from k8e.runtimes.workspaces import round_up
 
 RUN_SECONDS = 30.0
 DELETE_SECONDS = 30.0
@@ -27,6 +28,7 @@ FREEZE_SECONDS = 30.0
 HOLD_SECONDS = 5.0  # that a guest has to stop its clocks; one that does not is frozen all the same
 CONNECT_SECONDS = 20.0
 REDIAL_SECONDS = 5.0
+SETTLE_SECONDS = 30.0
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +47,11 @@ async def _to_the_end(function: Callable[[Record], T], record: Record) -> T:
         await asyncio.wait([work])
         work.exception()  # whoever cancelled does not want to know
         raise
+
+
+def _workspace_of(record: Record) -> dict[str, int]:
+    """What a workspace must be for a sandbox."""
+    return {"size": record.limits.disk, "owner": (record.id_base or 0) + UID}
 
 
 class OciGuest:
@@ -91,17 +98,31 @@ class OciGuest:
         self._patience = REDIAL_SECONDS
         return ready
 
-    async def settle(self, warm: dict[str, tuple[str, ...]]) -> None:
-        raise NotImplementedError
+    async def settle(self, warm: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+        await self._mount_workspace()
+        roomy = bundle.has_room_for_warmth(self.record.limits)
+        call = {
+            "op": "settle",
+            "warm": {name: list(modules) for name, modules in warm.items()} if roomy else {},
+            **self._runtime.guest_limits(self.record),
+        }
+        answer = await link.request(await self.connect(), call, seconds=SETTLE_SECONDS)
+        return tuple(str(item) for item in answer.get("left_out") or ())
 
     async def bind(self, binding: Binding) -> None:
-        await _to_the_end(self._runtime.mount_workspace, self.record)
+        before = self.record
+        self.record = replace(before, limits=binding.limits or before.limits)
+        changes: dict[str, Any] = {}
+        if self.record.limits != before.limits:
+            changes = await _to_the_end(self._runtime.change_places(before), self.record)
+        await self._mount_workspace()
         call = {
             "op": "bind",
             "env": binding.env,
             "cwd": binding.cwd,
             "warm": bundle.has_room_for_warmth(self.record.limits),
             **self._runtime.guest_limits(self.record),
+            **changes,
         }
         try:
             await link.request(await self.connect(), call)
@@ -111,6 +132,13 @@ class OciGuest:
             raise errors.InvalidRequest(
                 f"commands cannot start in {binding.cwd[:80]!r}: {error.strerror}"
             ) from None
+        if self.record.limits != before.limits:
+            # Not before: with less memory, interpreters that waited had to go first.
+            await _to_the_end(self._runtime.hold_limits, self.record)
+
+    async def _mount_workspace(self) -> None:
+        if not self.record.settled:
+            self.record = await _to_the_end(self._runtime.mount_workspace, self.record)
 
     async def wait(self) -> str:
         return await asyncio.shield(self._gone)
@@ -164,6 +192,10 @@ class OciRuntime:
 
     def guest_limits(self, record: Record) -> dict[str, Any]:
         """Limits that the guest sets because the host cannot."""
+        raise NotImplementedError
+
+    def resize_folders(self, record: Record) -> dict[str, Any]:
+        """Give the folders in memory the sizes of the limits; what the guest must do for it."""
         raise NotImplementedError
 
     def mount_point(self, sandbox_id: str) -> Path:
@@ -239,14 +271,42 @@ class OciRuntime:
         """Give the sandbox what only it may have, such as a range of uids."""
         return record
 
-    def mount_workspace(self, record: Record) -> None:
+    def mount_workspace(self, record: Record) -> Record:
+        """Mount it, and write down that it is."""
         target = self.mount_point(record.sandbox_id)
         if record.workspace_of:
             # One file system, seen twice: what one writes, the other sees.
             mounts.bind(self.mount_point(record.workspace_of), target)
-            return
-        owner = (record.id_base or 0) + UID
-        self.host.workspaces.mount(record.sandbox_id, target, size=record.limits.disk, owner=owner)
+        else:
+            self.host.workspaces.mount(record.sandbox_id, target, **_workspace_of(record))
+        record = replace(record, settled=True)
+        record.save(self.host.folder(record.sandbox_id))
+        return record
+
+    def change_places(self, before: Record) -> Callable[[Record], dict[str, Any]]:
+        """How a sandbox in which nothing has run yet gets the sizes of other limits.
+
+        What comes back is what its guest must do for it.
+        """
+
+        def change(record: Record) -> dict[str, Any]:
+            found: dict[str, Any] = {}
+            sizes = [round_up(item.limits.disk) for item in (before, record)]
+            if record.settled and not record.workspace_of and sizes[0] != sizes[1]:
+                target = self.mount_point(record.sandbox_id)
+                self.host.workspaces.replace(record.sandbox_id, target, **_workspace_of(record))
+                found["other_workspace"] = True
+            if record.limits.memory != before.limits.memory:
+                found |= self.resize_folders(record)
+            return found
+
+        return change
+
+    def hold_limits(self, record: Record) -> None:
+        """Let the kernel hold a sandbox to the limits of its record, which is saved."""
+        resources = bundle.make_resources(self.flavour(record), record.limits)
+        cgroups.set_limits(record.sandbox_id, resources)
+        record.save(self.host.folder(record.sandbox_id))
 
     async def adopt(self) -> list[Guest]:
         guests: list[Guest] = []

@@ -20,6 +20,7 @@ MODULES = (
     "apart",
     "plain",
     "spawn",
+    "settling",
     "languages",
     "output",
     "conditions",

@@ -24,6 +24,11 @@ SIZE_STEP = 64 << 20
 BYTES_PER_INODE = 8192  # source trees and node_modules have many small files
 
 
+def round_up(size: int) -> int:
+    """The size that a workspace of ``size`` really has."""
+    return size if size <= SIZE_STEP else -(-size // SIZE_STEP) * SIZE_STEP
+
+
 class Workspaces:
     """The images below one folder, named after their sandboxes."""
 
@@ -41,6 +46,12 @@ class Workspaces:
             _copy_sparse(self._template(size), image)
         mounts.mount_image(image, target, _FLAGS, _OPTIONS)
         os.chown(target, owner, owner)
+
+    def replace(self, sandbox_id: str, target: Path, *, size: int, owner: int) -> None:
+        """Mount an empty workspace of another size; nobody has used the one that is there."""
+        mounts.unmount_top(target)
+        self.remove(sandbox_id)
+        self.mount(sandbox_id, target, size=size, owner=owner)
 
     def remove(self, sandbox_id: str) -> None:
         for path in (self.image(sandbox_id), self.image(sandbox_id).with_suffix(".tmp")):
@@ -60,8 +71,7 @@ class Workspaces:
 
     def _template(self, size: int) -> Path:
         """An empty file system to copy; there are few, because sizes are rounded up."""
-        if size > SIZE_STEP:
-            size = -(-size // SIZE_STEP) * SIZE_STEP
+        size = round_up(size)
         template = self._folder / f"empty-{size}.ext4"
         with self._making:
             if template.exists():

@@ -1,0 +1,98 @@
+"""Making a sandbox ready for a session: what of it needs no session, and what is the session's.
+
+In gVisor the guest itself puts the workspace and the folders in memory into place, since nothing on
+the host can. It may do so until a session is bound, and no program of a user's has run by then.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from k8e.guest.apart import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, separate_programs
+from k8e.guest.spawn import GID, HOME, UID, WORKSPACE, as_user
+
+SLOT = "/run/k8e/slot/w"
+_CAPABILITIES_V3 = 0x20080522
+_SYS_ADMIN = 1 << 21
+
+
+def own_home() -> None:
+    """Make the user's home, and in there the folder for packages.
+
+    Python looks into that folder only if it is there when the interpreter starts.
+    """
+    os.umask(0o022)
+    try:
+        os.mkdir(HOME, 0o700)
+    except FileExistsError:
+        pass
+    os.chown(HOME, UID, GID)
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    with as_user():
+        os.makedirs(f"{HOME}/.local/lib/python{version}/site-packages", exist_ok=True)
+
+
+def leave_log() -> None:
+    """Let go of the host's log, a file without limit: it is for what fails before a session."""
+    fd = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
+
+
+class Place:
+    """Where a session is to live, as far as that is the guest's to make."""
+
+    def __init__(self) -> None:
+        # Only where the guest may mount, which is in gVisor. Importing costs every start.
+        self._ctypes: Any = None
+        self._libc: Any = None
+
+    def settle(self) -> None:
+        """Do what needs no session, once: mount the slot's workspace, set programs apart."""
+        if self._libc is not None or not os.path.isdir(SLOT):
+            return
+        import ctypes
+
+        self._ctypes, self._libc = ctypes, ctypes.CDLL(None, use_errno=True)
+        self._mount(SLOT, WORKSPACE, "", MS_BIND)
+        separate_programs(self._libc)
+
+    def renew_workspace(self) -> None:
+        """The host has put another file system into the slot."""
+        if self._libc is not None:
+            self._unmount(WORKSPACE)
+            self._mount(SLOT, WORKSPACE, "", MS_BIND)
+
+    def renew_folders(self, folders: list[list[Any]]) -> None:
+        """Have new folders in memory: gVisor takes another size for an old one, and ignores it."""
+        for path, size, mode, noexec in folders:
+            flags = MS_NOSUID | MS_NODEV | (MS_NOEXEC if noexec else 0)
+            self._unmount(path)
+            self._mount("tmpfs", path, "tmpfs", flags, f"size={size},mode={mode}")
+        own_home()
+
+    def give_up_mounting(self) -> None:
+        """From now on be unable to change any of this."""
+        if self._libc is None:
+            return
+        header = (self._ctypes.c_uint32 * 2)(_CAPABILITIES_V3, 0)
+        sets = (self._ctypes.c_uint32 * 6)()
+        self._check(self._libc.capget(header, sets), "capget")
+        for index in range(3):
+            sets[index] &= ~_SYS_ADMIN
+        self._check(self._libc.capset(header, sets), "capset")
+
+    def _mount(self, source: str, target: str, kind: str, flags: int, data: str = "") -> None:
+        arguments = (source.encode(), target.encode(), kind.encode(), self._ctypes.c_ulong(flags))
+        self._check(self._libc.mount(*arguments, data.encode()), f"mounting {target}")
+
+    def _unmount(self, target: str) -> None:
+        self._check(self._libc.umount2(target.encode(), 0), f"unmounting {target}")
+
+    def _check(self, failed: int, what: str) -> None:
+        if failed:
+            number = self._ctypes.get_errno()
+            raise OSError(number, f"{what} failed: {os.strerror(number)}")
