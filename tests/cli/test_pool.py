@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from k8e import SandboxClient
 from k8e.conformance import traces
 from k8e.errors import Denied
-from tests.places import NewPlace, Place, eventually
+from tests.places import Place, eventually
 
 
 def pool(place: Place) -> dict[str, object]:
@@ -27,12 +28,23 @@ def waiting(place: Place) -> set[str]:
     return there - set(place.sandboxes())
 
 
+@pytest.fixture(scope="module")
+def own_place(runtime: str) -> Generator[Place]:
+    """A gateway of each runtime, for the tests of this module."""
+    place = Place(K8E_RUNTIME=runtime, K8E_POOL_MIN="0", K8E_POOL_MAX="4")
+    yield place
+    place.close()
+
+
 @pytest.fixture
-def warm_place(new_place: NewPlace, runtime: str) -> Place:
-    """A gateway of each runtime with two sandboxes ready."""
-    place = new_place(K8E_RUNTIME=runtime, K8E_POOL_MIN="0", K8E_POOL_MAX="4")
-    assert fill(place, 2, 4)["ready"] == 2
-    return place
+def warm_place(own_place: Place) -> Place:
+    """The same, with two sandboxes ready, no session, and no memory of earlier claims."""
+    for session in own_place.json("sandbox", "sessions")["sessions"]:
+        own_place.json("sandbox", "destroy", session["session_id"])
+    own_place.json("gateway", "stop")
+    eventually(lambda: not own_place.socket.exists())
+    assert fill(own_place, 2, 4)["ready"] == 2
+    return own_place
 
 
 def test_a_session_gets_a_ready_sandbox_with_its_own_environment_and_limits(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -62,7 +62,7 @@ class FakeGuest:
         self.frozen = False
         self.turns: list[str] = []
         self.fails_to_freeze = False
-        self.settled: dict[str, tuple[str, ...]] | None = None
+        self.settled: Mapping[str, Sequence[str]] | None = None
         self.limits: Limits | None = None
         self.unhealthy: Exception | None = None
 
@@ -73,8 +73,9 @@ class FakeGuest:
     async def connect(self) -> Link:
         return self.link
 
-    async def settle(self, warm: dict[str, tuple[str, ...]]) -> None:
+    async def settle(self, warm: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
         self.settled = warm
+        return ()
 
     async def bind(self, binding: Binding) -> None:
         if self.unhealthy is not None:

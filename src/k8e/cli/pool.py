@@ -48,5 +48,7 @@ def table(found: list[dict[str, Any]]) -> list[str]:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
-    failures = [f"{item['template']}: {item['failure']}" for item in found if item["failure"]]
-    return [*lines, *failures]
+    for item in found:
+        told = [item["failure"]] if item["failure"] else []
+        lines += [f"{item['template']}: {why}" for why in (*told, *item["left_out"])]
+    return lines

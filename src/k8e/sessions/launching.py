@@ -43,16 +43,19 @@ class Launcher:
         async with self._gate:
             return await self._launch(recipe, sandbox_id, workspace_of)
 
-    async def prepare(self, recipe: Recipe) -> Guest:
-        """A sandbox that only needs to be bound: what can be done without a session is done."""
+    async def prepare(self, recipe: Recipe) -> tuple[Guest, tuple[str, ...]]:
+        """A sandbox that only needs to be bound: what can be done without a session is done.
+
+        With it comes what of the recipe's warmth could not be had, and why.
+        """
         async with self._gate:
             guest = await self._launch(recipe, new_id("sb"))
             try:
-                await guest.settle(dict(recipe.warm))
+                left_out = await guest.settle(dict(recipe.warm))
             except BaseException:
                 await asyncio.shield(self.discard(guest))
                 raise
-            return guest
+            return guest, left_out
 
     async def discard(self, guest: Guest) -> None:
         await guest.kill()

@@ -32,6 +32,8 @@ class Shelf:
         self.misses = 0
         self.failure = ""
         """Why the newest try to start one failed; empty after a success."""
+        self.left_out: tuple[str, ...] = ()
+        """What sandboxes lack of the interpreters and modules that they should have, and why."""
         self._launcher = launcher
         self._demand = Demand()
         self._ready: dict[Guest, asyncio.Task[None]] = {}  # and who watches each of them
@@ -63,6 +65,7 @@ class Shelf:
             "hits": self.hits,
             "misses": self.misses,
             "failure": self.failure,
+            "left_out": list(self.left_out),
         }
 
     # Taking.
@@ -137,7 +140,7 @@ class Shelf:
 
     async def _make_one(self) -> None:
         try:
-            guest = await self._launcher.prepare(self.recipe)
+            guest, self.left_out = await self._launcher.prepare(self.recipe)
         except (errors.K8eError, OSError) as error:
             self._failed(str(error))
             return
