@@ -147,6 +147,9 @@ class Shelf:
         if self._closed or len(self._ready) >= self.target:
             await self._launcher.discard(guest)
             return
+        task = asyncio.current_task()
+        if task is not None:
+            self._making.discard(task)  # whoever waits for it may look at once
         had_failed, self.failure, self._failures = self._failures, "", 0
         self._ready[guest] = asyncio.create_task(self._watch(guest))
         self._changed.set()
