@@ -22,7 +22,7 @@ FIND_PYTHON := for p in /usr/bin/python3 python3 python3.14 python3.13 python3.1
 LOCK := $(VENV)/bin/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--no-emit-find-links --no-annotate --no-header --quiet
 
-.PHONY: help setup deps check format test test-vm bench gen lock clean
+.PHONY: help setup deps check format test test-packages test-vm bench gen lock clean
 
 help: ## Print this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -51,7 +51,10 @@ format: setup ## Format, and fix what ruff can fix
 	$(VENV)/bin/ruff check --fix-only .
 	$(VENV)/bin/ruff format .
 
-test: setup ## Run the tests (as root all of them; PYTEST_ARGS="-k word")
+test-packages: # Debian packages that only the tests use
+	@sh tests/packages.sh
+
+test: setup test-packages ## Run the tests (as root all of them; PYTEST_ARGS="-k word")
 	$(PY) -m pytest -rs -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 test-vm: setup ## Try the limits on a cgroup v2 kernel, in QEMU (8 minutes; VM_ARGS="container limits.pids")

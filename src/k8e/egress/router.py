@@ -12,6 +12,7 @@ import ipaddress
 import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -59,15 +60,15 @@ class Slot:
     def _nth(self, base: Any, which: int) -> Any:
         return base.network_address + 4 * self.number + which
 
-    @property
+    @cached_property
     def address4(self) -> ipaddress.IPv4Address:
         return self._nth(_SLOTS4, 2)
 
-    @property
+    @cached_property
     def address6(self) -> ipaddress.IPv6Address:
         return self._nth(_SLOTS6, 2)
 
-    @property
+    @cached_property
     def routers(self) -> tuple[Address, Address]:
         """The router's addresses on this slot's wire."""
         return self._nth(_SLOTS4, 1), self._nth(_SLOTS6, 1)

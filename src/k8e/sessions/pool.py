@@ -36,10 +36,14 @@ class Pool:
 
     def take(self, recipe: Recipe) -> Guest | None:
         """A sandbox of this recipe, if one is ready; there may be one the next time."""
-        if not self._usual.max and (recipe.template, recipe.runtime) not in self._shelves:
+        if not self._usual.max and not self.keeps(recipe):
             return None
         shelf = self._shelf(recipe)
         return shelf.take() if shelf.sizes.max else None
+
+    def keeps(self, recipe: Recipe) -> bool:
+        """Whether there is a pool of this recipe's template and runtime, whatever its size."""
+        return (recipe.template, recipe.runtime) in self._shelves
 
     def sizes(self, recipe: Recipe) -> Sizes:
         return self._shelf(recipe).sizes

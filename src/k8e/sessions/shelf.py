@@ -87,6 +87,7 @@ class Shelf:
     def resize(self, sizes: Sizes, after: float = 0) -> None:
         self.sizes = sizes
         self.failure, self._failures = "", 0
+        self._changed.set()
         if after:
             self._wake_at(time.monotonic() + after)
         else:

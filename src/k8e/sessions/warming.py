@@ -36,7 +36,9 @@ class Warming:
         except errors.K8eError as error:
             log.warning("no sandbox is kept ready: %s", error)
             return
-        self._pool.keep(Recipe("default", runtime.name), self._usual, after=HEAD_START)
+        recipe = Recipe("default", runtime.name)
+        if not self._pool.keeps(recipe):  # else somebody was quicker, who knows what they want
+            self._pool.keep(recipe, self._usual, after=HEAD_START)
 
     # What an operator sees and sets.
 
