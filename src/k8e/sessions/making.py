@@ -150,6 +150,7 @@ class Maker:
             runtime=runtime.name,
             network=network,
             workspace_of=workspace_of,
+            rootfs=session.spec.rootfs,
         )
         try:
             return await runtime.launch(sandbox)
