@@ -25,7 +25,7 @@ from k8e import errors, model
 from k8e.model import DEFAULT_TEMPLATE, Limits, Rootfs, SessionSpec, Warm
 
 ENDINGS = (".yaml", ".yml", ".toml")
-MAX_FILE = 256 << 10
+MAX_FILE = 64 << 10
 """Bytes of a template's file."""
 MAX_DESCRIPTION = 1000
 MAX_HOSTS = 256

@@ -70,9 +70,18 @@ def by_id(session_id: str) -> dict[str, Any]:
     return {"id": session_id}
 
 
-def auto(tenant: str) -> dict[str, Any]:
+def auto(tenant: str, template: str = "") -> dict[str, Any]:
     """Whatever session the gateway keeps for a tenant that names none."""
-    return {"auto": tenant}
+    return {"auto": tenant, "spec": {"template": template}} if template else {"auto": tenant}
+
+
+def check_made_for_run(session_id: str | None, template: str) -> None:
+    """A template is for a session that a run makes, not for one that is there already."""
+    if session_id and template:
+        raise errors.InvalidRequest(
+            f"the run is in session {session_id[:80]}, so no template can be chosen for it",
+            hint="create_session(template=…) makes another session",
+        )
 
 
 def pip_call(session_id: str, packages: Sequence[str], timeout: float) -> dict[str, Any]:

@@ -148,6 +148,7 @@ class Gateway(
         return {
             "runtimes": [asdict(item) for item in found],
             "egress": asdict(self.sessions.network_support()),
+            "broken_templates": await self.broken_templates(),
             "warning": self.sessions.runtimes.warning(),
         }
 

@@ -41,6 +41,12 @@ class TemplateCalls:
         await self.sessions.templates.delete(text(call, "name"), principal.name)
         return {}
 
+    async def broken_templates(self) -> list[dict[str, str]]:
+        """Those that cannot be used, and why."""
+        await self.sessions.templates.refresh()
+        found = self.sessions.templates.listing()
+        return [{"name": item.name, "error": item.error} for item in found if item.error]
+
 
 def _check(principal: Principal) -> None:
     # A template can name any path of this machine as a root file system.
