@@ -284,7 +284,12 @@ async def test_there_is_a_limit_to_what_is_applied(
 async def test_a_session_keeps_what_it_was_made_of_whatever_becomes_of_the_template(
     world: World,
 ) -> None:
-    recipe: dict[str, Any] = {"name": "a", "rootfs": "image:x:1", "limits": {"pids": 10}, "warm": {"bash": []}}
+    recipe: dict[str, Any] = {
+        "name": "a",
+        "rootfs": "image:x:1",
+        "limits": {"pids": 10},
+        "warm": {"bash": []},
+    }
     async with world.running() as sessions:
         await sessions.templates.apply(recipe, "me")
         spec = await sessions.templates.specify({"template": "a"})
