@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from k8e.client.runs import Run
     from k8e.client.scripts import Copied
     from k8e.client.snapshotting import Snapshot
+    from k8e.client.templating import Template
 
 _HOMES = {
     "Approval": "k8e.client.approving",
@@ -68,6 +69,7 @@ _HOMES = {
     "Snapshot": "k8e.client.snapshotting",
     "Stderr": "k8e.client.results",
     "Stdout": "k8e.client.results",
+    "Template": "k8e.client.templating",
     "__version__": "k8e._version",
     "arun": "k8e.client.oneshot",
     "errors": "k8e",
@@ -100,6 +102,7 @@ __all__ = [
     "Snapshot",
     "Stderr",
     "Stdout",
+    "Template",
     "__version__",
     "arun",
     "errors",

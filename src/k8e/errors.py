@@ -7,6 +7,7 @@
     ├─ ExecNotFound          no such exec in the session
     ├─ ApprovalNotFound      no such approval, or not the caller's
     ├─ SnapshotNotFound      no such snapshot, or not the caller's
+    ├─ TemplateNotFound      no such template
     ├─ NotExposed            a port that nobody has exposed
     ├─ Conflict              a name or request id is taken by something different
     ├─ Denied                the caller may not do this
@@ -79,6 +80,12 @@ class SnapshotNotFound(K8eError):
     """No snapshot has this name, or only somebody else's has."""
 
     code, grpc_status, http_status = "snapshot_not_found", "NOT_FOUND", 404
+
+
+class TemplateNotFound(K8eError):
+    """No template has this name."""
+
+    code, grpc_status, http_status = "template_not_found", "NOT_FOUND", 404
 
 
 class NotExposed(K8eError):
@@ -158,6 +165,7 @@ _BY_CODE: dict[str, type[K8eError]] = {
         ExecNotFound,
         ApprovalNotFound,
         SnapshotNotFound,
+        TemplateNotFound,
         NotExposed,
         TimedOut,
         Conflict,

@@ -23,6 +23,14 @@ MAX_ENV_BYTES = 32 << 10
 MAX_ENV_KEYS = 64
 MAX_LABELS = 64
 MAX_PACKAGES = 200
+_OF_TEMPLATES = frozenset(("rootfs", "warm"))
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+Warm = tuple[tuple[str, tuple[str, ...]], ...]
+"""Languages whose interpreters wait for code, each with the modules that it has loaded."""
+
+DEFAULT_TEMPLATE = "default"
+"""What a session is made from that names no template; there always is one."""
 PIP_SECONDS = 120.0
 """How long an installation may take, unless the caller says otherwise."""
 DNS_ADDRESS = "198.19.255.1"
@@ -122,6 +130,10 @@ def _no_strings() -> dict[str, str]:
     return {}
 
 
+def _host_rootfs() -> Rootfs:
+    return Rootfs()
+
+
 @dataclass(frozen=True)
 class SessionSpec:
     """What a client asks for when it creates a session."""
@@ -145,11 +157,19 @@ class SessionSpec:
     """The snapshot that /workspace begins with."""
     manifest: Manifest = field(default_factory=Manifest)
     """What is put into /workspace before the session is handed over."""
+    template: str = ""
+    """What it is made from; empty means ``default``."""
+    rootfs: Rootfs = field(default_factory=_host_rootfs)
+    """As the template has it: no client may choose a path of the host."""
+    warm: Warm = (("python", ()),)
+    """As the template has it."""
 
     def __post_init__(self) -> None:
         check_tenant(self.tenant)
         if self.snapshot:
             check_snapshot_name(self.snapshot)
+        if self.template:
+            check_id(self.template, "template")
         if self.session_id:
             check_id(self.session_id, "session id")
         if len(self.request_id) > 200 or not self.request_id.isprintable():
@@ -166,10 +186,13 @@ class SessionSpec:
         return dataclasses.asdict(small) | {"manifest": self.manifest.digest}
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> SessionSpec:
-        """Build from untrusted or stored data; unknown keys are refused."""
+    def from_json(cls, data: dict[str, Any], *, stored: bool = False) -> SessionSpec:
+        """Build from untrusted or stored data; unknown keys are refused.
+
+        What only templates decide is taken from what is ``stored`` alone.
+        """
         known = {item.name: item for item in dataclasses.fields(cls)}
-        unknown = set(data) - set(known)
+        unknown = set(data) - (set(known) if stored else set(known) - _OF_TEMPLATES)
         if unknown:
             raise errors.InvalidRequest(f"unknown session field {sorted(unknown)[0]!r}")
         values = {key: value for key, value in data.items() if value is not None}
@@ -178,7 +201,7 @@ class SessionSpec:
                 values["limits"] = limits_from_json(values["limits"])
             for key in ("env", "labels"):
                 values[key] = {str(k): str(v) for k, v in dict(values.get(key) or {}).items()}
-            for key in ("tenant", "runtime", "session_id", "request_id", "snapshot"):
+            for key in ("tenant", "runtime", "session_id", "request_id", "snapshot", "template"):
                 values[key] = str(values.get(key) or known[key].default)
             for key in ("lifetime", "idle_timeout"):
                 values[key] = float(values.get(key) or 0)
@@ -186,6 +209,10 @@ class SessionSpec:
                 values["manifest"] = manifests.from_json(values["manifest"])
             if "allowed_hosts" in values:
                 values["allowed_hosts"] = words_from_json(values["allowed_hosts"])
+            if "rootfs" in values:
+                values["rootfs"] = Rootfs(**values["rootfs"])
+            if "warm" in values:
+                values["warm"] = tuple((str(k), tuple(map(str, v))) for k, v in values["warm"])
         except (TypeError, ValueError, AttributeError, OverflowError) as error:
             raise errors.InvalidRequest(f"malformed session: {error}") from None
         return cls(**values)
@@ -219,6 +246,22 @@ def limits_from_json(data: dict[str, Any]) -> Limits:
         )
     values: dict[str, Any] = {k: float(v) if k == "cpus" else int(v) for k, v in data.items() if v}
     return Limits(**values)
+
+
+def parse_limit(name: str, value: float | str) -> float | int:
+    """A limit as number: text may have a unit (``512M``, ``1.5GiB``)."""
+    if not isinstance(value, str):
+        return value
+    text = value.strip().upper().removesuffix("B").removesuffix("I")
+    digits = text.rstrip("KMGT")
+    try:
+        number = float(digits) * _UNITS[text[len(digits) :]]
+        return number if name == "cpus" else int(number)
+    except (ValueError, KeyError, OverflowError):
+        raise errors.InvalidRequest(
+            f"limit {name} is {value[:80]!r}, which is not a number",
+            hint="sizes are written like 512M or 2G",
+        ) from None
 
 
 def check_env(env: dict[str, str]) -> None:
@@ -298,4 +341,5 @@ class Session:
             "parent_id": self.parent,
             "ended_reason": self.ended_reason,
             "auto": self.auto,
+            "template": self.spec.template or DEFAULT_TEMPLATE,
         }

@@ -93,6 +93,14 @@ class Settings:
     max_children: int = 16
     """K8E_MAX_CHILDREN: how many sub-agents one session may have at once."""
 
+    templates: str = ""
+    """K8E_TEMPLATES: the folder with the files of templates; empty means ``templates`` in the data
+    folder."""
+
+    @property
+    def template_dir(self) -> Path:
+        return Path(self.templates or self.data_dir / "templates").absolute()
+
     @property
     def socket(self) -> Path:
         return self.run_dir / "gateway.sock"

@@ -40,6 +40,7 @@ def test_the_package_exports_exactly_this() -> None:
         "Snapshot",
         "Stderr",
         "Stdout",
+        "Template",
         "__version__",
         "arun",
         "errors",

@@ -246,6 +246,33 @@ def egress(scene: Scene) -> None:
     assert list(told.allowed_hosts) == hosts
 
 
+def templates(scene: Scene) -> None:
+    """All four, and a session that outlives the template it was made from."""
+    name = f"rows-{scene.runtime}"
+    recipe = pb.Template(
+        name=name,
+        runtime_class=scene.runtime,
+        limits=pb.TemplateLimits(memory=256 << 20),
+        env={"A": "template's", "B": "template's"},
+        allowed_hosts=["none"],
+    )
+    applied = scene.stub.ApplyTemplate(pb.ApplyTemplateRequest(template=recipe))
+    assert (applied.source, applied.rootfs, applied.error) == ("api", "host", "")
+    assert scene.stub.GetTemplate(pb.GetTemplateRequest(name=name)) == applied
+    listed = scene.stub.ListTemplates(pb.ListTemplatesRequest()).templates
+    assert {"default", name} <= {item.name for item in listed}
+    asked = pb.CreateSessionRequest(template=name, env={"B": "client's"})
+    made = scene.stub.CreateSession(asked).session_id
+    assert scene.stub.DeleteTemplate(pb.DeleteTemplateRequest(name=name)).ok
+    failed = serving.failing(lambda: scene.stub.CreateSession(asked))
+    assert failed.status is grpc.StatusCode.NOT_FOUND
+    found = scene.stub.GetSession(pb.GetSessionRequest(session_id=made))
+    assert (found.template, found.runtime_class) == (name, scene.runtime)
+    done = scene.stub.Exec(pb.ExecRequest(session_id=made, command='echo "$A, $B"'))
+    assert done.stdout == "template's, client's\n"
+    scene.stub.DestroySession(pb.DestroySessionRequest(session_id=made))
+
+
 def run(scene: Scene) -> None:
     with serving.Frames(scene.channel) as frames:
         call = {"op": "exec", "session": {"id": scene.session}, "argv": ["echo", "framed"]}
@@ -274,6 +301,7 @@ ROWS: dict[str, Callable[[Scene], None]] = {
     "TerminalSignal TerminalDestroy": terminals,
     "ExposeService UnexposeService ListExposed": exposing,
     "UpdateAllowedHosts GetEgress": egress,
+    "ListTemplates GetTemplate ApplyTemplate DeleteTemplate": templates,
     "Run": run,
 }
 

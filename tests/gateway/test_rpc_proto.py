@@ -110,6 +110,7 @@ UNARY = (
     "CreateTerminal TerminalWrite TerminalResize TerminalForeground TerminalSignal "
     "TerminalDestroy ExposeService UnexposeService ListExposed UpdateAllowedHosts"
 ).split()
+TEMPLATES = ("ListTemplates", "GetTemplate", "ApplyTemplate", "DeleteTemplate")
 SERVER_STREAMS = ["ExecStream", "TerminalStream"]
 OURS = {
     "RunFrame",
@@ -118,6 +119,16 @@ OURS = {
     "GetEgressResponse",
     "ListApprovalsRequest",
     "ListApprovalsResponse",
+    "Template",
+    "TemplateLimits",
+    "TemplateWarmth",
+    "WarmInterpreter",
+    "ListTemplatesRequest",
+    "ListTemplatesResponse",
+    "GetTemplateRequest",
+    "ApplyTemplateRequest",
+    "DeleteTemplateRequest",
+    "DeleteTemplateResponse",
 }
 TYPES = {
     FieldDescriptor.TYPE_STRING: "string",
@@ -161,6 +172,7 @@ def test_our_additions_start_at_100() -> None:
         if fields_of(message, ours=True)
     }
     assert added == {
+        "CreateSessionRequest": "100 template string",
         "ExecRequest": "100 code bytes",
         "ExecResponse": "100 stdout_bytes bytes, 101 stderr_bytes bytes, "
         "102 denials repeated EgressDenial",
@@ -171,7 +183,7 @@ def test_our_additions_start_at_100() -> None:
         "103 session_id string, 104 action string, 105 created_at int64, 106 expires_at int64",
         "ApproveActionRequest": "100 secret string",
         "ApproveActionResponse": "100 advisory bool",
-        "GetSessionResponse": "100 parent_id string",
+        "GetSessionResponse": "100 parent_id string, 101 template string",
     }
 
 
@@ -185,6 +197,7 @@ def test_every_rpc_of_k8e_is_there_with_its_kind() -> None:
         **dict.fromkeys(SERVER_STREAMS, (False, True)),
         "GetEgress": (False, False),
         "ListApprovals": (False, False),
+        **dict.fromkeys(TEMPLATES, (False, False)),
         "Run": (True, True),
     }
 

@@ -45,7 +45,7 @@ async def test_a_session_gets_a_sandbox_that_was_ready_and_settled(
     assert made.sandbox_id == first.sandbox_id
     assert sessions.get(ME, made.session_id).sandbox_id == first.sandbox_id
     assert first.env == {"A": "1"}
-    assert first.limits is None
+    assert first.limits == Limits()
     assert second.env is None
     (pool,) = sessions.pool.listing()
     assert (pool["hits"], pool["misses"]) == (1, 0)
@@ -168,3 +168,35 @@ async def test_with_a_pool_of_no_size_nothing_is_started_ahead(tmp_path: Path) -
         await sessions.create(ME, SessionSpec())
         assert len(world.runtime.specs) == 1
         assert sessions.pool.listing() == []
+
+
+async def test_a_template_that_changes_replaces_what_waits_for_it(
+    world: World, sessions: Sessions
+) -> None:
+    await sessions.templates.apply({"name": "data", "pool": {"min": 1, "max": 2}}, "me")
+    await until(lambda: sessions.pool.ready == 3)
+    old = world.runtime.launched[-1]
+    await sessions.templates.apply(
+        {"name": "data", "pool": {"min": 1, "max": 2}, "limits": {"memory": 512 * MIB}}, "me"
+    )
+    await old.was_killed()
+    await until(lambda: sessions.pool.ready == 3)
+    spec = await sessions.templates.specify({"template": "data"})
+    made = await sessions.create(ME, spec)
+    new = world.runtime.launched[-1]
+    assert made.sandbox_id == new.sandbox_id
+    assert world.runtime.specs[-1].limits.memory == 512 * MIB
+    await sessions.templates.delete("data", "me")
+    assert [pool["template"] for pool in sessions.pool.listing()] == ["default"]
+
+
+async def test_a_template_that_is_used_gets_a_pool_of_its_own(
+    world: World, sessions: Sessions
+) -> None:
+    await sessions.templates.apply({"name": "rare"}, "me")
+    spec = await sessions.templates.specify({"template": "rare"})
+    first = await sessions.create(ME, spec)
+    assert first.sandbox_id not in {item.sandbox_id for item in world.runtime.launched[:2]}
+    await until(lambda: sessions.pool.ready == 3)
+    waiting = world.runtime.launched[-1]
+    assert (await sessions.create(ME, spec)).sandbox_id == waiting.sandbox_id

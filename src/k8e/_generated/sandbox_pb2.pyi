@@ -45,7 +45,7 @@ class SecretRef(_message.Message):
     def __init__(self, secret_name: _Optional[str] = ..., key: _Optional[str] = ..., env_var: _Optional[str] = ...) -> None: ...
 
 class CreateSessionRequest(_message.Message):
-    __slots__ = ("session_id", "tenant_id", "allowed_hosts", "runtime_class", "env", "secret_refs")
+    __slots__ = ("session_id", "tenant_id", "allowed_hosts", "runtime_class", "env", "secret_refs", "template")
     class EnvEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -59,13 +59,15 @@ class CreateSessionRequest(_message.Message):
     RUNTIME_CLASS_FIELD_NUMBER: _ClassVar[int]
     ENV_FIELD_NUMBER: _ClassVar[int]
     SECRET_REFS_FIELD_NUMBER: _ClassVar[int]
+    TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     tenant_id: str
     allowed_hosts: _containers.RepeatedScalarFieldContainer[str]
     runtime_class: str
     env: _containers.ScalarMap[str, str]
     secret_refs: _containers.RepeatedCompositeFieldContainer[SecretRef]
-    def __init__(self, session_id: _Optional[str] = ..., tenant_id: _Optional[str] = ..., allowed_hosts: _Optional[_Iterable[str]] = ..., runtime_class: _Optional[str] = ..., env: _Optional[_Mapping[str, str]] = ..., secret_refs: _Optional[_Iterable[_Union[SecretRef, _Mapping]]] = ...) -> None: ...
+    template: str
+    def __init__(self, session_id: _Optional[str] = ..., tenant_id: _Optional[str] = ..., allowed_hosts: _Optional[_Iterable[str]] = ..., runtime_class: _Optional[str] = ..., env: _Optional[_Mapping[str, str]] = ..., secret_refs: _Optional[_Iterable[_Union[SecretRef, _Mapping]]] = ..., template: _Optional[str] = ...) -> None: ...
 
 class CreateSessionResponse(_message.Message):
     __slots__ = ("session_id", "pod_ip")
@@ -94,7 +96,7 @@ class GetSessionRequest(_message.Message):
     def __init__(self, session_id: _Optional[str] = ...) -> None: ...
 
 class GetSessionResponse(_message.Message):
-    __slots__ = ("session_id", "phase", "runtime_class", "pod_ip", "tenant_id", "expires_at", "env_keys", "secret_env_vars", "background_runs", "allowed_hosts", "parent_id")
+    __slots__ = ("session_id", "phase", "runtime_class", "pod_ip", "tenant_id", "expires_at", "env_keys", "secret_env_vars", "background_runs", "allowed_hosts", "parent_id", "template")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     RUNTIME_CLASS_FIELD_NUMBER: _ClassVar[int]
@@ -106,6 +108,7 @@ class GetSessionResponse(_message.Message):
     BACKGROUND_RUNS_FIELD_NUMBER: _ClassVar[int]
     ALLOWED_HOSTS_FIELD_NUMBER: _ClassVar[int]
     PARENT_ID_FIELD_NUMBER: _ClassVar[int]
+    TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     phase: str
     runtime_class: str
@@ -117,7 +120,8 @@ class GetSessionResponse(_message.Message):
     background_runs: int
     allowed_hosts: _containers.RepeatedScalarFieldContainer[str]
     parent_id: str
-    def __init__(self, session_id: _Optional[str] = ..., phase: _Optional[str] = ..., runtime_class: _Optional[str] = ..., pod_ip: _Optional[str] = ..., tenant_id: _Optional[str] = ..., expires_at: _Optional[int] = ..., env_keys: _Optional[_Iterable[str]] = ..., secret_env_vars: _Optional[_Iterable[str]] = ..., background_runs: _Optional[int] = ..., allowed_hosts: _Optional[_Iterable[str]] = ..., parent_id: _Optional[str] = ...) -> None: ...
+    template: str
+    def __init__(self, session_id: _Optional[str] = ..., phase: _Optional[str] = ..., runtime_class: _Optional[str] = ..., pod_ip: _Optional[str] = ..., tenant_id: _Optional[str] = ..., expires_at: _Optional[int] = ..., env_keys: _Optional[_Iterable[str]] = ..., secret_env_vars: _Optional[_Iterable[str]] = ..., background_runs: _Optional[int] = ..., allowed_hosts: _Optional[_Iterable[str]] = ..., parent_id: _Optional[str] = ..., template: _Optional[str] = ...) -> None: ...
 
 class ListSessionsRequest(_message.Message):
     __slots__ = ("phase",)
@@ -763,3 +767,113 @@ class GetEgressResponse(_message.Message):
     denied: int
     denials: _containers.RepeatedCompositeFieldContainer[EgressDenial]
     def __init__(self, session_id: _Optional[str] = ..., allowed_hosts: _Optional[_Iterable[str]] = ..., rules: _Optional[_Iterable[str]] = ..., network: _Optional[bool] = ..., reason: _Optional[str] = ..., denied: _Optional[int] = ..., denials: _Optional[_Iterable[_Union[EgressDenial, _Mapping]]] = ...) -> None: ...
+
+class Template(_message.Message):
+    __slots__ = ("name", "description", "runtime_class", "rootfs", "limits", "env", "labels", "allowed_hosts", "lifetime", "idle_timeout", "warm", "pool_min", "pool_max", "source", "error", "digest")
+    class EnvEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    RUNTIME_CLASS_FIELD_NUMBER: _ClassVar[int]
+    ROOTFS_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    ENV_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_HOSTS_FIELD_NUMBER: _ClassVar[int]
+    LIFETIME_FIELD_NUMBER: _ClassVar[int]
+    IDLE_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    WARM_FIELD_NUMBER: _ClassVar[int]
+    POOL_MIN_FIELD_NUMBER: _ClassVar[int]
+    POOL_MAX_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    description: str
+    runtime_class: str
+    rootfs: str
+    limits: TemplateLimits
+    env: _containers.ScalarMap[str, str]
+    labels: _containers.ScalarMap[str, str]
+    allowed_hosts: _containers.RepeatedScalarFieldContainer[str]
+    lifetime: float
+    idle_timeout: float
+    warm: TemplateWarmth
+    pool_min: int
+    pool_max: int
+    source: str
+    error: str
+    digest: str
+    def __init__(self, name: _Optional[str] = ..., description: _Optional[str] = ..., runtime_class: _Optional[str] = ..., rootfs: _Optional[str] = ..., limits: _Optional[_Union[TemplateLimits, _Mapping]] = ..., env: _Optional[_Mapping[str, str]] = ..., labels: _Optional[_Mapping[str, str]] = ..., allowed_hosts: _Optional[_Iterable[str]] = ..., lifetime: _Optional[float] = ..., idle_timeout: _Optional[float] = ..., warm: _Optional[_Union[TemplateWarmth, _Mapping]] = ..., pool_min: _Optional[int] = ..., pool_max: _Optional[int] = ..., source: _Optional[str] = ..., error: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
+
+class TemplateLimits(_message.Message):
+    __slots__ = ("cpus", "memory", "pids", "disk")
+    CPUS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    PIDS_FIELD_NUMBER: _ClassVar[int]
+    DISK_FIELD_NUMBER: _ClassVar[int]
+    cpus: float
+    memory: int
+    pids: int
+    disk: int
+    def __init__(self, cpus: _Optional[float] = ..., memory: _Optional[int] = ..., pids: _Optional[int] = ..., disk: _Optional[int] = ...) -> None: ...
+
+class TemplateWarmth(_message.Message):
+    __slots__ = ("interpreters",)
+    INTERPRETERS_FIELD_NUMBER: _ClassVar[int]
+    interpreters: _containers.RepeatedCompositeFieldContainer[WarmInterpreter]
+    def __init__(self, interpreters: _Optional[_Iterable[_Union[WarmInterpreter, _Mapping]]] = ...) -> None: ...
+
+class WarmInterpreter(_message.Message):
+    __slots__ = ("language", "modules")
+    LANGUAGE_FIELD_NUMBER: _ClassVar[int]
+    MODULES_FIELD_NUMBER: _ClassVar[int]
+    language: str
+    modules: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, language: _Optional[str] = ..., modules: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ListTemplatesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListTemplatesResponse(_message.Message):
+    __slots__ = ("templates",)
+    TEMPLATES_FIELD_NUMBER: _ClassVar[int]
+    templates: _containers.RepeatedCompositeFieldContainer[Template]
+    def __init__(self, templates: _Optional[_Iterable[_Union[Template, _Mapping]]] = ...) -> None: ...
+
+class GetTemplateRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class ApplyTemplateRequest(_message.Message):
+    __slots__ = ("template",)
+    TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    template: Template
+    def __init__(self, template: _Optional[_Union[Template, _Mapping]] = ...) -> None: ...
+
+class DeleteTemplateRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class DeleteTemplateResponse(_message.Message):
+    __slots__ = ("ok",)
+    OK_FIELD_NUMBER: _ClassVar[int]
+    ok: bool
+    def __init__(self, ok: _Optional[bool] = ...) -> None: ...

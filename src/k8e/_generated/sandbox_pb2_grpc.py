@@ -224,6 +224,26 @@ class SandboxServiceStub:
                 request_serializer=sandbox_dot_v1_dot_sandbox__pb2.GetEgressRequest.SerializeToString,
                 response_deserializer=sandbox_dot_v1_dot_sandbox__pb2.GetEgressResponse.FromString,
                 _registered_method=True)
+        self.ListTemplates = channel.unary_unary(
+                '/sandbox.v1.SandboxService/ListTemplates',
+                request_serializer=sandbox_dot_v1_dot_sandbox__pb2.ListTemplatesRequest.SerializeToString,
+                response_deserializer=sandbox_dot_v1_dot_sandbox__pb2.ListTemplatesResponse.FromString,
+                _registered_method=True)
+        self.GetTemplate = channel.unary_unary(
+                '/sandbox.v1.SandboxService/GetTemplate',
+                request_serializer=sandbox_dot_v1_dot_sandbox__pb2.GetTemplateRequest.SerializeToString,
+                response_deserializer=sandbox_dot_v1_dot_sandbox__pb2.Template.FromString,
+                _registered_method=True)
+        self.ApplyTemplate = channel.unary_unary(
+                '/sandbox.v1.SandboxService/ApplyTemplate',
+                request_serializer=sandbox_dot_v1_dot_sandbox__pb2.ApplyTemplateRequest.SerializeToString,
+                response_deserializer=sandbox_dot_v1_dot_sandbox__pb2.Template.FromString,
+                _registered_method=True)
+        self.DeleteTemplate = channel.unary_unary(
+                '/sandbox.v1.SandboxService/DeleteTemplate',
+                request_serializer=sandbox_dot_v1_dot_sandbox__pb2.DeleteTemplateRequest.SerializeToString,
+                response_deserializer=sandbox_dot_v1_dot_sandbox__pb2.DeleteTemplateResponse.FromString,
+                _registered_method=True)
 
 
 class SandboxServiceServicer:
@@ -466,6 +486,31 @@ class SandboxServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListTemplates(self, request, context):
+        """Templates. Applying and deleting need the role admin.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetTemplate(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ApplyTemplate(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteTemplate(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SandboxServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -658,6 +703,26 @@ def add_SandboxServiceServicer_to_server(servicer, server):
                     servicer.GetEgress,
                     request_deserializer=sandbox_dot_v1_dot_sandbox__pb2.GetEgressRequest.FromString,
                     response_serializer=sandbox_dot_v1_dot_sandbox__pb2.GetEgressResponse.SerializeToString,
+            ),
+            'ListTemplates': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTemplates,
+                    request_deserializer=sandbox_dot_v1_dot_sandbox__pb2.ListTemplatesRequest.FromString,
+                    response_serializer=sandbox_dot_v1_dot_sandbox__pb2.ListTemplatesResponse.SerializeToString,
+            ),
+            'GetTemplate': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetTemplate,
+                    request_deserializer=sandbox_dot_v1_dot_sandbox__pb2.GetTemplateRequest.FromString,
+                    response_serializer=sandbox_dot_v1_dot_sandbox__pb2.Template.SerializeToString,
+            ),
+            'ApplyTemplate': grpc.unary_unary_rpc_method_handler(
+                    servicer.ApplyTemplate,
+                    request_deserializer=sandbox_dot_v1_dot_sandbox__pb2.ApplyTemplateRequest.FromString,
+                    response_serializer=sandbox_dot_v1_dot_sandbox__pb2.Template.SerializeToString,
+            ),
+            'DeleteTemplate': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteTemplate,
+                    request_deserializer=sandbox_dot_v1_dot_sandbox__pb2.DeleteTemplateRequest.FromString,
+                    response_serializer=sandbox_dot_v1_dot_sandbox__pb2.DeleteTemplateResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1686,6 +1751,114 @@ class SandboxService:
             '/sandbox.v1.SandboxService/GetEgress',
             sandbox_dot_v1_dot_sandbox__pb2.GetEgressRequest.SerializeToString,
             sandbox_dot_v1_dot_sandbox__pb2.GetEgressResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTemplates(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sandbox.v1.SandboxService/ListTemplates',
+            sandbox_dot_v1_dot_sandbox__pb2.ListTemplatesRequest.SerializeToString,
+            sandbox_dot_v1_dot_sandbox__pb2.ListTemplatesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTemplate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sandbox.v1.SandboxService/GetTemplate',
+            sandbox_dot_v1_dot_sandbox__pb2.GetTemplateRequest.SerializeToString,
+            sandbox_dot_v1_dot_sandbox__pb2.Template.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ApplyTemplate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sandbox.v1.SandboxService/ApplyTemplate',
+            sandbox_dot_v1_dot_sandbox__pb2.ApplyTemplateRequest.SerializeToString,
+            sandbox_dot_v1_dot_sandbox__pb2.Template.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteTemplate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sandbox.v1.SandboxService/DeleteTemplate',
+            sandbox_dot_v1_dot_sandbox__pb2.DeleteTemplateRequest.SerializeToString,
+            sandbox_dot_v1_dot_sandbox__pb2.DeleteTemplateResponse.FromString,
             options,
             channel_credentials,
             insecure,

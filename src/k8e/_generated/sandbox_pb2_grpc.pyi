@@ -83,6 +83,11 @@ class SandboxServiceStub:
     ListExposed: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.ListExposedRequest, _sandbox_pb2.ListExposedResponse]
     UpdateAllowedHosts: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.UpdateAllowedHostsRequest, _sandbox_pb2.UpdateAllowedHostsResponse]
     GetEgress: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.GetEgressRequest, _sandbox_pb2.GetEgressResponse]
+    ListTemplates: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.ListTemplatesRequest, _sandbox_pb2.ListTemplatesResponse]
+    """Templates. Applying and deleting need the role admin."""
+    GetTemplate: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.GetTemplateRequest, _sandbox_pb2.Template]
+    ApplyTemplate: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.ApplyTemplateRequest, _sandbox_pb2.Template]
+    DeleteTemplate: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.DeleteTemplateRequest, _sandbox_pb2.DeleteTemplateResponse]
 
 @_typing.type_check_only
 class SandboxServiceAsyncStub(SandboxServiceStub):
@@ -134,6 +139,11 @@ class SandboxServiceAsyncStub(SandboxServiceStub):
     ListExposed: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.ListExposedRequest, _sandbox_pb2.ListExposedResponse]  # type: ignore[assignment]
     UpdateAllowedHosts: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.UpdateAllowedHostsRequest, _sandbox_pb2.UpdateAllowedHostsResponse]  # type: ignore[assignment]
     GetEgress: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.GetEgressRequest, _sandbox_pb2.GetEgressResponse]  # type: ignore[assignment]
+    ListTemplates: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.ListTemplatesRequest, _sandbox_pb2.ListTemplatesResponse]  # type: ignore[assignment]
+    """Templates. Applying and deleting need the role admin."""
+    GetTemplate: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.GetTemplateRequest, _sandbox_pb2.Template]  # type: ignore[assignment]
+    ApplyTemplate: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.ApplyTemplateRequest, _sandbox_pb2.Template]  # type: ignore[assignment]
+    DeleteTemplate: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.DeleteTemplateRequest, _sandbox_pb2.DeleteTemplateResponse]  # type: ignore[assignment]
 
 class SandboxServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -410,5 +420,34 @@ class SandboxServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _sandbox_pb2.GetEgressRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_sandbox_pb2.GetEgressResponse, _abc.Awaitable[_sandbox_pb2.GetEgressResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ListTemplates(
+        self,
+        request: _sandbox_pb2.ListTemplatesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sandbox_pb2.ListTemplatesResponse, _abc.Awaitable[_sandbox_pb2.ListTemplatesResponse]]:
+        """Templates. Applying and deleting need the role admin."""
+
+    @_abc_1.abstractmethod
+    def GetTemplate(
+        self,
+        request: _sandbox_pb2.GetTemplateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sandbox_pb2.Template, _abc.Awaitable[_sandbox_pb2.Template]]: ...
+
+    @_abc_1.abstractmethod
+    def ApplyTemplate(
+        self,
+        request: _sandbox_pb2.ApplyTemplateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sandbox_pb2.Template, _abc.Awaitable[_sandbox_pb2.Template]]: ...
+
+    @_abc_1.abstractmethod
+    def DeleteTemplate(
+        self,
+        request: _sandbox_pb2.DeleteTemplateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sandbox_pb2.DeleteTemplateResponse, _abc.Awaitable[_sandbox_pb2.DeleteTemplateResponse]]: ...
 
 def add_SandboxServiceServicer_to_server(servicer: SandboxServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

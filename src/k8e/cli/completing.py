@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 SHELLS = ("bash", "zsh", "fish")
-IDS = ("sessions", "approvals")
+IDS = ("sessions", "approvals", "templates")
 ID_SECONDS = 2.0  # how long a TAB may wait for a gateway
 _ID_CHARS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-")
 _WORDS = {"lang": "bash python node ts", "runtime": "gvisor container"}
 _LOCAL_FILES = ("file", "secret_file", "data_dir")
 _NEW_ID = "k8e sandbox create"  # where an id is chosen, not found
-_BY_DEST = {"session_id": "sessions", "approval_id": "approvals"}
+_BY_DEST = {"session_id": "sessions", "approval_id": "approvals", "template": "templates"}
 
 
 class Command(NamedTuple):
@@ -87,8 +87,8 @@ def walk(parser: argparse.ArgumentParser, path: str) -> Iterator[Command]:
 
 
 def _kind(item: argparse.Action, path: str) -> str:
-    """``sessions``, ``approvals``, ``file``, ``words …``, or ``value`` for anything else."""
-    if item.dest in _BY_DEST and path != _NEW_ID:
+    """What is in :data:`IDS`, ``file``, ``words …``, or ``value`` for anything else."""
+    if item.dest in _BY_DEST and (path != _NEW_ID or item.dest != "session_id"):
         return _BY_DEST[item.dest]
     if item.choices is not None:
         return " ".join(["words", *map(str, item.choices)])
@@ -132,5 +132,5 @@ def _ask(what: str) -> list[str]:
     with contextlib.closing(local.Connection(local.dial(path))) as connection:
         running = driving.Running(connection, operations.call({"op": f"list_{what}"}), None)
         running.next_event()
-    key = {"sessions": "session_id", "approvals": "approval_id"}[what]
+    key = {"sessions": "session_id", "approvals": "approval_id", "templates": "name"}[what]
     return [str(item[key]) for item in running.result[what]]

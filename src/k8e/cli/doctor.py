@@ -42,6 +42,10 @@ def table(found: dict[str, Any], *, colours: bool) -> Iterator[str]:
         ]
     if egress := found.get("egress"):
         rows.append((egress["name"], "", egress["usable"], egress["detail"], egress["fix"]))
+    rows += [
+        (f"template {item['name']}", "", False, item["error"], "")
+        for item in found.get("broken_templates", ())
+    ]
     names = max(len(row[0]) for row in rows)
     features = max(len(row[1]) for row in rows)
     indent = names + features + 12

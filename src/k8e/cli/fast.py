@@ -42,6 +42,7 @@ _VALUES = {
     "--session-id": "session_id",
     "--tenant": "tenant",
     "--runtime": "runtime",
+    "--template": "template",
     "--cwd": "cwd",
 }
 _REPEATED = ("--env", "--allowed-hosts")
@@ -56,6 +57,7 @@ def defaults() -> dict[str, Any]:
         "session_id": _text(environ.get(b"K8E_SANDBOX_SESSION_ID", b"")),
         "tenant": _text(environ.get(b"K8E_SANDBOX_TENANT", b"")),
         "runtime": "",
+        "template": "",
         "cwd": "",
         "raw": False,
         "stdin": False,
@@ -207,6 +209,14 @@ def check(options: dict[str, Any]) -> None:
             f"{session_id[:80]} was named (--session-id, K8E_SANDBOX_SESSION_ID)",
             hint=f"k8e sandbox allow-hosts {session_id[:80]} HOST... changes what it may reach",
         )
+    if session_id and options["template"]:
+        from k8e import errors
+
+        raise errors.InvalidRequest(
+            "--template is for a session that is made for the run, and session "
+            f"{session_id[:80]} was named (--session-id, K8E_SANDBOX_SESSION_ID)",
+            hint="k8e sandbox create --template NAME makes another session",
+        )
 
 
 def fields(options: dict[str, Any], exec_id: str) -> dict[str, Any]:
@@ -214,6 +224,8 @@ def fields(options: dict[str, Any], exec_id: str) -> dict[str, Any]:
     session: dict[str, Any] = {"id": options["session_id"]}
     if not options["session_id"]:
         spec: dict[str, Any] = {"runtime": options["runtime"]} if options["runtime"] else {}
+        if options["template"]:
+            spec["template"] = options["template"]
         if options["allowed_hosts"] is not None:
             spec["allowed_hosts"] = options["allowed_hosts"]
         session = {"auto": options["tenant"] or "default", "spec": spec}

@@ -21,6 +21,7 @@ from k8e.cli import (
     parsing_runs,
     parsing_snapshots,
     parsing_steering,
+    parsing_templates,
     printing,
 )
 
@@ -142,6 +143,7 @@ def _add_sandbox(commands: Any) -> None:
     parsing_more.add(_command, group, common)
     parsing_pool.add(_command, commands, common, Parser)
     parsing_more.add_doctor(_command, group)
+    parsing_templates.add(_command, commands, common)
 
 
 def _add_run(group: Any, common: Parser) -> None:
@@ -168,6 +170,9 @@ def _add_run(group: Any, common: Parser) -> None:
         "--tenant", metavar="NAME", help="whose standing session to use [K8E_SANDBOX_TENANT]"
     )
     run.add_argument("--runtime", default="", help="runtime of a session that is made for this")
+    run.add_argument(
+        "--template", default="", metavar="NAME", help="what a session is made from for this"
+    )
     run.add_argument("--cwd", default="", metavar="PATH", help="start in this folder (/workspace)")
     run.add_argument("--env", action="append", metavar="K=V", help="set a variable; repeatable")
     run.add_argument(
@@ -209,7 +214,8 @@ def _add_create(group: Any, common: Parser) -> None:
         "make a session and print its id",
         "k8e sandbox create --runtime gvisor --memory 512M --lifetime 3600\n"
         "         k8e sandbox create --allowed-hosts default,api.example.org:443\n"
-        "         k8e sandbox create --manifest project.yaml",
+        "         k8e sandbox create --manifest project.yaml\n"
+        "         k8e sandbox create --template data --memory 2G",
         "sandbox.create",
         common,
     )
@@ -221,6 +227,12 @@ def _add_create(group: Any, common: Parser) -> None:
 def _add_session_flags(create: argparse.ArgumentParser) -> None:
     """What every new session can be given."""
     create.add_argument("--runtime", default="", help="gvisor or container; by default the best")
+    create.add_argument(
+        "--template",
+        default="",
+        metavar="NAME",
+        help="what it is made from; other flags win over what the template says",
+    )
     create.add_argument("--tenant", metavar="NAME", help="who it belongs to [K8E_SANDBOX_TENANT]")
     create.add_argument("--session-id", default="", metavar="ID", help="choose its id")
     create.add_argument("--memory", metavar="SIZE", help="bytes of memory, like 512M")

@@ -65,6 +65,7 @@ def run(options: argparse.Namespace) -> int:
         language=options.lang,
         timeout=_timeout(options),
         runtime=options.runtime,
+        template=options.template,
         cwd=options.cwd,
         raw=options.raw,
         stdin=options.stdin,
@@ -94,7 +95,7 @@ def _prepare(options: argparse.Namespace, chosen: dict[str, Any]) -> None:
     session = fast.fields(chosen, "")["session"]
     session["spec"]["manifest"] = manifests.entries(options, stdin=False)
     told = ask(options, operations.call({"op": "ping", "session": session}))
-    chosen.update(session_id=str(told["session_id"]), allowed_hosts=None)
+    chosen.update(session_id=str(told["session_id"]), allowed_hosts=None, template="")
     fast.note_session(tenant, chosen["session_id"])
 
 
@@ -130,11 +131,16 @@ def _code(options: argparse.Namespace) -> bytes:
 
 def status(options: argparse.Namespace) -> int:
     tenant = parsing.tenant(options) or state.DEFAULT_TENANT
-    found: dict[str, Any] = {"available": True, "session_id": "", "tenant_id": tenant}
+    found: dict[str, Any] = {
+        "available": True,
+        "session_id": "",
+        "template": "",
+        "tenant_id": tenant,
+    }
     try:
         with connect(options) as client:
             client.status()
-            found["session_id"] = _standing(client, tenant)
+            found.update(_standing(client, tenant))
     except errors.GatewayUnreachable as error:
         found.update(available=False, error=error.message, detail=printing.describe(error)[1])
         printing.answer(found)
@@ -143,10 +149,10 @@ def status(options: argparse.Namespace) -> int:
     return 0
 
 
-def _standing(client: SandboxClient, tenant: str) -> str:
+def _standing(client: SandboxClient, tenant: str) -> dict[str, str]:
     """The tenant's standing session; the gateway knows it, whatever the state file says."""
     found = [item for item in client.list_sessions(tenant) if item.auto and item.phase in _STANDING]
-    return found[0].session_id if found else ""
+    return {"session_id": found[0].session_id, "template": found[0].template} if found else {}
 
 
 def create(options: argparse.Namespace) -> int:
@@ -174,6 +180,7 @@ def session_options(options: argparse.Namespace) -> requests.SessionOptions:
         "lifetime": options.lifetime,
         "idle_timeout": options.idle_timeout,
         "session_id": options.session_id,
+        "template": options.template,
     }
 
 

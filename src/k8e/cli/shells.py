@@ -38,7 +38,7 @@ _k8e() {
     COMPREPLY=()
 %(walk)s\
     case $k8e_kind in
-        sessions|approvals) k8e_kind=$("$1" completion --ids "$k8e_kind" 2> /dev/null) ;;
+        sessions|approvals|templates) k8e_kind=$("$1" completion --ids "$k8e_kind" 2> /dev/null) ;;
         file) compopt -o default; return ;;
         words*) k8e_kind=${k8e_kind#words} ;;
         *) return ;;
@@ -55,7 +55,8 @@ _k8e() {
     local -a k8e_line=(${words[2,CURRENT-1]})
 %(walk)s\
     case $k8e_kind in
-        sessions|approvals) k8e_kind=$("${words[1]}" completion --ids "$k8e_kind" 2> /dev/null) ;;
+        sessions|approvals|templates)
+            k8e_kind=$("${words[1]}" completion --ids "$k8e_kind" 2> /dev/null) ;;
         file) _files; return ;;
         words*) k8e_kind=${k8e_kind#words} ;;
         *) return 1 ;;
@@ -102,7 +103,7 @@ function __k8e_complete
         set kind (__k8e_place "$where $at")
     end
     switch "$kind"
-        case sessions approvals
+        case sessions approvals templates
             command k8e completion --ids $kind 2> /dev/null
         case file
             __fish_complete_path "$now"

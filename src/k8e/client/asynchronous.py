@@ -27,6 +27,7 @@ from k8e.client.requests import AsyncContent, ExecOptions, SessionOptions
 from k8e.client.results import ExecEvent, ExecResult, FileEntry, SessionInfo, Stdout
 from k8e.client.snapshotting import AsyncSnapshotting
 from k8e.client.steering import AsyncSteering
+from k8e.client.templating import AsyncTemplating
 
 T = TypeVar("T")
 KILL_SECONDS = 5.0  # how long a cancelled caller waits for its command to be killed
@@ -42,6 +43,7 @@ class AsyncSandboxClient(
     AsyncExposing,
     AsyncTelling,
     AsyncPooling,
+    AsyncTemplating,
 ):
     """Runs code in sandboxes, from any number of tasks at once.
 
@@ -61,7 +63,7 @@ class AsyncSandboxClient(
         connector = async_driving.connector(endpoints.resolve(endpoint, api_key, profile))
         self._pool = async_driving.Pool(connector)
         self._own_lock = asyncio.Lock()  # protects _own
-        self._own = ""
+        self._own: dict[str, str] = {}  # the session of each template
 
     async def __aenter__(self) -> AsyncSandboxClient:
         return self
@@ -70,11 +72,11 @@ class AsyncSandboxClient(
         await self.close()
 
     async def close(self) -> None:
-        own, self._own = self._own, ""
+        own, self._own = self._own, {}
         try:
-            if own:
+            for session_id in own.values():
                 with contextlib.suppress(errors.K8eError):
-                    await self.destroy_session(own)
+                    await self.destroy_session(session_id)
         finally:
             await self._pool.close()
 
@@ -87,6 +89,7 @@ class AsyncSandboxClient(
         timeout: float = 30,
         *,
         session_id: str | None = None,
+        template: str = "",
         stdin: AsyncContent | None = None,
         **options: Unpack[ExecOptions],
     ) -> ExecResult:
@@ -101,18 +104,19 @@ class AsyncSandboxClient(
             )
             return await self._exec(call, stdin)
 
+        requests.check_made_for_run(session_id, template)
         if session_id:
             return await attempt(requests.by_id(session_id))
         if self.tenant_id:
-            return await attempt(requests.auto(self.tenant_id))
-        own = await self._own_session()
+            return await attempt(requests.auto(self.tenant_id, template))
+        own = await self._own_session(template)
         try:
             return await attempt(requests.by_id(own))
         except (errors.SessionNotFound, errors.SandboxDied) as error:
             self._forget_own(own)
             if isinstance(error, errors.SandboxDied):
                 raise  # the code may have run
-        return await attempt(requests.by_id(await self._own_session()))
+        return await attempt(requests.by_id(await self._own_session(template)))
 
     async def exec(
         self,
@@ -348,12 +352,11 @@ class AsyncSandboxClient(
             await async_driving.finish(kill, KILL_SECONDS)
             raise
 
-    async def _own_session(self) -> str:
+    async def _own_session(self, template: str) -> str:
         async with self._own_lock:
-            if not self._own:
-                self._own = await self.create_session()
-            return self._own
+            if template not in self._own:
+                self._own[template] = await self.create_session(template=template)
+            return self._own[template]
 
     def _forget_own(self, session_id: str) -> None:
-        if self._own == session_id:
-            self._own = ""
+        self._own = {key: own for key, own in self._own.items() if own != session_id}

@@ -22,6 +22,7 @@ from k8e.client.results import ExecEvent, ExecResult, FileEntry, SessionInfo, St
 from k8e.client.runs import Runs
 from k8e.client.snapshotting import Snapshotting
 from k8e.client.steering import Steering
+from k8e.client.templating import Templating
 from k8e.client.transfers import Transfers
 
 T = TypeVar("T")
@@ -37,6 +38,7 @@ class SandboxClient(
     Exposing,
     Telling,
     Pooling,
+    Templating,
 ):
     """Runs code in sandboxes.
 
@@ -60,7 +62,7 @@ class SandboxClient(
         self.tenant_id = tenant_id
         self._pool = driving.Pool(driving.connector(endpoints.resolve(endpoint, api_key, profile)))
         self._own_lock = threading.Lock()  # protects _own
-        self._own = ""
+        self._own: dict[str, str] = {}  # the session of each template
 
     def __enter__(self) -> SandboxClient:
         return self
@@ -69,13 +71,13 @@ class SandboxClient(
         self.close()
 
     def close(self) -> None:
-        """Destroy the client's own session, if it made one, and close its connections."""
+        """Destroy the client's own sessions, if it made any, and close its connections."""
         with self._own_lock:
-            own, self._own = self._own, ""
+            own, self._own = self._own, {}
         try:
-            if own:
+            for session_id in own.values():
                 with contextlib.suppress(errors.K8eError):
-                    self.destroy_session(own)
+                    self.destroy_session(session_id)
         finally:
             self._pool.close()
 
@@ -88,6 +90,7 @@ class SandboxClient(
         timeout: float = 30,
         *,
         session_id: str | None = None,
+        template: str = "",
         stdin: Content | None = None,
         **options: Unpack[ExecOptions],
     ) -> ExecResult:
@@ -98,6 +101,7 @@ class SandboxClient(
             language: what it is written in.
             timeout: seconds after which it is killed; 0 means never.
             session_id: where to run it; by default the client's own or its tenant's session.
+            template: what that session is made from; the client makes one of its own for each.
             stdin: what the program reads.
             options: see :class:`ExecOptions`.
         """
@@ -113,18 +117,19 @@ class SandboxClient(
             )
             return self._exec(call, stdin)
 
+        requests.check_made_for_run(session_id, template)
         if session_id:
             return attempt(requests.by_id(session_id))
         if self.tenant_id:
-            return attempt(requests.auto(self.tenant_id))
-        own = self._own_session()
+            return attempt(requests.auto(self.tenant_id, template))
+        own = self._own_session(template)
         try:
             return attempt(requests.by_id(own))
         except (errors.SessionNotFound, errors.SandboxDied) as error:
             self._forget_own(own)
             if isinstance(error, errors.SandboxDied):
                 raise  # the code may have run
-        return attempt(requests.by_id(self._own_session()))
+        return attempt(requests.by_id(self._own_session(template)))
 
     def exec(
         self,
@@ -381,16 +386,15 @@ class SandboxClient(
                 self._call(operations.call(requests.terminate_call(call)))
             raise
 
-    def _own_session(self) -> str:
+    def _own_session(self, template: str) -> str:
         with self._own_lock:
-            if not self._own:
-                self._own = self.create_session()
-            return self._own
+            if template not in self._own:
+                self._own[template] = self.create_session(template=template)
+            return self._own[template]
 
     def _forget_own(self, session_id: str) -> None:
         with self._own_lock:
-            if self._own == session_id:
-                self._own = ""
+            self._own = {key: own for key, own in self._own.items() if own != session_id}
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ def run(
     *,
     runtime_class: str = "",
     allowed_hosts: Sequence[str] | None = None,
+    template: str = "",
     endpoint: str | None = None,
     stdin: Content | None = None,
     **options: Unpack[ExecOptions],
@@ -35,11 +36,13 @@ def run(
         timeout: seconds after which it is killed; 0 means never.
         runtime_class: ``gvisor`` or ``container``; by default the best.
         allowed_hosts: what it may reach; see :meth:`k8e.SandboxClient.create_session`.
+        template: what its session is made from; see :meth:`k8e.SandboxClient.list_templates`.
         endpoint: a gateway elsewhere; by default K8E_SANDBOX_ENDPOINT, or this host's own.
         stdin: what the program reads.
         options: see :class:`ExecOptions`.
     """
-    with sandbox_session(runtime_class, allowed_hosts, endpoint) as (client, session_id):
+    made = sandbox_session(runtime_class, allowed_hosts, endpoint, template=template)
+    with made as (client, session_id):
         return client.run(code, language, timeout, session_id=session_id, stdin=stdin, **options)
 
 
@@ -50,13 +53,14 @@ async def arun(
     *,
     runtime_class: str = "",
     allowed_hosts: Sequence[str] | None = None,
+    template: str = "",
     endpoint: str | None = None,
     stdin: AsyncContent | None = None,
     **options: Unpack[ExecOptions],
 ) -> ExecResult:
     """:func:`k8e.run`, to be awaited."""
     async with AsyncSandboxClient(endpoint) as client:
-        session_id = await client.create_session(runtime_class, allowed_hosts)
+        session_id = await client.create_session(runtime_class, allowed_hosts, template=template)
         try:
             return await client.run(
                 code, language, timeout, session_id=session_id, stdin=stdin, **options

@@ -13,7 +13,6 @@ from k8e.guest import wire
 OUTPUT_LIMIT = 1 << 20
 """Bytes of each stream that are kept of a command whose output is collected."""
 DEPTH = 1000  # levels of folders that a listing goes down
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 Content = str | bytes | bytearray | memoryview | BinaryIO | Iterable[bytes | str]
 AsyncContent = Content | AsyncIterable[bytes | str]
@@ -56,6 +55,8 @@ class SessionOptions(TypedDict, total=False):
     manifest: Sequence[Mapping[str, Any]]
     """What is put into /workspace, such as ``{"file": {"path": "a.txt", "content": "hello"}}``,
     ``{"dir": {"path": "b"}}`` and ``{"gitRepo": {"path": "c", "repo": "https://…"}}``."""
+    template: str
+    """What it is made from; what else is said here wins over what the template says."""
 
 
 def new_exec_id() -> str:
@@ -69,9 +70,18 @@ def by_id(session_id: str) -> dict[str, Any]:
     return {"id": session_id}
 
 
-def auto(tenant: str) -> dict[str, Any]:
+def auto(tenant: str, template: str = "") -> dict[str, Any]:
     """Whatever session the gateway keeps for a tenant that names none."""
-    return {"auto": tenant}
+    return {"auto": tenant, "spec": {"template": template}} if template else {"auto": tenant}
+
+
+def check_made_for_run(session_id: str | None, template: str) -> None:
+    """A template is for a session that a run makes, not for one that is there already."""
+    if session_id and template:
+        raise errors.InvalidRequest(
+            f"the run is in session {session_id[:80]}, so no template can be chosen for it",
+            hint="create_session(template=…) makes another session",
+        )
 
 
 def pip_call(session_id: str, packages: Sequence[str], timeout: float) -> dict[str, Any]:
@@ -270,16 +280,9 @@ def parse_limit(name: str, value: float | str) -> float | int:
     """A limit as number: text may have a unit (``512M``, ``1.5GiB``)."""
     if not isinstance(value, str):
         return value
-    text = value.strip().upper().removesuffix("B").removesuffix("I")
-    digits = text.rstrip("KMGT")
-    try:
-        number = float(digits) * _UNITS[text[len(digits) :]]
-    except (ValueError, KeyError):
-        raise errors.InvalidRequest(
-            f"limit {name} is {value!r}, which is not a number",
-            hint="sizes are written like 512M or 2G",
-        ) from None
-    return number if name == "cpus" else int(number)
+    from k8e import model  # takes time to import, and few set limits
+
+    return model.parse_limit(name, value)
 
 
 def not_yet(what: str, why: str = "") -> errors.NotImplementedYet:

@@ -208,6 +208,8 @@ class SessionInfo:
     """How many programs run in it that nobody waits for; only :meth:`get_session` asks."""
     auto: bool = False
     """Whether it is its tenant's standing session: where commands run that name none."""
+    template: str = ""
+    """What it was made from."""
 
 
 @dataclass(frozen=True, slots=True)

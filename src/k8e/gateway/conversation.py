@@ -19,7 +19,7 @@ from k8e import errors
 from k8e.gateway import roles
 from k8e.gateway.service import Gateway
 from k8e.guest import wire
-from k8e.model import Principal, Session, SessionSpec, words_from_json
+from k8e.model import Principal, Session, words_from_json
 from k8e.sessions import reporting
 from k8e.sessions.operations import Operation
 
@@ -149,7 +149,8 @@ class Conversation:
         tenant = str(target["auto"] or "default")
         asked = spec.get("allowed_hosts")
         hosts = None if asked is None else words_from_json(asked)
-        known = self._sessions.auto_now(self._principal, tenant, runtime, hosts)
+        template = str(spec.get("template") or "")
+        known = self._sessions.auto_now(self._principal, tenant, runtime, hosts, template=template)
         return known.session_id if known is not None else ""
 
     async def _open_later(self, channel: int, target: dict[str, Any], call: dict[str, Any]) -> None:
@@ -185,7 +186,7 @@ class Conversation:
 
     async def _auto(self, target: dict[str, Any]) -> Session:
         fields = {**(target.get("spec") or {}), "tenant": str(target["auto"] or "default")}
-        return await self._sessions.auto(self._principal, SessionSpec.from_json(fields))
+        return await self._sessions.standing(self._principal, fields)
 
     def _relay(
         self, channel: int, session_id: str, warning: str = ""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from k8e import errors
 from k8e.gateway.arguments import text
-from k8e.model import Principal, SessionSpec
+from k8e.model import Principal
 
 if TYPE_CHECKING:
     from k8e.gateway.exposures import Exposed, Exposures
@@ -27,7 +27,7 @@ class ExposureCalls:
         session_id, warning = text(call, "session_id", optional=True), ""
         if not session_id:
             tenant = text(call, "tenant", optional=True) or _NO_TENANT
-            session = await self.sessions.auto(principal, SessionSpec(tenant=tenant))
+            session = await self.sessions.standing(principal, {"tenant": tenant})
             session_id, warning = session.session_id, self.sessions.warning(session)
         found = await self.exposures.expose(principal, session_id, port, host)
         told = _told(found)

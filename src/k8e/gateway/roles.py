@@ -12,6 +12,7 @@ PUBLIC = frozenset({"GetCACert"})
 _ANY = frozenset(Role)
 _ADMIN = frozenset({Role.ADMIN})
 _AGENT = frozenset({Role.AGENT})
+_AGENT_OR_ADMIN = frozenset({Role.AGENT, Role.ADMIN})
 _OPERATIONS = {
     "status": _ANY,
     "doctor": _ANY,
@@ -28,12 +29,20 @@ _OPERATIONS = {
     "create_api_key": _ADMIN,
     "list_api_keys": _ADMIN,
     "delete_api_key": _ADMIN,
+    "list_templates": _AGENT_OR_ADMIN,
+    "get_template": _AGENT_OR_ADMIN,
+    "apply_template": _ADMIN,
+    "delete_template": _ADMIN,
 }
 _RPCS = {
     "Login": _ANY,
     "Run": _ANY,  # each of its operations is looked at by itself
     "ListApprovals": _ANY,
     "ApproveAction": _OPERATIONS["approve_action"],
+    "ListTemplates": _OPERATIONS["list_templates"],
+    "GetTemplate": _OPERATIONS["get_template"],
+    "ApplyTemplate": _OPERATIONS["apply_template"],
+    "DeleteTemplate": _OPERATIONS["delete_template"],
 }
 
 

@@ -19,10 +19,11 @@ from k8e.gateway.rpc_login import LoginRpcs
 from k8e.gateway.rpc_runs import started
 from k8e.gateway.rpc_snapshots import SnapshotRpcs
 from k8e.gateway.rpc_steering import SteeringRpcs
+from k8e.gateway.rpc_templates import TemplateRpcs
 from k8e.gateway.rpc_terminals import TerminalRpcs
 from k8e.gateway.service import Gateway
 from k8e.guest import wire
-from k8e.model import PIP_SECONDS, Phase, Principal, Session, SessionSpec, pip_command
+from k8e.model import DEFAULT_TEMPLATE, PIP_SECONDS, Phase, Principal, Session, pip_command
 
 MAX_MESSAGE = 64 << 20
 """Bytes of one message, either way; K8E's newest clients have the same limit."""
@@ -51,7 +52,14 @@ class Ending(NamedTuple):
 
 
 class Service(
-    TerminalRpcs, ApprovalRpcs, SnapshotRpcs, SteeringRpcs, ExposureRpcs, LoginRpcs, EventRpcs
+    TerminalRpcs,
+    ApprovalRpcs,
+    SnapshotRpcs,
+    SteeringRpcs,
+    ExposureRpcs,
+    LoginRpcs,
+    EventRpcs,
+    TemplateRpcs,
 ):
     """What is implemented of ``sandbox.v1.SandboxService``, for callers that are known."""
 
@@ -62,6 +70,7 @@ class Service(
         SteeringRpcs.__init__(self, gateway)
         ExposureRpcs.__init__(self, gateway)
         LoginRpcs.__init__(self, gateway)
+        TemplateRpcs.__init__(self, gateway)
 
     # Sessions.
 
@@ -73,13 +82,15 @@ class Service(
             raise errors.NotImplementedYet(
                 "secret_refs are not implemented yet", hint="create the session without them"
             )
-        spec = SessionSpec(
-            tenant=request.tenant_id or _NO_TENANT,
-            runtime=request.runtime_class,
-            session_id=request.session_id,
-            env=dict(request.env),
-            allowed_hosts=tuple(rpc_egress.hosts(request.allowed_hosts)) or None,
-        )
+        asked = {
+            "tenant": request.tenant_id or _NO_TENANT,
+            "runtime": request.runtime_class,
+            "session_id": request.session_id,
+            "env": dict(request.env),
+            "allowed_hosts": rpc_egress.hosts(request.allowed_hosts) or None,
+            "template": request.template,
+        }
+        spec = await self._sessions.templates.specify(asked)
         session = await self._sessions.create(principal, spec)
         return pb.CreateSessionResponse(session_id=session.session_id)
 
@@ -131,7 +142,7 @@ class Service(
         """The session that a call means; K8E's TypeScript SDK never sends an id."""
         if session_id:
             return session_id
-        return (await self._sessions.auto(principal, SessionSpec(tenant=_NO_TENANT))).session_id
+        return (await self._sessions.standing(principal, {"tenant": _NO_TENANT})).session_id
 
     # Commands.
 
@@ -279,6 +290,7 @@ def _session(session: Session) -> pb.GetSessionResponse:
         env_keys=sorted(session.spec.env),
         allowed_hosts=session.allowed_hosts,
         parent_id=session.parent,
+        template=session.spec.template or DEFAULT_TEMPLATE,
     )
 
 

@@ -21,14 +21,22 @@ from k8e.gateway.pooling import PoolCalls
 from k8e.gateway.snapshotting import SnapshotCalls
 from k8e.gateway.steering import SteeringCalls
 from k8e.gateway.telling import EventCalls
-from k8e.model import Principal, Role, SessionSpec, words_from_json
+from k8e.gateway.templating import TemplateCalls
+from k8e.model import Principal, Role, words_from_json
 from k8e.sessions.approvals import Approvals
 from k8e.sessions.service import Sessions
 from k8e.settings import Settings
 
 
 class Gateway(
-    ApprovalCalls, SnapshotCalls, SteeringCalls, ExposureCalls, KeyCalls, EventCalls, PoolCalls
+    ApprovalCalls,
+    SnapshotCalls,
+    SteeringCalls,
+    ExposureCalls,
+    KeyCalls,
+    EventCalls,
+    TemplateCalls,
+    PoolCalls,
 ):
     """The shared state of all dialects. A method ``call_x`` answers the operation ``x``."""
 
@@ -78,7 +86,7 @@ class Gateway(
     async def call_create_session(
         self, principal: Principal, call: dict[str, Any]
     ) -> dict[str, Any]:
-        spec = SessionSpec.from_json(_dict(call, "spec"))
+        spec = await self.sessions.templates.specify(_dict(call, "spec"))
         session = await self.sessions.create(principal, spec)
         return {"session": session.to_json(), "warning": self.sessions.warning(session)}
 
@@ -143,6 +151,7 @@ class Gateway(
         return {
             "runtimes": [asdict(item) for item in found],
             "egress": asdict(self.sessions.network_support()),
+            "broken_templates": await self.broken_templates(),
             "warning": self.sessions.runtimes.warning(),
         }
 

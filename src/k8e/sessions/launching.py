@@ -7,26 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import dataclass, field
 
-from k8e.model import Limits, Rootfs, SandboxSpec, new_id
+from k8e.model import SandboxSpec, new_id
 from k8e.runtimes.base import Guest
 from k8e.runtimes.registry import Runtimes
 from k8e.sessions.network import Network
-
-Warm = tuple[tuple[str, tuple[str, ...]], ...]
-"""Languages whose interpreters wait for code, each with the modules that it has loaded."""
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """All that a sandbox is made of; those of one recipe are interchangeable."""
-
-    template: str
-    runtime: str
-    limits: Limits = field(default_factory=Limits)
-    rootfs: Rootfs = field(default_factory=Rootfs)
-    warm: Warm = (("python", ()),)
+from k8e.sessions.recipes import Recipe
 
 
 class Launcher:

@@ -11,14 +11,16 @@ from typing import TypeVar
 
 from k8e import errors, metrics
 from k8e.egress.policy import Policy
-from k8e.model import Limits, Phase, Principal, Session, SessionSpec, new_id
+from k8e.model import Phase, Principal, Session, SessionSpec, new_id
 from k8e.runtimes.base import Binding, Guest
 from k8e.runtimes.registry import Runtimes
+from k8e.sessions import recipes
 from k8e.sessions.furnishing import Furnisher
-from k8e.sessions.launching import Launcher, Recipe
+from k8e.sessions.launching import Launcher
 from k8e.sessions.network import Network
-from k8e.sessions.pool import Pool
+from k8e.sessions.recipes import Recipe
 from k8e.sessions.store import Store
+from k8e.sessions.warming import Warming
 from k8e.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -48,7 +50,7 @@ class Maker:
         runtimes: Runtimes,
         network: Network,
         launcher: Launcher,
-        pool: Pool,
+        warming: Warming,
         furnisher: Furnisher,
         on_made: Callable[[Session, Guest], Awaitable[Session]],
     ) -> None:
@@ -57,7 +59,7 @@ class Maker:
         self._runtimes = runtimes
         self._network = network
         self._launcher = launcher
-        self._pool = pool
+        self._warming = warming
         self._furnisher = furnisher
         self._on_made = on_made
         self._creating: dict[str, asyncio.Task[Session]] = {}
@@ -115,10 +117,6 @@ class Maker:
             )
         return asked or self._settings.default_lifetime
 
-    def recipe(self, spec: SessionSpec, runtime: str) -> Recipe:
-        """What sandboxes are made of that wait for sessions like this one."""
-        return Recipe("default", runtime)
-
     async def _create(
         self, principal: Principal, spec: SessionSpec, auto: bool, kin: Kinship | None
     ) -> Session:
@@ -157,14 +155,12 @@ class Maker:
         self, session: Session, policy: Policy, kin: Kinship | None
     ) -> tuple[Session, Guest]:
         """A sandbox for this session alone: one that waited, or a new one; bound and furnished."""
-        recipe = self.recipe(session.spec, session.runtime)
+        recipe = recipes.of_session(session.spec, session.runtime)
         # A child needs the workspace of its parent, and with it the uids of its parent.
         guest = await self._claim(recipe, session, policy) if kin is None else None
         if guest is None:
             guest = await self._launcher.launch(
-                replace(recipe, limits=session.spec.limits),
-                session.sandbox_id,
-                kin.parent.sandbox_id if kin else "",
+                recipe, session.sandbox_id, kin.parent.sandbox_id if kin else ""
             )
             await self._or_discard(guest, self._bind(guest, session, policy, kin))
         session = replace(session, sandbox_id=guest.sandbox_id)
@@ -174,17 +170,13 @@ class Maker:
 
     async def _claim(self, recipe: Recipe, session: Session, policy: Policy) -> Guest | None:
         """A sandbox that waited, bound to this session; None if there is none in good health."""
-        guest = self._pool.take(recipe)
+        guest = self._warming.claim(recipe)
         metrics.count_claim("miss" if guest is None else "hit")
         if guest is None:
             return None
-        changed = session.spec.limits != recipe.limits
         try:
-            bind = self._bind(
-                guest, session, policy, limits=session.spec.limits if changed else None
-            )
             async with asyncio.timeout(BIND_SECONDS):
-                await self._or_discard(guest, bind)
+                await self._or_discard(guest, self._bind(guest, session, policy))
         except (errors.SandboxDied, errors.GuestFailed, TimeoutError) as error:
             log.warning("sandbox %s waited and does not answer: %s", guest.sandbox_id, error)
             metrics.count_claim("unhealthy")
@@ -197,12 +189,11 @@ class Maker:
         session: Session,
         policy: Policy,
         kin: Kinship | None = None,
-        limits: Limits | None = None,
     ) -> None:
         # Until here, the kernel refuses everything; the guest has run nothing yet.
         await self._network.bind(guest.sandbox_id, policy)
-        cwd = kin.cwd if kin else ""
-        await guest.bind(Binding(env=session.spec.env, cwd=cwd, limits=limits))
+        spec, cwd = session.spec, kin.cwd if kin else ""
+        await guest.bind(Binding(env=spec.env, cwd=cwd, limits=spec.limits))
 
     async def _or_discard(self, guest: Guest, work: Awaitable[T]) -> T:
         """What ``work`` gives; if it fails, nothing is left of the sandbox."""

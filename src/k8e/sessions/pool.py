@@ -8,11 +8,13 @@ is bound when it is claimed.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 from k8e import errors
 from k8e.runtimes.base import Guest
-from k8e.sessions.launching import Launcher, Recipe
+from k8e.sessions.launching import Launcher
+from k8e.sessions.recipes import Recipe
 from k8e.sessions.shelf import Shelf
 from k8e.sessions.sizing import Sizes
 
@@ -22,41 +24,37 @@ FILL_SECONDS = 300.0
 class Pool:
     """All shelves of a gateway."""
 
-    def __init__(self, launcher: Launcher, most: int) -> None:
+    def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
-        self._usual = Sizes(0, most)
         self._shelves: dict[tuple[str, str], Shelf] = {}
         self._old: set[Shelf] = set()  # whose sandboxes are still being removed
 
     def keep(self, recipe: Recipe, sizes: Sizes, *, after: float = 0) -> Shelf:
         """Have sandboxes of this recipe ready from now on; begin ``after`` so many seconds."""
-        shelf = self._shelf(recipe)
+        key = recipe.template, recipe.runtime
+        shelf = self._shelves.get(key)
+        if shelf is None or shelf.recipe != recipe:
+            self._drop(key)
+            shelf = self._shelves[key] = Shelf(recipe, sizes, self._launcher)
         shelf.resize(sizes, after)
         return shelf
 
     def take(self, recipe: Recipe) -> Guest | None:
-        """A sandbox of this recipe, if one is ready; there may be one the next time."""
-        if not self._usual.max and not self.keeps(recipe):
+        """A sandbox of this recipe, whatever its limits, if one is ready."""
+        shelf = self._shelves.get((recipe.template, recipe.runtime))
+        if shelf is None or not shelf.sizes.max:
             return None
-        shelf = self._shelf(recipe)
-        return shelf.take() if shelf.sizes.max else None
+        # A template may have changed since a session was told what it is made of.
+        is_same = replace(recipe, limits=shelf.recipe.limits) == shelf.recipe
+        return shelf.take() if is_same else None
 
     def keeps(self, recipe: Recipe) -> bool:
         """Whether there is a pool of this recipe's template and runtime, whatever its size."""
         return (recipe.template, recipe.runtime) in self._shelves
 
-    def sizes(self, recipe: Recipe) -> Sizes:
-        return self._shelf(recipe).sizes
-
-    def _shelf(self, recipe: Recipe) -> Shelf:
-        key = recipe.template, recipe.runtime
-        shelf = self._shelves.get(key)
-        if shelf is not None and shelf.recipe == recipe:
-            return shelf
-        sizes = shelf.sizes if shelf is not None else self._usual
-        self._drop(key)
-        self._shelves[key] = Shelf(recipe, sizes, self._launcher)
-        return self._shelves[key]
+    def runtimes(self, template: str) -> list[str]:
+        """The runtimes for which there is a pool of a template."""
+        return [runtime for name, runtime in self._shelves if name == template]
 
     def _drop(self, key: tuple[str, str]) -> None:
         shelf = self._shelves.pop(key, None)

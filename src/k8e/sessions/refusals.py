@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from k8e import errors
 from k8e.egress.policy import same_words
-from k8e.model import Session, SessionSpec
+from k8e.model import DEFAULT_TEMPLATE, Session, SessionSpec
 from k8e.sessions import furnishing
 
 
@@ -35,12 +35,20 @@ def check_standing(
     runtime: str,
     allowed_hosts: tuple[str, ...] | None,
     content: SessionSpec | None,
+    template: str = "",
 ) -> None:
     """A tenant's standing session must be as it is asked for, in what was asked for."""
     tenant = known.spec.tenant
     if runtime and runtime != known.runtime:
         raise errors.Conflict(
             f"the session of tenant {tenant!r} runs on {known.runtime}, not on {runtime}",
+            hint=f"k8e sandbox destroy {known.session_id}, or use another --tenant",
+        )
+    made_from = known.spec.template or DEFAULT_TEMPLATE
+    if template and template != made_from:
+        raise errors.Conflict(
+            f"the session of tenant {tenant!r} was made from template {made_from!r}, "
+            f"not from {template!r}",
             hint=f"k8e sandbox destroy {known.session_id}, or use another --tenant",
         )
     if allowed_hosts is not None and not same_words(allowed_hosts, known.allowed_hosts):

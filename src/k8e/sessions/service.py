@@ -13,7 +13,7 @@ from typing import Any
 from k8e import errors
 from k8e.egress.policy import changed
 from k8e.link import FrameSink
-from k8e.model import Phase, Principal, Session, SessionSpec, new_id
+from k8e.model import DEFAULT_TEMPLATE, Phase, Principal, Session, SessionSpec, new_id
 from k8e.runtimes.base import Feature, Guest
 from k8e.runtimes.host import Host
 from k8e.runtimes.registry import Runtimes
@@ -30,6 +30,7 @@ from k8e.sessions.pausing import Pauses
 from k8e.sessions.pool import Pool
 from k8e.sessions.snapshots import Snapshots
 from k8e.sessions.store import Store
+from k8e.sessions.templating import Templates, checker
 from k8e.sessions.tending import Tender
 from k8e.sessions.warming import Warming
 from k8e.settings import Settings
@@ -50,13 +51,18 @@ class Sessions:
         self._host = host
         self._live: dict[str, Live] = {}
         self._network = Network(settings)
+        self.templates = Templates(
+            settings.template_dir,
+            settings.data_dir / "templates.db",
+            checker(runtimes, settings.max_lifetime),
+        )
         self.snapshots = Snapshots(settings.data_dir, self, max_bytes=settings.max_snapshot_bytes)
         furnisher = Furnisher(self._network, self.snapshots)
         launcher = Launcher(runtimes, self._network)
-        self.pool = Pool(launcher, settings.pool_max)
-        self.warming = Warming(settings, runtimes, self.pool)
+        self.pool = Pool(launcher)
+        self.warming = Warming(settings, runtimes, self.pool, self.templates, self._spawn)
         self._maker = Maker(
-            settings, store, runtimes, self._network, launcher, self.pool, furnisher, self._made
+            settings, store, runtimes, self._network, launcher, self.warming, furnisher, self._made
         )
         self._children = Children(store, self._network, self._maker, settings.max_children)
         self._pauses = Pauses(store)
@@ -73,6 +79,7 @@ class Sessions:
         """Adopt what is there, then serve until the block ends; sandboxes stay when it does."""
         catching_up: list[asyncio.Task[None]] = []
         try:
+            await self.templates.start()
             catching_up += await self._adopt()
             alive = self._sandboxes()
             await self._network.start(alive)
@@ -94,6 +101,7 @@ class Sessions:
                 await asyncio.wait(self._tasks)
             await self._network.close()
             self.snapshots.close()
+            self.templates.close()
             self.events.close()
 
     async def _adopt(self) -> list[asyncio.Task[None]]:
@@ -195,6 +203,7 @@ class Sessions:
         runtime: str = "",
         allowed_hosts: tuple[str, ...] | None = None,
         content: SessionSpec | None = None,
+        template: str = "",
     ) -> Session | None:
         """The default session of a tenant, if it has a live one; it must be as it is asked for."""
         asked = self.runtimes.resolve(runtime)
@@ -202,20 +211,40 @@ class Sessions:
         live = self._live.get(known.session_id) if known is not None else None
         if known is None or live is None or live.ending is not None:
             return None
-        refusals.check_standing(known, asked, allowed_hosts, content)
+        refusals.check_standing(known, asked, allowed_hosts, content, template)
         return known
 
-    async def auto(self, principal: Principal, spec: SessionSpec) -> Session:
-        """The session that a tenant gets when it names none; made at first use."""
-        spec = self._maker.with_defaults(spec)
-        known = self.auto_now(principal, spec.tenant, spec.runtime, spec.allowed_hosts, spec)
+    async def standing(self, principal: Principal, fields: dict[str, Any]) -> Session:
+        """The session of a tenant that names none, as a client describes it; from its template."""
+        asked = self._maker.with_defaults(SessionSpec.from_json(fields))
+        known = self._standing(principal, asked)
+        if known is not None:
+            return known
+        return await self.auto(principal, asked, await self.templates.specify(fields))
+
+    async def auto(
+        self, principal: Principal, asked: SessionSpec, spec: SessionSpec | None = None
+    ) -> Session:
+        """The session that a tenant gets when it names none; made at first use.
+
+        Args:
+            principal: whose it is.
+            asked: what it has to be like.
+            spec: what it is made of, if that is more.
+        """
+        spec = self._maker.with_defaults(spec or asked)
+        known = self._standing(principal, asked)
         if known is not None:
             return known
         await self._bury(principal, spec.tenant)
         key = f"auto {principal.name} {spec.tenant}"
         made = await self._make(key, principal, spec, auto=True)
         # Another call may have begun it, for another runtime.
-        return self.auto_now(principal, spec.tenant, spec.runtime, spec.allowed_hosts, spec) or made
+        return self._standing(principal, asked) or made
+
+    def _standing(self, principal: Principal, asked: SessionSpec) -> Session | None:
+        hosts, template = asked.allowed_hosts, asked.template
+        return self.auto_now(principal, asked.tenant, asked.runtime, hosts, asked, template)
 
     async def run_subagent(
         self, principal: Principal, parent_id: str, kind: str = "", path: str = ""
@@ -443,6 +472,7 @@ class Sessions:
             tenant_id=session.spec.tenant,
             allowed_hosts=session.allowed_hosts,
             expires_at=session.expires_at,
+            template=session.spec.template or DEFAULT_TEMPLATE,
             **({"parent_id": session.parent} if session.parent else {}),
             **({"snapshot": session.spec.snapshot} if session.spec.snapshot else {}),
         )

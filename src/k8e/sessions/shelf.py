@@ -9,7 +9,8 @@ from typing import Any
 
 from k8e import errors
 from k8e.runtimes.base import Guest
-from k8e.sessions.launching import Launcher, Recipe
+from k8e.sessions.launching import Launcher
+from k8e.sessions.recipes import Recipe
 from k8e.sessions.sizing import Demand, Sizes
 
 log = logging.getLogger(__name__)

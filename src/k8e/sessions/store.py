@@ -162,7 +162,7 @@ def _session(row: tuple[Any, ...]) -> Session:
     return Session(
         session_id=row[0],
         owner=row[1],
-        spec=SessionSpec.from_json(json.loads(row[2])),
+        spec=SessionSpec.from_json(json.loads(row[2]), stored=True),
         runtime=row[3],
         sandbox_id=row[4],
         phase=Phase(row[5]),

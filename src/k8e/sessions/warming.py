@@ -1,4 +1,8 @@
-"""Which sandboxes are kept ready: those of the default template, and of those that ask for it."""
+"""Which sandboxes are kept ready.
+
+Those of the default template, of templates that ask for it, and of what sessions were made from of
+late.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,17 @@ import logging
 from typing import Any
 
 from k8e import errors
+from k8e.model import DEFAULT_TEMPLATE
+from k8e.runtimes.base import Guest
 from k8e.runtimes.registry import Runtimes
-from k8e.sessions.launching import Recipe
+from k8e.sessions import recipes
 from k8e.sessions.pool import Pool
+from k8e.sessions.recipes import Recipe
 from k8e.sessions.sizing import Sizes
+from k8e.sessions.templating import Templates
+from k8e.sessions.tending import Spawn
 from k8e.settings import Settings
+from k8e.templates import Template
 
 log = logging.getLogger(__name__)
 
@@ -19,26 +29,87 @@ HEAD_START = 1.0
 
 
 class Warming:
-    """Tells the pool what to keep."""
+    """Tells the pool what to keep, and takes from it."""
 
-    def __init__(self, settings: Settings, runtimes: Runtimes, pool: Pool) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        runtimes: Runtimes,
+        pool: Pool,
+        templates: Templates,
+        spawn: Spawn,
+    ) -> None:
         self._runtimes = runtimes
         self._pool = pool
+        self._templates = templates
+        self._spawn = spawn
         self._default_runtime = settings.default_runtime
         self._usual = Sizes(min(settings.pool_min, settings.pool_max), settings.pool_max)
+        self._set: dict[tuple[str, str], Sizes] = {}  # by an operator
+
+    # Keeping.
 
     async def start(self) -> None:
-        """Begin to fill the pool; where no runtime works, sessions will say so."""
-        if not self._usual.max:
-            return
+        """Begin to fill the pool."""
+        self._templates.on_change.append(self._changed)
+        for entry in self._templates.listing():
+            if entry.template is not None:
+                await self._keep_ahead(entry.template, after=HEAD_START)
+
+    async def _keep_ahead(self, template: Template, after: float = 0) -> None:
+        """Keep sandboxes of a template that wants some before it is used."""
         try:
-            runtime = await self._runtimes.choose("", self._default_runtime)
-        except errors.K8eError as error:
-            log.warning("no sandbox is kept ready: %s", error)
+            runtime = await self._runtimes.choose(template.runtime, self._default_runtime)
+        except errors.K8eError as error:  # its sessions will say so too
+            log.warning("no sandbox of template %s is kept ready: %s", template.name, error)
             return
-        recipe = Recipe("default", runtime.name)
-        if not self._pool.keeps(recipe):  # else somebody was quicker, who knows what they want
-            self._pool.keep(recipe, self._usual, after=HEAD_START)
+        recipe = recipes.of_template(template, runtime.name)
+        sizes = self._sizes(template, runtime.name)
+        # If there is a pool already, somebody was quicker who knows what they want.
+        if sizes.min and not self._pool.keeps(recipe):
+            self._pool.keep(recipe, sizes, after=after)
+
+    def _sizes(self, template: Template, runtime: str) -> Sizes:
+        chosen = self._set.get((template.name, runtime))
+        if chosen is not None:
+            return chosen
+        least, most = template.pool_min, template.pool_max
+        if least is None:
+            least = self._usual.min if template.name == DEFAULT_TEMPLATE else 0
+            return Sizes(least if most is None else min(least, most), self._most(most))
+        return Sizes(least, max(least, self._most(most)))
+
+    def _most(self, asked: int | None) -> int:
+        return self._usual.max if asked is None else asked
+
+    def _changed(self, name: str) -> None:
+        """A template came, went or became another: what waits of the old one is of no use."""
+        try:
+            template = self._templates.get(name)
+        except errors.K8eError:
+            self._pool.forget(name)
+            return
+        for runtime in self._pool.runtimes(name):
+            self._pool.keep(recipes.of_template(template, runtime), self._sizes(template, runtime))
+        self._spawn(self._keep_ahead(template))
+
+    # Taking.
+
+    def claim(self, recipe: Recipe) -> Guest | None:
+        """A sandbox that waited for a session like this, whatever its limits.
+
+        Where there is none, the next claim may find one.
+        """
+        if not self._pool.keeps(recipe):
+            try:
+                template = self._templates.get(recipe.template)
+            except errors.K8eError:
+                return None  # it went while this session was being made
+            sizes = self._sizes(template, recipe.runtime)
+            if not sizes.max:
+                return None
+            self._pool.keep(recipes.of_template(template, recipe.runtime), sizes)
+        return self._pool.take(recipe)
 
     # What an operator sees and sets.
 
@@ -46,15 +117,16 @@ class Warming:
         return self._pool.listing()
 
     async def set(
-        self, template: str, runtime: str, least: int | None, most: int | None, *, wait: bool
+        self, name: str, runtime: str, least: int | None, most: int | None, *, wait: bool
     ) -> dict[str, Any]:
         """Change how many are ready of a template on a runtime; None leaves a size as it is."""
-        chosen = await self._runtimes.choose(runtime, self._default_runtime)
-        recipe = Recipe(template or "default", chosen.name)
-        before = self._pool.sizes(recipe)
+        template = await self._templates.find(name)
+        chosen = await self._runtimes.choose(runtime or template.runtime, self._default_runtime)
+        before = self._sizes(template, chosen.name)
         least = before.min if least is None else least
         sizes = Sizes(least, max(least, before.max) if most is None else most)
-        shelf = self._pool.keep(recipe, sizes)
+        self._set[template.name, chosen.name] = sizes
+        shelf = self._pool.keep(recipes.of_template(template, chosen.name), sizes)
         if wait:
             await self._pool.filled(shelf)
         return shelf.describe()

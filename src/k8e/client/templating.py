@@ -1,0 +1,117 @@
+"""Templates in the SDK: see them, and (for administrators) change them. Both clients' methods."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar, cast
+
+from k8e import errors
+from k8e.client import operations
+from k8e.client.operations import Operation
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A named recipe that sessions are made from. What it does not say is empty."""
+
+    name: str
+    source: str
+    """``file``, ``api`` or ``built-in``."""
+    description: str = ""
+    runtime: str = ""
+    rootfs: str = ""
+    """``host``, ``dir:/PATH``, ``tar:/PATH`` or ``image:REFERENCE``; paths are told admins only."""
+    limits: Mapping[str, float] = field(default_factory=dict[str, float])
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    allowed_hosts: list[str] | None = None
+    """None means the gateway's default, an empty list nothing."""
+    lifetime: float = 0
+    idle_timeout: float = 0
+    warm: Mapping[str, list[str]] = field(default_factory=dict[str, list[str]])
+    """Languages whose interpreters wait for code, each with the modules that it has loaded."""
+    pool: Mapping[str, int] = field(default_factory=dict[str, int])
+    """``min`` and ``max`` of the sandboxes that are kept ready."""
+    error: str = ""
+    """Why it cannot be used; then nothing else is told but its name and source."""
+    digest: str = ""
+    """Changes with whatever a ready sandbox is made of."""
+
+
+_FIELDS = frozenset(item.name for item in fields(Template))
+
+
+def _template(data: Mapping[str, Any]) -> Template:
+    """From the wire; a newer gateway may tell more than this client knows."""
+    return Template(**{key: value for key, value in data.items() if key in _FIELDS})
+
+
+def _one(call: Mapping[str, Any]) -> Operation[Template]:
+    return _template((yield from operations.call(call)))
+
+
+def _many() -> Operation[list[Template]]:
+    told = yield from operations.call({"op": "list_templates"})
+    return [_template(item) for item in told["templates"]]
+
+
+def _apply(recipe: Mapping[str, Any]) -> Operation[Template]:
+    if not isinstance(recipe, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise errors.InvalidRequest("a template is a mapping, with a name in it")
+    return _one({"op": "apply_template", "template": _plain(recipe)})
+
+
+def _plain(value: Any) -> Any:
+    """A recipe as the wire takes it; what is wrong in it is the gateway's to say."""
+    if isinstance(value, Mapping):
+        items = cast("Mapping[Any, Any]", value)
+        return {str(key): _plain(item) for key, item in items.items()}
+    return list(cast("tuple[Any, ...]", value)) if isinstance(value, tuple) else value
+
+
+class Templating:
+    """Methods of the blocking client."""
+
+    def _call(self, operation: Operation[T]) -> T:
+        raise NotImplementedError
+
+    def list_templates(self) -> list[Template]:
+        """All templates, those that cannot be used too: their ``error`` says why."""
+        return self._call(_many())
+
+    def get_template(self, name: str) -> Template:
+        return self._call(_one({"op": "get_template", "name": name}))
+
+    def apply_template(self, recipe: Mapping[str, Any]) -> Template:
+        """Keep a recipe under the ``name`` in it, in the place of the one before.
+
+        Its keys are those of a template's file. Sessions that were made from it stay as they are.
+        Needs the role ``admin``.
+        """
+        return self._call(_apply(recipe))
+
+    def delete_template(self, name: str) -> None:
+        """Delete a template that came by API; sessions that were made from it stay."""
+        self._call(operations.call({"op": "delete_template", "name": name}))
+
+
+class AsyncTemplating:
+    """The same, of the asynchronous client."""
+
+    async def _call(self, operation: Operation[T]) -> T:
+        raise NotImplementedError
+
+    async def list_templates(self) -> list[Template]:
+        return await self._call(_many())
+
+    async def get_template(self, name: str) -> Template:
+        return await self._call(_one({"op": "get_template", "name": name}))
+
+    async def apply_template(self, recipe: Mapping[str, Any]) -> Template:
+        return await self._call(_apply(recipe))
+
+    async def delete_template(self, name: str) -> None:
+        await self._call(operations.call({"op": "delete_template", "name": name}))
