@@ -19,5 +19,6 @@ export DEBIAN_FRONTEND=noninteractive
 apt-get -qq -o DPkg::Lock::Timeout=120 update >/dev/null || :
 # Word splitting makes the list of packages.
 # shellcheck disable=SC2086
-apt-get -qq -y -o DPkg::Lock::Timeout=120 install --no-install-recommends $missing >/dev/null ||
+apt-get -qq -y -o DPkg::Lock::Timeout=120 install --no-install-recommends \
+    -o Dpkg::Options::=--path-exclude='/usr/share/man/*' $missing >/dev/null ||
     echo "could not install all of:$missing; some tests will be skipped" >&2
