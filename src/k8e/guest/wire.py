@@ -54,6 +54,8 @@ ERROR = 17
 OUT = 18  # u64 sequence number of the first byte, then bytes
 ERR = 19
 EXIT = 20
+# From a gateway that stops, on channel 0. u32: the last channel whose call it has read.
+GOODBYE = 21
 # Handshake.
 HELLO = 32
 WELCOME = 33
