@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import secrets
 import threading
@@ -18,6 +19,8 @@ from typing import Any, cast
 
 from k8e import errors
 from k8e.guest import wire
+
+log = logging.getLogger(__name__)
 
 NONCE_SIZE = 16
 HANDSHAKE_SECONDS = 10.0
@@ -51,7 +54,10 @@ class Batch(threading.local):
         self._open = False
         later, self._later = self._later, []
         for work in later:
-            work()
+            try:
+                work()
+            except Exception:  # of one operation; the others have nothing to do with it
+                log.exception("what was put off failed")
 
     def afterwards(self, work: Callable[[], None]) -> None:
         if self._open:

@@ -155,10 +155,12 @@ class Trunk:
             return
         if len(self._frames) > 1:
             self._frames = [b"".join(self._frames)]
+        count = 0
         try:
-            count = 0 if self._deaf else self._socket.send(self._frames[0])
+            if not self._deaf:
+                count = self._socket.send(self._frames[0])
         except BlockingIOError:
-            count = 0
+            pass
         except OSError as error:
             # What the gateway said before it closed is still to be read.
             self._reset = isinstance(error, ConnectionResetError)

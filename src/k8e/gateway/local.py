@@ -30,6 +30,7 @@ class LocalProtocol(asyncio.Protocol):
         self._conversation: Conversation | None = None
         self._transport: asyncio.Transport | None = None
         self._outgoing = Outgoing()
+        self._last = 0  # channel that was opened
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = self._outgoing.transport = cast("asyncio.Transport", transport)
@@ -44,6 +45,7 @@ class LocalProtocol(asyncio.Protocol):
         # send; below that, nobody makes us keep answers without end.
         self._transport.set_write_buffer_limits(MAX_UNREAD)
         self._conversation = Conversation(self._gateway, LOCAL, self._outgoing.send)
+        self._gateway.farewells.add(self._say_goodbye)
 
     def data_received(self, data: bytes) -> None:
         if self._conversation is None or self._transport is None:
@@ -51,6 +53,8 @@ class LocalProtocol(asyncio.Protocol):
         try:
             with batch:
                 for kind, channel, body in self._splitter.feed(data):
+                    if kind == wire.CALL:
+                        self._last = channel
                     self._conversation.receive(kind, channel, body)
         except wire.WireError as error:
             log.warning("closed a local connection: %s", error)
@@ -64,7 +68,14 @@ class LocalProtocol(asyncio.Protocol):
         if self._transport is not None:
             self._transport.resume_reading()
 
+    def _say_goodbye(self) -> None:
+        """Tell which calls were read, so that a client can send the others to the next gateway."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+            self._outgoing.send(wire.GOODBYE, 0, wire.CREDIT_BODY.pack(self._last))
+
     def connection_lost(self, exc: Exception | None) -> None:
+        self._gateway.farewells.discard(self._say_goodbye)
         if self._conversation is not None:
             self._conversation.close()
 

@@ -102,18 +102,23 @@ def _pack(value: Any, put: Callable[[Any], object]) -> None:
         put(_pack_text(value))
     elif kind is int:
         put(_INT.pack(105, value))
-    elif value is None:
+    elif kind is list or kind is tuple:
+        put(_LENGTH.pack(108, len(value)))
+        for item in value:
+            _pack(item, put)
+    else:
+        _pack_other(value, put)
+
+
+def _pack_other(value: Any, put: Callable[[Any], object]) -> None:
+    if value is None:
         put(b"N")
     elif value is True:
         put(b"T")
     elif value is False:
         put(b"F")
-    elif kind is float:
+    elif type(value) is float:
         put(_FLOAT.pack(102, value))
-    elif isinstance(value, (list, tuple)):
-        put(_LENGTH.pack(108, len(value)))
-        for item in value:
-            _pack(item, put)
     elif isinstance(value, (bytes, bytearray, memoryview)):
         put(_LENGTH.pack(98, len(value)))
         put(value)
@@ -123,11 +128,16 @@ def _pack(value: Any, put: Callable[[Any], object]) -> None:
 
 def _plain(value: Any) -> Any:
     """A value of a class that is one of ours and more, such as an enumeration, without the more."""
-    for kind in (str, int, float):
-        if isinstance(value, kind):
-            return kind.__add__(value, kind())
+    if isinstance(value, str):
+        return value + ""
+    if isinstance(value, int):
+        return value + 0
+    if isinstance(value, float):
+        return float(value)
     if isinstance(value, dict):
         return dict(value)
+    if isinstance(value, (list, tuple)):
+        return list(value)
     raise TypeError("cannot pack " + type(value).__name__)
 
 
