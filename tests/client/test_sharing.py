@@ -18,7 +18,7 @@ import k8e
 from k8e import AsyncSandboxClient, errors
 from k8e.client import async_sharing
 from k8e.guest import wire
-from tests.places import Place
+from tests.places import NewPlace, Place
 
 pytestmark = pytest.mark.anyio
 
@@ -410,3 +410,23 @@ async def until(client: AsyncSandboxClient, session_id: str, wanted: dict[str, s
             if wanted.items() <= told.items():
                 return
             await asyncio.sleep(0.02)
+
+
+async def test_a_gateway_that_is_stopped_says_which_calls_it_has_read(new_place: NewPlace) -> None:
+    place = new_place()
+    await asyncio.to_thread(place.json, "sandbox", "sessions")
+    peer = Peer(*await asyncio.open_unix_connection(place.socket))
+    heard: list[tuple[int, int, bytes]] = []
+    try:
+        for channel, op in ((1, "status"), (2, "stop")):
+            peer.send(wire.CALL, channel, wire.pack({"op": op}))
+        with contextlib.suppress(ConnectionResetError):
+            while True:
+                heard.append(await peer.receive())
+    finally:
+        peer.writer.close()
+    assert [(kind, channel) for kind, channel, _ in heard[:2]] == [
+        (wire.RESULT, 1),
+        (wire.RESULT, 2),
+    ]
+    assert heard[2:] == [(wire.GOODBYE, 0, wire.CREDIT_BODY.pack(2))]
