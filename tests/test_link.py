@@ -8,7 +8,7 @@ import os
 import stat
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -338,3 +338,46 @@ async def test_a_later_listener_takes_the_socket_over(
     assert sorted(path.name for path in (tmp_path / "link").iterdir()) == ["key", "sock"]
     guest.hang_up()
     later.close(errors.SandboxDied("over"))
+
+
+class Sink:
+    """A transport that keeps what is written, write by write."""
+
+    def __init__(self) -> None:
+        self.writes: list[int] = []
+
+    def is_closing(self) -> bool:
+        return False
+
+    def writelines(self, parts: list[bytes]) -> None:
+        self.writes.append(len(wire.Splitter(wire.MAX_REQUEST).feed(b"".join(parts))))
+
+
+def test_what_is_sent_in_a_batch_goes_together_and_what_is_much_goes_before() -> None:
+    sink, outgoing = Sink(), link.Outgoing()
+    outgoing.transport = cast("asyncio.Transport", sink)
+    outgoing.send(wire.RESULT, 1, b"x")
+    assert sink.writes == [1]
+    with link.batch:
+        for _ in range(link.MAX_PUT_OFF + 2):
+            outgoing.send(wire.RESULT, 1, b"x")
+        assert sink.writes == [1, link.MAX_PUT_OFF]
+    assert sink.writes == [1, link.MAX_PUT_OFF, 2]
+
+
+def test_what_fails_at_the_end_of_a_batch_keeps_nothing_else_from_being_done(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    seen: list[str] = []
+
+    def fail() -> None:
+        raise RuntimeError("unforeseen")
+
+    with link.batch:
+        link.batch.afterwards(fail)
+        link.batch.afterwards(lambda: seen.append("done"))
+        assert not seen
+    assert seen == ["done"]
+    assert "unforeseen" in caplog.text
+    link.batch.afterwards(lambda: seen.append("at once"))
+    assert seen == ["done", "at once"]

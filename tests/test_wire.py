@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import math
-from typing import Any
+from collections import OrderedDict
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -59,6 +61,33 @@ def test_names_that_are_no_text_survive(text: str) -> None:
 def test_infinity_and_nan_survive() -> None:
     assert wire.unpack(wire.pack(math.inf)) == math.inf
     assert math.isnan(wire.unpack(wire.pack(math.nan)))
+
+
+class Word(enum.StrEnum):
+    ONE = "one"
+
+
+class Number(enum.IntEnum):
+    TWO = 2
+
+
+class Pair(NamedTuple):
+    left: int
+    right: float
+
+
+def test_values_of_classes_beyond_ours_are_packed_as_what_they_are() -> None:
+    again = wire.unpack(wire.pack({"a": Word.ONE, "b": Number.TWO, "c": Pair(1, 2.0)}))
+    assert again == {"a": "one", "b": 2, "c": [1, 2.0]}
+    assert wire.unpack(wire.pack(OrderedDict(x=Word.ONE))) == {"x": "one"}
+    assert wire.unpack(wire.pack([Word.ONE, Number.TWO])) == ["one", 2]
+
+
+def test_what_no_value_can_be_is_refused() -> None:
+    stranges: list[Any] = [object(), {1: 2}, [{3}]]
+    for strange in stranges:
+        with pytest.raises(TypeError, match="cannot pack"):
+            wire.pack(strange)
 
 
 def test_a_tuple_is_packed_as_a_list_and_a_view_as_bytes() -> None:

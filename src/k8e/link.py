@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import secrets
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 from k8e import errors
 from k8e.guest import wire
+
+log = logging.getLogger(__name__)
 
 NONCE_SIZE = 16
 HANDSHAKE_SECONDS = 10.0
@@ -26,7 +30,65 @@ KEY_SIZE = 32
 # What a guest may send that counts against the credit it was given, and the bytes before the data.
 _COUNTED = {wire.OUT: wire.SEQ.size, wire.ERR: wire.SEQ.size, wire.DATA: 0}
 
+MAX_PUT_OFF = 8
+"""Frames that wait for the end of a batch; with more of them the other side may begin."""
+
 FrameSink = Callable[[int, bytes], None]
+
+
+class Batch(threading.local):
+    """What arrived together is answered together: each send is a system call that wakes somebody.
+
+    Whoever handles input does so in a batch, and what is sent meanwhile is put off to its end.
+    Outside of one nothing is. Each thread, and so each event loop, has its own.
+    """
+
+    def __init__(self) -> None:
+        self._open = False
+        self._later: list[Callable[[], None]] = []
+
+    def __enter__(self) -> None:
+        self._open = True
+
+    def __exit__(self, *_: object) -> None:
+        self._open = False
+        later, self._later = self._later, []
+        for work in later:
+            try:
+                work()
+            except Exception:  # of one operation; the others have nothing to do with it
+                log.exception("what was put off failed")
+
+    def afterwards(self, work: Callable[[], None]) -> None:
+        if self._open:
+            self._later.append(work)
+        else:
+            work()
+
+
+batch = Batch()
+
+
+class Outgoing:
+    """Frames on their way into a connection."""
+
+    __slots__ = ("_frames", "transport")
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport | None = None
+        self._frames: list[bytes] = []
+
+    def send(self, kind: int, channel: int, body: bytes) -> None:
+        self._frames += (wire.HEADER.pack(len(body), kind, channel), body)
+        if len(self._frames) == 2:
+            batch.afterwards(self._flush)
+        elif len(self._frames) >= 2 * MAX_PUT_OFF:
+            self._flush()
+
+    def _flush(self) -> None:
+        frames, self._frames = self._frames, []
+        if frames and self.transport is not None and not self.transport.is_closing():
+            self.transport.writelines(frames)
 
 
 class Channel:
@@ -95,12 +157,13 @@ class Link(asyncio.Protocol):
         self._greeted = False
         self._ready = False
         self._transport: asyncio.Transport | None = None
+        self._outgoing = Outgoing()
         self._patience: asyncio.TimerHandle | None = None
 
     # Called by asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
+        self._transport = self._outgoing.transport = cast("asyncio.Transport", transport)
         self._strangers.add(self)
         if len(self._strangers) > MAX_STRANGERS:  # the gateway's descriptors are everybody's
             self._transport.abort()
@@ -110,13 +173,14 @@ class Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            for kind, number, body in self._splitter.feed(data):
-                if self._ready:
-                    channel = self._channels.get(number)
-                    if channel is not None:
-                        channel.receive(kind, body)
-                else:
-                    self._greet(kind, body)
+            with batch:
+                for kind, number, body in self._splitter.feed(data):
+                    if self._ready:
+                        channel = self._channels.get(number)
+                        if channel is not None:
+                            channel.receive(kind, body)
+                    else:
+                        self._greet(kind, body)
         except wire.WireError:
             self.close()
 
@@ -153,8 +217,7 @@ class Link(asyncio.Protocol):
     # Called by the host's code.
 
     def send(self, kind: int, number: int, body: bytes) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.writelines((wire.HEADER.pack(len(body), kind, number), body))
+        self._outgoing.send(kind, number, body)
 
     def open(
         self, call: dict[str, Any], on_frame: FrameSink, on_lost: Callable[[], None]

@@ -52,3 +52,23 @@ def test_complaints_are_bounded(capfd: pytest.CaptureFixture[str]) -> None:
         loop.later(0, fail)
     loop.turn()
     assert capfd.readouterr().err.count("RuntimeError: unforeseen") == MAX_COMPLAINTS
+
+
+def test_what_is_watched_soon_is_heard_from_the_next_turn_on() -> None:
+    loop = Loop()
+    seen: list[str] = []
+    reading, writing = os.pipe()
+    unheard, _ = os.pipe2(os.O_CLOEXEC), os.write(writing, b"x")
+    loop.watch_soon(reading, lambda _: seen.append("read"))
+    loop.watch_soon(unheard[0], fail)
+    loop.unwatch(unheard[0])
+    os.close(unheard[1])  # which would wake whoever still watches
+    loop.turn()
+    assert seen == ["read"]
+    loop.unwatch(reading)
+    os.write(writing, b"x")
+    loop.later(0, lambda: seen.append("timer"))
+    loop.turn()
+    assert seen == ["read", "timer"]
+    for fd in (reading, writing, unheard[0]):
+        os.close(fd)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 from k8e.client import operations
 from k8e.client.operations import Operation
+from k8e.client.records import Record
 
 T = TypeVar("T")
 WAIT = 300.0  # seconds
 
 
-@dataclass(frozen=True, slots=True)
-class Approval:
+class Approval(Record):
     """One action that somebody is asked to allow, once."""
 
     approval_id: str
@@ -35,7 +34,7 @@ class Approval:
     """Unix time; 0 while it is pending."""
 
 
-_FIELDS = frozenset(item.name for item in fields(Approval))
+_FIELDS = frozenset(Approval.__match_args__)
 
 
 def _approval(data: Mapping[str, Any]) -> Approval:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from k8e import errors
 from k8e.client import endpoints, local, requests
+from k8e.client.async_sharing import Lane, Trunks
 from k8e.client.driving import MAX_IDLE, nobody_listens
 from k8e.client.operations import PULL, RECEIVE, RETRY_DELAYS, Operation, Send
 from k8e.client.requests import AsyncContent
@@ -97,6 +98,7 @@ class Connector(Protocol):
     """What opens connections to one endpoint."""
 
     async def connect(self) -> Connection: ...
+    async def share(self) -> Connection | None: ...
     async def close(self) -> None: ...
 
 
@@ -113,8 +115,22 @@ class LocalConnector:
 
     def __init__(self, path: str) -> None:
         self._path = path
+        self._trunks = Trunks()
 
     async def connect(self) -> Connection:
+        return LocalConnection(await self._dial())
+
+    async def share(self) -> Connection | None:
+        """A lane on the connection that all calls share."""
+        if (lane := self._trunks.lane()) is not None:
+            return lane
+        sock = await self._dial()
+        if (lane := self._trunks.lane()) is not None:  # somebody else was quicker
+            sock.close()
+            return lane
+        return self._trunks.add(sock)
+
+    async def _dial(self) -> socket.socket:
         try:
             # Connecting to a unix socket is immediate, unless hundreds wait in front of us.
             found = local.dial(self._path or local.default_socket())
@@ -126,10 +142,10 @@ class LocalConnector:
             found = await asyncio.to_thread(starting.dial)
         sock = socket.socket(fileno=found.detach())
         sock.setblocking(False)
-        return LocalConnection(sock)
+        return sock
 
     async def close(self) -> None:
-        """Nothing is shared among local connections."""
+        self._trunks.close()
 
 
 class Pool:
@@ -150,13 +166,19 @@ class Pool:
             await connection.close()
         return await self._connector.connect()
 
+    async def share(self) -> Connection:
+        """A connection for a call: nothing is streamed from it, and nothing is fed to it."""
+        return await self._connector.share() or await self.take()
+
     async def renew(self) -> Connection:
         """A connection in place of one that a dying gateway never read from."""
         return await self._connector.connect()
 
     async def keep(self, connection: Connection) -> None:
         """Take back a connection whose operation has ended well."""
-        if len(self._idle) < MAX_IDLE:
+        if isinstance(connection, Lane):
+            connection.end()
+        elif len(self._idle) < MAX_IDLE:
             self._idle.append(connection)
         else:
             await connection.close()

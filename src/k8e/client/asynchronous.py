@@ -320,7 +320,8 @@ class AsyncSandboxClient(
 
     async def _call(self, operation: Operation[T], source: AsyncContent | None = None) -> T:
         pool = self._pool
-        running = async_driving.Running(await pool.take(), operation, source, pool.renew)
+        connection = await (pool.share() if source is None else pool.take())
+        running = async_driving.Running(connection, operation, source, pool.renew)
         while await running.next_event() is not None:
             pass
         await self._pool.keep(running.connection)

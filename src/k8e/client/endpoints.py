@@ -7,10 +7,10 @@ this host's own gateway. What a profile has to show is shown to its own endpoint
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from k8e import errors
+from k8e.client.records import Record, field, replace
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,8 +22,7 @@ MAX_KEY_FILE = 4096
 _FILES = (".k8e/sandbox/profiles.yaml", ".k8e/config.yaml")
 
 
-@dataclass(frozen=True)
-class Endpoint:
+class Endpoint(Record):
     """Where a gateway is."""
 
     socket: str = ""

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from k8e.client import operations
 from k8e.client.operations import Operation
+from k8e.client.records import Record
 
 T = TypeVar("T")
 LIMIT = 500
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(Record):
     """One thing that happened in a session."""
 
     at: float

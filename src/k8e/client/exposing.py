@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 from k8e.client import operations, requests
 from k8e.client.operations import Operation
+from k8e.client.records import Record
 
 T = TypeVar("T")
 LOOPBACK = "127.0.0.1"
 TOKEN_HEADER = "x-k8e-token"  # noqa: S105 - a name
 
 
-@dataclass(frozen=True, slots=True)
-class Exposed:
+class Exposed(Record):
     """A port of a sandbox that can be reached on the gateway's machine."""
 
     url: str
@@ -40,7 +39,7 @@ class Exposed:
         return {TOKEN_HEADER: self.token}
 
 
-_FIELDS = frozenset(item.name for item in fields(Exposed))
+_FIELDS = frozenset(Exposed.__match_args__)
 
 
 def _exposed(data: Mapping[str, Any]) -> Exposed:

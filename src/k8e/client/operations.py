@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar, cast
 
 from k8e import errors
 from k8e.client import results
+from k8e.client.records import replace
 from k8e.client.results import (
     Chunk,
     ExecEvent,

@@ -182,6 +182,9 @@ class AsyncChannel:
             self._loop = loop
         return AsyncStream(self._endpoint, self._messages.RunFrame, self._service, self._grpc.aio)
 
+    async def share(self) -> None:
+        """Calls share the channel already."""
+
     async def close(self) -> None:
         if self._loop is asyncio.get_running_loop():
             await self._channel.close()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
 from typing import Any
 
+from k8e.client.records import Record, field
 
-@dataclass(frozen=True, slots=True)
-class Stdout:
+
+class Stdout(Record):
     """Bytes that a command wrote to its standard output."""
 
     data: bytes
@@ -16,16 +16,14 @@ class Stdout:
     """Number of the first byte, counted over both streams of the command."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stderr:
+class Stderr(Record):
     """Bytes that a command wrote to its standard error."""
 
     data: bytes
     seq: int
 
 
-@dataclass(frozen=True, slots=True)
-class Denial:
+class Denial(Record):
     """Something that a sandbox wanted to reach and its policy refused. Not an outage."""
 
     name: str
@@ -47,8 +45,7 @@ def _no_denials() -> list[Denial]:
     return []
 
 
-@dataclass(frozen=True, slots=True)
-class Exit:
+class Exit(Record):
     """The end of a command."""
 
     exit_code: int
@@ -68,8 +65,7 @@ class Exit:
 ExecEvent = Stdout | Stderr | Exit
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(Record):
     """Bytes of a file."""
 
     data: bytes
@@ -92,8 +88,7 @@ class _Output:
         return self.stderr_bytes.decode("utf-8", "replace")
 
 
-@dataclass(frozen=True, slots=True)
-class ExecResult(_Output):
+class ExecResult(_Output, Record):
     """What came of a command that has ended. A failing command is a result, not an exception."""
 
     stdout_bytes: bytes = field(repr=False)
@@ -110,8 +105,7 @@ class ExecResult(_Output):
     """What the session's policy refused while the command ran; usually nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class FileEntry:
+class FileEntry(Record):
     """A file of the sandbox."""
 
     path: str
@@ -129,8 +123,7 @@ class FileEntry:
         return self.modified_ns // 1_000_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class ExecInfo:
+class ExecInfo(Record):
     """A command that runs or ran in a session."""
 
     exec_id: str
@@ -143,8 +136,7 @@ class ExecInfo:
     """Whether it was started to run on without its caller."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunState(_Output):
+class RunState(_Output, Record):
     """A background run at one moment."""
 
     run_id: str
@@ -161,8 +153,7 @@ class RunState(_Output):
     """Whether older output is no longer kept."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessInfo:
+class ProcessInfo(Record):
     """A process in a sandbox, as the programs in there see it."""
 
     pid: int
@@ -173,8 +164,7 @@ class ProcessInfo:
     """A letter of ``ps``: ``R`` runs, ``S`` sleeps, ``Z`` has ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class Foreground:
+class Foreground(Record):
     """Who is in front of a terminal."""
 
     process_group_id: int
@@ -183,8 +173,7 @@ class Foreground:
     """Whether that group is known, all of it sleeps, and there is no input that it could read."""
 
 
-@dataclass(frozen=True, slots=True)
-class SessionInfo:
+class SessionInfo(Record):
     """A session as its owner sees it."""
 
     session_id: str
@@ -212,8 +201,7 @@ class SessionInfo:
     """What it was made from."""
 
 
-@dataclass(frozen=True, slots=True)
-class Egress:
+class Egress(Record):
     """What a session may reach, and what it was refused."""
 
     session_id: str
@@ -230,9 +218,9 @@ class Egress:
     """The newest refusals, newest last."""
 
 
-_SESSION_FIELDS = frozenset(item.name for item in fields(SessionInfo))
-_DENIAL_FIELDS = frozenset(item.name for item in fields(Denial))
-_ENTRY_FIELDS = frozenset(item.name for item in fields(FileEntry))
+_SESSION_FIELDS = frozenset(SessionInfo.__match_args__)
+_DENIAL_FIELDS = frozenset(Denial.__match_args__)
+_ENTRY_FIELDS = frozenset(FileEntry.__match_args__)
 
 
 def session(data: Mapping[str, Any]) -> SessionInfo:

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from k8e.client.operations import Operation, Progress
+from k8e.client.records import Record
 
 T = TypeVar("T")
 Skipped = Callable[[str, str], object]
@@ -44,8 +44,7 @@ Step = Do | Ask | Fetch
 Script = Generator[Step, Any, T]
 
 
-@dataclass(slots=True)
-class Copied:
+class Copied(Record, frozen=False):
     """What was copied."""
 
     bytes: int = 0

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar, Unpack
 
 from k8e.client import operations, requests, results
 from k8e.client.operations import Operation
+from k8e.client.records import Record
 from k8e.client.requests import SessionOptions
 from k8e.guest import wire
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(Record):
     """What /workspace of a session held when it was saved."""
 
     name: str
@@ -32,8 +31,7 @@ class Snapshot:
     layers: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(Record):
     """How far a save or a restore has come."""
 
     bytes: int

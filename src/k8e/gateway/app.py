@@ -82,6 +82,8 @@ async def _main(settings: Settings, *, background: bool, ready_fd: int) -> None:
                 await _until_stopped(gateway, idle_exit=settings.idle_exit if background else 0)
             if gateway.destroy_on_stop:
                 await sessions.destroy_all("the gateway was stopped with its sessions")
+        for say in list(gateway.farewells):
+            say()
     finally:
         exposures.close()
         keys.close()

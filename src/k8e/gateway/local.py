@@ -14,6 +14,7 @@ from k8e.gateway.conversation import MAX_UNREAD, Conversation
 from k8e.gateway.peers import LOCAL
 from k8e.gateway.service import Gateway
 from k8e.guest import wire
+from k8e.link import Outgoing, batch
 
 log = logging.getLogger(__name__)
 
@@ -28,10 +29,11 @@ class LocalProtocol(asyncio.Protocol):
         self._splitter = wire.Splitter(wire.MAX_REQUEST)
         self._conversation: Conversation | None = None
         self._transport: asyncio.Transport | None = None
-        self._held: list[bytes] = []
+        self._outgoing = Outgoing()
+        self._last = 0  # channel that was opened
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
+        self._transport = self._outgoing.transport = cast("asyncio.Transport", transport)
         peer: socket.socket = transport.get_extra_info("socket")
         data = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
         uid = _PEER.unpack(data)[1]
@@ -42,14 +44,18 @@ class LocalProtocol(asyncio.Protocol):
         # Above what all windows of an operation hold, so that whoever reads in the end may first
         # send; below that, nobody makes us keep answers without end.
         self._transport.set_write_buffer_limits(MAX_UNREAD)
-        self._conversation = Conversation(self._gateway, LOCAL, self._send)
+        self._conversation = Conversation(self._gateway, LOCAL, self._outgoing.send)
+        self._gateway.farewells.add(self._say_goodbye)
 
     def data_received(self, data: bytes) -> None:
         if self._conversation is None or self._transport is None:
             return
         try:
-            for kind, channel, body in self._splitter.feed(data):
-                self._conversation.receive(kind, channel, body)
+            with batch:
+                for kind, channel, body in self._splitter.feed(data):
+                    if kind == wire.CALL:
+                        self._last = channel
+                    self._conversation.receive(kind, channel, body)
         except wire.WireError as error:
             log.warning("closed a local connection: %s", error)
             self._transport.abort()
@@ -62,22 +68,16 @@ class LocalProtocol(asyncio.Protocol):
         if self._transport is not None:
             self._transport.resume_reading()
 
+    def _say_goodbye(self) -> None:
+        """Tell which calls were read, so that a client can send the others to the next gateway."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+            self._outgoing.send(wire.GOODBYE, 0, wire.CREDIT_BODY.pack(self._last))
+
     def connection_lost(self, exc: Exception | None) -> None:
+        self._gateway.farewells.discard(self._say_goodbye)
         if self._conversation is not None:
             self._conversation.close()
-
-    def _send(self, kind: int, channel: int, body: bytes) -> None:
-        if kind == wire.RESULT and not self._held:
-            # A short command's RESULT and EXIT come together: one wake-up tells the client both.
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._held += (wire.HEADER.pack(len(body), kind, channel), body)
-        if kind != wire.RESULT:
-            self._flush()
-
-    def _flush(self) -> None:
-        held, self._held = self._held, []
-        if held and self._transport is not None and not self._transport.is_closing():
-            self._transport.writelines(held)
 
 
 async def listen(gateway: Gateway, path: Path) -> asyncio.Server:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict
 from typing import Any
 
@@ -50,6 +50,8 @@ class Gateway(
         self.listening_on = ""
         """The TCP endpoint, or why there is none; empty until that is known."""
         self.conversations: set[object] = set()
+        self.farewells: set[Callable[[], None]] = set()
+        """What connections still say when the gateway has stopped."""
         self.stopping = asyncio.Event()
         self.destroy_on_stop = False
         self._began = time.monotonic()

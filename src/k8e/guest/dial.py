@@ -82,6 +82,7 @@ class Link:
         self._nonce = b""
         self._ready = False
         self._choked = False
+        self._held = self._urgent = False
         self._lingering: Timer | None = None
 
     def dial(self) -> None:
@@ -185,7 +186,18 @@ class Link:
         if soon:
             if self._lingering is None:
                 self._lingering = self._loop.later(LINGER, self._flush)
+        elif self._held:
+            self._urgent = True
         elif not self._choked:
+            self._flush()
+
+    def hold(self) -> None:
+        """Keep what is sent until ``release``: it goes as one, and wakes the host once."""
+        self._held = True
+
+    def release(self) -> None:
+        urgent, self._held, self._urgent = self._urgent, False, False
+        if urgent and not self._choked:
             self._flush()
 
     def _flush(self) -> None:

@@ -171,7 +171,7 @@ class Exec:
     def _read_from(self, fd: int, kind: int) -> None:
         os.set_blocking(fd, False)
         self._streams[fd] = kind
-        self._loop.watch(fd, READ, lambda _: self._readable(fd))
+        self._loop.watch_soon(fd, lambda _: self._readable(fd))
 
     # Output.
 

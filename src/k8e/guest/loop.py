@@ -40,6 +40,7 @@ class Loop:
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[int], object]] = {}
+        self._unregistered: dict[int, Callable[[int], object]] = {}
         self._timers: list[Timer] = []
         self._jobs: list[Any] = []
         self._order = 0
@@ -47,13 +48,24 @@ class Loop:
 
     def watch(self, fd: int, events: int, handler: Callable[[int], object]) -> None:
         """Call ``handler(events)`` whenever ``fd`` is ready; replaces an earlier watch."""
+        self._unregistered.pop(fd, None)
         if fd in self._handlers:
             self._epoll.modify(fd, events)
         else:
             self._epoll.register(fd, events)
         self._handlers[fd] = handler
 
+    def watch_soon(self, fd: int, handler: Callable[[int], object]) -> None:
+        """Watch ``fd`` for reading, from the end of this turn on.
+
+        What is unwatched before costs the kernel nothing: so it is with the output of most
+        programs where many are started at once.
+        """
+        self._unregistered[fd] = handler
+
     def unwatch(self, fd: int) -> None:
+        if self._unregistered and self._unregistered.pop(fd, None) is not None:
+            return
         if self._handlers.pop(fd, None) is not None:
             self._epoll.unregister(fd)
 
@@ -73,6 +85,8 @@ class Loop:
 
     def turn(self) -> None:
         """Wait for what comes next and handle it."""
+        if self._unregistered:
+            self._register()
         for fd, events in self._epoll.poll(self._patience()):
             handler = self._handlers.get(fd)
             if handler is not None:
@@ -85,6 +99,11 @@ class Loop:
         if self._jobs:
             jobs, self._jobs = self._jobs, []
             self._jobs += [job for job in jobs if self._attempt(_resume_job, job)]
+
+    def _register(self) -> None:
+        waiting, self._unregistered = self._unregistered, {}
+        for fd, handler in waiting.items():
+            self._attempt(self.watch, fd, READ, handler)
 
     def _attempt(self, work: Callable[..., object], *arguments: object) -> object:
         """Do it; whatever goes wrong must not end PID 1, and all of the sandbox with it."""

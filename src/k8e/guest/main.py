@@ -67,7 +67,8 @@ class Guest:
     def run(self) -> None:
         own_home()
         self._catch_children()
-        Link(self.loop, self.operations()).dial()
+        self.execs.link = Link(self.loop, self.operations())
+        self.execs.link.dial()
         self.loop.run()
 
     def _catch_children(self) -> None:

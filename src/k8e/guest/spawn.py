@@ -43,6 +43,7 @@ _STEADY = ("/usr/", "/bin/", "/sbin/")
 _REMEMBERED = 5.0  # seconds
 _MOST_PROGRAMS = 1000
 _programs: dict[str, tuple[bool, float]] = {}
+_ENCODING = (sys.getfilesystemencoding(), sys.getfilesystemencodeerrors())  # as os.fsencode's
 # Python ignores these two; the programs that it starts must not inherit that.
 _DEFAULT_SIGNALS = [signal.SIGPIPE, signal.SIGXFSZ]
 # fork_exec is private to Python: its last arguments where we know them (whether to use vfork).
@@ -119,7 +120,7 @@ def _spawn(argv: list[str], env: dict[str, str], cwd: str, stdio: list[int]) -> 
     from _posixsubprocess import fork_exec
 
     program = find_program(argv[0], env.get("PATH", PATH), cwd)
-    environment = [os.fsencode(name + "=" + value) for name, value in env.items()]
+    environment = [f"{name}={value}".encode(*_ENCODING) for name, value in env.items()]
     streams = (stdio[0], -1, -1, stdio[1], -1, stdio[2])
     error, report = os.pipe2(os.O_CLOEXEC)
     try:

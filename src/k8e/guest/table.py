@@ -8,6 +8,7 @@ import signal
 import time
 from typing import Any
 
+from k8e.guest.dial import Link
 from k8e.guest.execs import Exec
 from k8e.guest.loop import Loop
 from k8e.guest.spawn import WORKSPACE
@@ -69,6 +70,7 @@ class Execs:
         self.env: dict[str, str] = {}
         self.cwd = WORKSPACE
         self.oom_score_adj = 0
+        self.link: Link | None = None
         self._loop = loop
         self._by_id: dict[str, Exec] = {}
         self._by_pid: dict[int, Exec] = {}
@@ -85,9 +87,10 @@ class Execs:
         exec_id = spec.get("id") or os.urandom(8).hex()
         known = self._by_id.get(exec_id)
         if known is None:
-            self._forget_old()
             self._unseen += 1
-            if self._unseen >= STARTS:
+            if self._unseen == 1:
+                self._forget_old()
+            elif self._unseen >= STARTS:
                 self.reap()
             known = self._start(exec_id, spec)
             self._by_id[exec_id] = known
@@ -151,8 +154,18 @@ class Execs:
         return {}
 
     def reap(self) -> None:
-        """Collect every child that ended, ours or orphaned."""
+        """Collect every child that ended, ours or orphaned; all their ends are told at once."""
         self._unseen = 0
+        if self.link is None:
+            self._reap()
+            return
+        self.link.hold()
+        try:
+            self._reap()
+        finally:
+            self.link.release()
+
+    def _reap(self) -> None:
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)

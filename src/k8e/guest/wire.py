@@ -54,6 +54,8 @@ ERROR = 17
 OUT = 18  # u64 sequence number of the first byte, then bytes
 ERR = 19
 EXIT = 20
+# From a gateway that stops, on channel 0. u32: the last channel whose call it has read.
+GOODBYE = 21
 # Handshake.
 HELLO = 32
 WELCOME = 33
@@ -84,43 +86,75 @@ def pack(value: Any) -> bytes:
 
 
 def _pack(value: Any, put: Callable[[Any], object]) -> None:
-    if isinstance(value, str):
-        data = value.encode("utf-8", "surrogateescape")
-        put(_LENGTH.pack(115, len(data)))
-        put(data)
-    elif value is None:
+    # Most of what three processes do for a short command is this: the exact types come first.
+    kind = type(value)
+    if kind is dict:
+        put(_LENGTH.pack(100, len(value)))
+        for key, item in value.items():
+            put(_keys.get(key) or _pack_key(key))
+            if item is False:
+                put(b"F")
+            elif type(item) is int:
+                put(_INT.pack(105, item))
+            else:
+                _pack(item, put)
+    elif kind is str:
+        put(_pack_text(value))
+    elif kind is int:
+        put(_INT.pack(105, value))
+    elif kind is list or kind is tuple:
+        put(_LENGTH.pack(108, len(value)))
+        for item in value:
+            _pack(item, put)
+    else:
+        _pack_other(value, put)
+
+
+def _pack_other(value: Any, put: Callable[[Any], object]) -> None:
+    if value is None:
         put(b"N")
     elif value is True:
         put(b"T")
     elif value is False:
         put(b"F")
-    elif isinstance(value, int):
-        put(_INT.pack(105, value))
-    elif isinstance(value, dict):
-        put(_LENGTH.pack(100, len(value)))
-        for key, item in value.items():
-            put(_keys.get(key) or _pack_key(key))
-            _pack(item, put)
-    elif isinstance(value, (list, tuple)):
-        put(_LENGTH.pack(108, len(value)))
-        for item in value:
-            _pack(item, put)
+    elif type(value) is float:
+        put(_FLOAT.pack(102, value))
     elif isinstance(value, (bytes, bytearray, memoryview)):
         put(_LENGTH.pack(98, len(value)))
         put(value)
-    elif isinstance(value, float):
-        put(_FLOAT.pack(102, value))
     else:
-        raise TypeError("cannot pack " + type(value).__name__)
+        _pack(_plain(value), put)
+
+
+def _plain(value: Any) -> Any:
+    """A value of a class that is one of ours and more, such as an enumeration, without the more."""
+    if isinstance(value, str):
+        return value + ""
+    if isinstance(value, int):
+        return value + 0
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, dict):
+        return dict(value)
+    if isinstance(value, (list, tuple)):
+        return list(value)
+    raise TypeError("cannot pack " + type(value).__name__)
+
+
+def _pack_text(text: str) -> bytes:
+    try:
+        data = text.encode()
+    except UnicodeEncodeError:
+        data = text.encode("utf-8", "surrogateescape")
+    return _LENGTH.pack(115, len(data)) + data
 
 
 def _pack_key(key: Any) -> bytes:
     """A key as bytes; nearly all are words of this protocol, and come again with each call."""
     if not isinstance(key, str):
         raise TypeError("cannot pack a key that is " + type(key).__name__)
-    data = key.encode("utf-8", "surrogateescape")
-    packed = _LENGTH.pack(115, len(data)) + data
-    if len(_keys) < MAX_KEYS and len(data) < 32:
+    packed = _pack_text(key)
+    if len(_keys) < MAX_KEYS and len(packed) < 32:
         _keys[key] = packed
     return packed
 
@@ -146,14 +180,14 @@ def unpack_dict(data: bytes) -> dict[str, Any]:
 
 def _unpack(data: bytes, at: int, depth: int) -> tuple[Any, int]:
     tag = data[at]
-    if tag == 78:
-        return None, at + 1
-    if tag == 84:
-        return True, at + 1
-    if tag == 70:
-        return False, at + 1
     if tag == 105:
         return _INT.unpack_from(data, at)[1], at + 9
+    if tag == 70:
+        return False, at + 1
+    if tag == 84:
+        return True, at + 1
+    if tag == 78:
+        return None, at + 1
     if tag == 102:
         return _FLOAT.unpack_from(data, at)[1], at + 9
     length = _LENGTH.unpack_from(data, at)[1]
@@ -162,7 +196,7 @@ def _unpack(data: bytes, at: int, depth: int) -> tuple[Any, int]:
     if length > len(data) - at:
         raise WireError("length beyond the data")
     if tag == 115:
-        return str(data[at : at + length], "utf-8", "surrogateescape"), at + length
+        return data[at : at + length].decode("utf-8", "surrogateescape"), at + length
     if tag == 98:
         return bytes(data[at : at + length]), at + length
     if depth >= MAX_DEPTH:
@@ -184,15 +218,29 @@ def _unpack_list(data: bytes, at: int, length: int, depth: int) -> tuple[list[An
 
 def _unpack_dict(data: bytes, at: int, length: int, depth: int) -> tuple[dict[str, Any], int]:
     items: dict[str, Any] = {}
+    head, end = _LENGTH.unpack_from, len(data)
     for _ in range(length):
-        # As in _unpack, without the call: half of all values are keys.
-        tag, size = _LENGTH.unpack_from(data, at)
+        # As in _unpack, without the calls: half of all values are keys, and most others are these.
+        tag, size = head(data, at)
         if tag != 115:
             raise WireError("a key that is not text")
-        at += 5
-        key = str(data[at : at + size], "utf-8", "surrogateescape")
-        at += size
-        items[key], at = _unpack(data, at, depth)  # fails where the key was beyond the data
+        at += 5 + size
+        key = data[at - size : at].decode("utf-8", "surrogateescape")
+        tag = data[at]  # fails where the key was beyond the data
+        if tag == 105:
+            items[key] = _INT.unpack_from(data, at)[1]
+            at += 9
+        elif tag == 70:
+            items[key] = False
+            at += 1
+        elif tag == 115:
+            size = head(data, at)[1]
+            at += 5 + size
+            if at > end:
+                raise WireError("length beyond the data")
+            items[key] = data[at - size : at].decode("utf-8", "surrogateescape")
+        else:
+            items[key], at = _unpack(data, at, depth)
     return items, at
 
 

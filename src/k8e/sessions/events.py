@@ -18,6 +18,7 @@ import os
 import re
 import time
 from collections.abc import Iterable
+from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from typing import Any, cast
 
@@ -249,10 +250,19 @@ def _line(seq: int, session_id: str, kind: str, fields: dict[str, Any]) -> bytes
     head = f'{{"at":{time.time():.6f},"seq":{seq},"kind":"{kind}","session_id":"{session_id}"'
     if not fields:
         return f"{head}}}\n".encode("ascii")
-    rest = _encode({key: _checked(value) for key, value in fields.items()})
+    rest = ",".join([f'"{key}":{_json(value)}' for key, value in fields.items()])
     if len(rest) > MAX_LINE:
-        rest = '{"cut":true}'
-    return f"{head},{rest[1:]}\n".encode("ascii")
+        rest = '"cut":true'
+    return f"{head},{rest}}}\n".encode("ascii")
+
+
+def _json(value: Any) -> str:
+    """A value as JSON, which for what most events have is no more than this."""
+    if type(value) is str and len(value) <= MAX_TEXT and value.isascii():
+        return encode_basestring_ascii(value)
+    if type(value) is bool:
+        return "true" if value else "false"
+    return str(value) if type(value) is int else _encode(_checked(value))
 
 
 def _checked(value: Any, depth: int = 0) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,7 +33,8 @@ class Live:
     ) -> None:
         self.session = session
         self.guest = guest
-        self.running: dict[Operation, asyncio.TimerHandle] = {}
+        self.running: dict[Operation, tuple[float, float]] = {}
+        """Each with the loop's time at which to look at it, and what its time-out is by then."""
         self.watcher: asyncio.Task[None] | None = None
         self.ending: asyncio.Task[None] | None = None
         self.policy = asyncio.Lock()
@@ -51,6 +53,8 @@ class Live:
         self._on_due = on_due
         self._on_overdue = on_overdue
         self._timer: asyncio.TimerHandle | None = None
+        # One for all operations: most end long before anybody has to look at them.
+        self._looking: asyncio.TimerHandle | None = None
 
     # Operations.
 
@@ -59,12 +63,30 @@ class Live:
         self._look_after(operation, FIRST_ANSWER, timeout)
 
     def _look_after(self, operation: Operation, seconds: float, timeout: float) -> None:
-        loop = asyncio.get_running_loop()
-        self.running[operation] = loop.call_later(seconds, self._look, operation, timeout)
+        due = asyncio.get_running_loop().time() + seconds
+        self.running[operation] = (due, timeout)
+        if self._looking is None or due < self._looking.when():
+            self._look_at(due)
+
+    def _look_at(self, due: float) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+        self._looking = asyncio.get_running_loop().call_at(due, self._look_around)
+
+    def _look_around(self) -> None:
+        self._looking = None
+        now = asyncio.get_running_loop().time()
+        for operation, (due, timeout) in list(self.running.items()):
+            if due <= now:
+                self._look(operation, timeout)
+        first = min((due for due, _ in self.running.values()), default=math.inf)
+        if first < math.inf:
+            self._look_at(first)
 
     def _look(self, operation: Operation, timeout: float) -> None:
         """Time has passed: an answered operation gets the time that it asked for."""
         if operation.answered and not timeout:
+            self.running[operation] = (math.inf, 0)
             return
         if self.paused:
             self._look_after(operation, FIRST_ANSWER, timeout)
@@ -77,9 +99,7 @@ class Live:
             self._look_after(operation, FIRST_ANSWER, -1 if operation.answered else timeout)
 
     def finished(self, operation: Operation) -> None:
-        timer = self.running.pop(operation, None)
-        if timer is not None:
-            timer.cancel()
+        self.running.pop(operation, None)
         self.touch()
 
     def touch(self) -> None:
@@ -150,7 +170,7 @@ class Live:
     def stop(self) -> None:
         """Stop looking after it, without ending it."""
         self.unschedule()
-        for timer in self.running.values():
-            timer.cancel()
+        if self._looking is not None:
+            self._looking.cancel()
         if self.watcher is not None:
             self.watcher.cancel()

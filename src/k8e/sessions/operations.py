@@ -7,11 +7,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from k8e import errors
 from k8e.guest import languages, ports, wire
-from k8e.link import Channel, FrameSink
+from k8e.link import Channel, FrameSink, batch
 from k8e.model import check_env
 
 OPERATIONS = frozenset(
@@ -96,10 +97,10 @@ def _check_exec(call: dict[str, Any]) -> None:
     timeout = call.get("timeout") or 0
     if not isinstance(timeout, (int, float)) or not 0 <= timeout <= MAX_TIMEOUT:
         raise errors.InvalidRequest(f"timeout must be 0 to {MAX_TIMEOUT:g} seconds")
-    env: Any = call.get("env") or {}
-    if not isinstance(env, dict) or not all(isinstance(v, str) for v in env.values()):
-        raise errors.InvalidRequest("env must map names to text")
-    check_env(env)
+    if env := call.get("env"):
+        if not isinstance(env, dict) or not all(isinstance(v, str) for v in env.values()):
+            raise errors.InvalidRequest("env must map names to text")
+        check_env(env)
     exec_id = call.get("id") or ""
     if (
         not isinstance(exec_id, str)
@@ -112,10 +113,13 @@ def _check_exec(call: dict[str, Any]) -> None:
         _check_code(call)
         return
     argv: Any = call.get("argv")
-    if not isinstance(argv, list) or not argv or not all(isinstance(a, str) for a in argv):
+    if not isinstance(argv, list) or not argv:
         raise errors.InvalidRequest("argv must be a list of at least one text")
-    if any("\0" in part for part in argv):
-        raise errors.InvalidRequest("an argument has a NUL byte")
+    for part in argv:
+        if not isinstance(part, str):
+            raise errors.InvalidRequest("argv must be a list of at least one text")
+        if "\0" in part:
+            raise errors.InvalidRequest("an argument has a NUL byte")
 
 
 def _check_code(call: dict[str, Any]) -> None:
@@ -187,8 +191,12 @@ class Operation:
         if kind == wire.EXIT:
             body = self._amend_exit(body)
         if self._ends(kind):
-            self._finish(kind, body)
-        elif kind == wire.RESULT and self._results > 1:
+            self._close()
+            self._on_frame(kind, body)
+            # What is left to do is not the client's to wait for.
+            batch.afterwards(partial(self._on_done, kind, body))
+            return
+        if kind == wire.RESULT and self._results > 1:
             raise wire.WireError("the guest answered twice")
         self._on_frame(kind, body)
 
@@ -231,10 +239,10 @@ class Operation:
         if not self.done:
             if self._channel is not None:
                 self._channel.send(wire.CANCEL)
-            self._finish()
+            self._close()
+            self._on_done(0, b"")
 
-    def _finish(self, kind: int = 0, body: bytes = b"") -> None:
+    def _close(self) -> None:
         self.done = True
         if self._channel is not None:
             self._channel.close()
-        self._on_done(kind, body)
