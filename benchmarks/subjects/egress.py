@@ -13,10 +13,10 @@ from pathlib import Path
 
 from benchmarks import stage as stages
 from benchmarks import world
-from benchmarks.samples import Bar, Row, Series
 from benchmarks.serving import Gateway
 from benchmarks.stage import Stage
 from k8e import SandboxClient
+from k8e.bench.samples import Bar, Row, Series
 from k8e.egress import namespaces
 from k8e.egress.asking import Upstream
 from k8e.egress.nftables import Nftables

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks import reporting, timing
-from benchmarks.samples import Bar, Row, Series, percentile
+from k8e.bench.samples import Bar, Row, Series, percentile
 
 ROOT = Path(__file__).parents[2]
 

@@ -140,6 +140,7 @@ def _add_sandbox(commands: Any) -> None:
     parsing_login.add_apikey(_command, commands, common)
     parsing_more.add(_command, group, common)
     parsing_more.add_doctor(_command, group)
+    parsing_more.add_bench(_command, commands, common)
 
 
 def _add_run(group: Any, common: Parser) -> None:
