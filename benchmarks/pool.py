@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import json
 import time
-from collections.abc import Generator, Iterator
-from typing import Any, cast
+from collections.abc import Generator
+from typing import Any
 
 from benchmarks import stage as stages
-from benchmarks import timing
-from benchmarks.serving import COMMAND, Gateway
+from benchmarks.serving import Gateway
 from benchmarks.stage import Stage
 from k8e import SandboxClient
-from k8e.settings import Settings
-
-FILL_SECONDS = 300.0
-LOOK = 0.02  # seconds between two looks at how far it is
-SETTINGS = {"pool_min", "pool_max"}
 
 
 class Absent(Exception):
@@ -28,56 +20,36 @@ class Absent(Exception):
 class Pool:
     """A gateway of its own that keeps ``size`` sandboxes of one runtime ready."""
 
-    def __init__(self, config: Settings, env: dict[str, str], size: int, runtime: str) -> None:
+    def __init__(self, client: SandboxClient, endpoint: str, runtime: str, size: int) -> None:
+        self.client = client
+        self.endpoint = endpoint
         self.size = size
-        self.runtime = runtime
-        self.endpoint = f"unix:{config.socket}"
-        self._env = env
+        self._runtime = runtime
+        self._admin: Any = client
 
-    def client(self) -> SandboxClient:
-        return SandboxClient(self.endpoint)
+    def wait(self) -> None:
+        """Until as many are ready as were asked for."""
+        self._admin.set_pool("", self._runtime, min_ready=self.size, max_ready=self.size, wait=True)
 
-    def wait(self, count: int | None = None) -> None:
-        """Until as many are ready as were asked for, or ``count`` of them."""
-        wanted = self.size if count is None else min(count, self.size)
-        until = time.monotonic() + FILL_SECONDS
-        while (ready := self.ready()) < wanted:
-            if time.monotonic() > until:
-                raise Absent(f"{ready} of {wanted} were ready after {FILL_SECONDS:g} s")
-            time.sleep(LOOK)
-
-    def ready(self) -> int:
-        told = timing.output([*COMMAND, "pool", "--json"], self._env)
-        return sum(_ready(json.loads(told), self.runtime))
-
-
-def _ready(told: Any, runtime: str) -> Iterator[int]:
-    """The numbers called ``ready`` beside our runtime, wherever they stand in an answer."""
-    items = cast("list[Any]", told) if isinstance(told, list) else []
-    if isinstance(told, dict):
-        table = cast("dict[str, Any]", told)
-        if isinstance(table.get("ready"), int) and table.get("runtime", runtime) == runtime:
-            yield table["ready"]
-            return
-        items = list(table.values())
-    for item in items:
-        yield from _ready(item, runtime)
+    def hits(self) -> int:
+        """How many sessions got a sandbox from it so far."""
+        return sum(item["hits"] for item in self._admin.pool() if item["runtime"] == self._runtime)
 
 
 @contextlib.contextmanager
 def filled(stage: Stage, runtime: str, size: int, **extra: str) -> Generator[Pool]:
     """A gateway with a full pool; Absent where this build has none."""
-    missing = SETTINGS - {item.name for item in dataclasses.fields(Settings)}
-    if missing:
-        raise Absent("not in this build: no warm pool (K8E_POOL_MIN, K8E_POOL_MAX)")
-    folder = stage.folder / f"pool-{runtime}-{size}-{time.monotonic_ns()}"
-    config = stages.make_settings(folder)
+    if not hasattr(SandboxClient, "set_pool"):
+        raise Absent("not in this build: there is no warm pool")
+    config = stages.make_settings(stage.folder / f"pool-{runtime}-{time.monotonic_ns()}")
     sizes = {"K8E_POOL_MIN": str(size), "K8E_POOL_MAX": str(size), "K8E_RUNTIME": runtime}
     env = stages.environment(config, HOME=str(stage.folder), **sizes, **extra)
     gateway = Gateway(config, env)
+    endpoint = f"unix:{config.socket}"
     try:
-        pool = Pool(config, env, size, runtime)
-        pool.wait()
-        yield pool
+        with SandboxClient(endpoint) as client:
+            pool = Pool(client, endpoint, runtime, size)
+            pool.wait()
+            yield pool
     finally:
         gateway.stop()

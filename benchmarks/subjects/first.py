@@ -48,12 +48,16 @@ class Ours(NamedTuple):
     endpoint: str
     pool: pools.Pool | None
 
-    def wait(self, count: int | None = None) -> None:
+    def wait(self) -> None:
         if self.pool is not None:
-            self.pool.wait(count)
+            self.pool.wait()
+
+    def hits(self) -> int:
+        return self.pool.hits() if self.pool else 0
 
     def first(self, what: str) -> float:
         self.wait()
+        hits = self.hits()
         began = time.perf_counter()
         session_id = self.client.create_session(self.runtime, [world.NAME])
         if what == "python":
@@ -65,6 +69,8 @@ class Ours(NamedTuple):
         self.wait()  # what fills it up again would disturb the next contender
         if done.stdout != "1\n":
             raise timing.ProgramFailed(f"{what} printed {done}")
+        if self.pool and self.hits() == hits:
+            raise timing.ProgramFailed("a session did not come from the pool")
         return took
 
     async def at(self, moments: Sequence[float]) -> list[float]:
@@ -126,8 +132,8 @@ def _staged(
             except pools.Absent as error:
                 missing.append(Skipped("first", runtime, "from the warm pool", str(error)))
                 continue
-            client = stack.enter_context(pool.client())
-            ours.append(Ours(f"k8e {runtime}, pool", runtime, client, pool.endpoint, pool))
+            name = f"k8e {runtime}, pool"
+            ours.append(Ours(name, runtime, pool.client, pool.endpoint, pool))
         yield ours, missing
 
 
@@ -187,11 +193,15 @@ def _together(
             spread = Series(f"{each.name}, staggered", "ms", took)
             yield Row("first echo", runtime, spread, note=f"{staggered}, {SPACING:g} s apart")
             rounds: list[list[float]] = []
+            hits = each.hits()
             for _ in range(WARM_BURSTS if each.pool else 1):
                 each.wait()
                 rounds.append(asyncio.run(each.at([0.0] * burst)))
             bursts[each.name] = _burst_series(each.name, rounds)
-            yield Row("first echo", runtime, bursts[each.name], bare_burst, note=f"{burst} at once")
+            note = f"{burst} at once"
+            if each.pool:
+                note += f", {each.hits() - hits} of {len(rounds) * burst} from the pool"
+            yield Row("first echo", runtime, bursts[each.name], bare_burst, note=note)
             wall = _wall_series(each.name, rounds, burst)
             bar = MOST_BURST[runtime] if each.pool and burst == BURST else None
             yield Row("first echo", runtime, wall, _wall_of(bare_burst, burst), bar)
