@@ -132,8 +132,8 @@ def _staged(
             except pools.Absent as error:
                 missing.append(Skipped("first", runtime, "from the warm pool", str(error)))
                 continue
-            name = f"k8e {runtime}, pool"
-            ours.append(Ours(name, runtime, pool.client, pool.endpoint, pool))
+            label = f"k8e {runtime}, pool"
+            ours.append(Ours(label, runtime, pool.client, pool.endpoint, pool))
         yield ours, missing
 
 
