@@ -117,7 +117,9 @@ class Stage:
     def bare(self, name: str) -> Bare:
         """Sandboxes by hand, with the spec of a session of this stage that is kept as the model."""
         if name not in self._bare:
-            model = self.local_client().create_session(name, lifetime=MODEL_SECONDS)
+            model = self.local_client().create_session(
+                name, lifetime=MODEL_SECONDS, idle_timeout=MODEL_SECONDS
+            )
             folder = self.host.folder(self.sandbox_of(model))
             self._bare[name] = Bare(self.runtime(name), folder, self.folder / f"bare-{name}")
         return self._bare[name]

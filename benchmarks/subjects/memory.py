@@ -50,7 +50,9 @@ def _warm_up(stage: Stage, client: SandboxClient, session_id: str) -> None:
     client.run("echo 1", "bash", session_id=session_id)
     guest = local.Connection(local.dial(str(stage.settings.socket)))
     with contextlib.closing(guest):
-        warm.wait_until_ready(guest, session_id, "python")
+        for language in ("python", "bash"):
+            if warm.ready(guest, session_id, language) is not None:
+                warm.wait_until_ready(guest, session_id, language)
 
 
 def _floor(stage: Stage, runtime: str) -> Series:
