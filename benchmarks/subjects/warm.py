@@ -25,6 +25,7 @@ READY_SECONDS = 30.0
 LOOK = 0.01  # seconds between two looks whether one is ready
 SETTLE = 0.05  # seconds for a new interpreter's start to be over
 OFF = {"K8E_WARM": "0"}
+ATTEMPTS = 5  # an interpreter that does not answer in time, on a busy machine, is not used
 
 
 class Language(NamedTuple):
@@ -67,11 +68,14 @@ class _Runs(NamedTuple):
     language: str
 
     def warm(self) -> float:
-        before = wait_until_ready(self.guest, self.session_id, self.language)
-        took = timing.timed(lambda: self._run({}))()
-        if (ready(self.guest, self.session_id, self.language) or 0) >= before:
-            raise NeverReady("a run that should have been warm used no warm interpreter")
-        return took
+        for _ in range(ATTEMPTS):
+            wait_until_ready(self.guest, self.session_id, self.language)
+            began = time.perf_counter()
+            exec_id = self._run({})
+            took = time.perf_counter() - began
+            if _was_warm(self.guest, self.session_id, exec_id):
+                return took
+        raise NeverReady(f"{ATTEMPTS} runs that should have been warm used no warm interpreter")
 
     def new(self) -> float:
         self._settle()
@@ -82,11 +86,12 @@ class _Runs(NamedTuple):
         argv = LANGUAGES[self.language].command
         return timing.timed(one_exec(self.client, self.session_id, argv))()
 
-    def _run(self, env: dict[str, str]) -> None:
+    def _run(self, env: dict[str, str]) -> str:
         code = LANGUAGES[self.language].code
         done = self.client.run(code, self.language, session_id=self.session_id, env=env)
         if done.stdout != "1\n":
             raise timing.ProgramFailed(f"{self.language} printed {done}")
+        return done.exec_id
 
     def _settle(self) -> None:
         """Nothing may be starting while something else is measured."""
@@ -128,12 +133,21 @@ def wait_until_ready(guest: local.Connection, session_id: str, language: str) ->
 
 def ready(guest: local.Connection, session_id: str, language: str) -> int | None:
     """How many interpreters wait; None where this build keeps none of that language."""
+    return count_ready(_listed(guest, session_id)["warm"], language)
+
+
+def _was_warm(guest: local.Connection, session_id: str, exec_id: str) -> bool:
+    execs = _listed(guest, session_id)["execs"]
+    return any(each["warm"] for each in execs if each["id"] == exec_id)
+
+
+def _listed(guest: local.Connection, session_id: str) -> dict[str, Any]:
     guest.begin()
     guest.send(wire.CALL, wire.pack({"op": "execs", "session": {"id": session_id}}))
     kind, body = guest.receive()
     if kind != wire.RESULT:
         raise NeverReady(str(wire.unpack(body)))
-    return count_ready(wire.unpack_dict(body)["warm"], language)
+    return wire.unpack_dict(body)
 
 
 def count_ready(told: Any, language: str) -> int | None:
