@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks import timing
+from k8e.runtimes import cgroups
 
 HOW_TO_INSTALL = "not installed; make bench-peers installs it"
 SKELETON = ("usr", "etc", "proc", "sys", "dev", "tmp", "run", "var/tmp", "workspace")
+CGROUP = "k8e-bench-peers"
 LINKS = ("bin", "sbin", "lib", "lib64")
 
 
@@ -70,6 +72,14 @@ def make_root(folder: Path) -> Path:
     return root
 
 
+def remove_cgroups() -> None:
+    """Remove the cgroup that peers were told to put theirs in."""
+    for hierarchy in cgroups.hierarchies():
+        for folder in sorted((hierarchy / CGROUP).glob("**/"), reverse=True):
+            with contextlib.suppress(OSError):  # somebody else uses it
+                folder.rmdir()
+
+
 Finder = Callable[[Path, dict[str, str]], contextlib.AbstractContextManager[list[Peer]]]
 
 
@@ -87,6 +97,7 @@ def found(
     }
     folder.mkdir()
     with contextlib.ExitStack() as stack:
+        stack.callback(remove_cgroups)
         peers: list[Peer] = []
         for name, find in finders.items():
             place = folder / name

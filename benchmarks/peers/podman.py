@@ -12,7 +12,7 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 
 from benchmarks import timing
-from benchmarks.peers import HOW_TO_INSTALL, Peer, Unavailable, environment, make_root
+from benchmarks.peers import CGROUP, HOW_TO_INSTALL, Peer, Unavailable, environment, make_root
 from k8e.egress import namespaces
 from k8e.runtimes import mounts
 
@@ -35,6 +35,7 @@ def found(folder: Path, tools: dict[str, str]) -> Generator[list[Peer]]:
         raise Unavailable(HOW_TO_INSTALL)
     root, env = make_root(folder), environment(folder)
     base = [podman, "--root", str(folder / "s"), "--runroot", str(folder / "r")]
+    base += ["--tmpdir", str(folder / "t")]
     base += ["--cgroup-manager=cgroupfs", "--events-backend=none"]
     with contextlib.ExitStack() as stack:
         peers: list[Peer] = []
@@ -58,7 +59,8 @@ def _peer(
     env: dict[str, str],
     note: str = "",
 ) -> Peer:
-    flags = ["--rm", "--network=none", *ULIMITS, "--volume=/usr:/usr:ro", "--rootfs", str(root)]
+    flags = ["--rm", "--network=none", f"--cgroup-parent=/{CGROUP}", *ULIMITS]
+    flags += ["--volume=/usr:/usr:ro", "--rootfs", str(root)]
 
     def wrap(argv: Sequence[str]) -> list[str]:
         return [*base, "--runtime", runtime, "run", *flags, *argv]
