@@ -48,19 +48,14 @@ def main(arguments: list[str] | None = None) -> int:
         "errors": errors,
         "interactive": interactive.documents(rows),
     }
-    output = options.output or RESULTS / f"{now:%Y-%m-%dT%H%M%SZ}.json"
-    reporting.write(output, document)
-    print(_describe(facts))
-    print(tables.table(rows))
-    for item in skipped:
-        print(item.text())
-    for name, error in errors.items():
-        print(f"{name}: not measured: {error}")
-    print(publishing.summary(rows))
-    print(f"raw samples: {output}")
+    written = [options.output or RESULTS / f"{now:%Y-%m-%dT%H%M%SZ}.json"]
+    reporting.write(written[0], document)
     if options.publish:
-        for path in publishing.publish(document):
-            print(f"written: {path}")
+        written += publishing.publish(document)
+    print(_describe(facts), tables.table(rows), sep="\n")
+    print(*(item.text() for item in skipped), sep="\n")
+    print(*(f"{name}: not measured: {error}" for name, error in errors.items()), sep="\n")
+    print(publishing.summary(rows), *(f"written: {path}" for path in written), sep="\n")
     return 1 if errors else 0
 
 

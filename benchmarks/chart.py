@@ -75,7 +75,7 @@ def svg(parts: Sequence[Panel]) -> str:
     top = 44
     for part in parts:
         lines += _draw(part, top)
-        top += 52 + len(part.bars) * (BAR + GAP)
+        top += 58 + len(part.bars) * (BAR + GAP)
     head = (
         f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {top}' width='{WIDTH}' "
         f"height='{top}' role='img'>"
@@ -95,22 +95,41 @@ def _legend() -> Iterable[str]:
 
 def _draw(part: Panel, top: int) -> Iterable[str]:
     yield _text(12, top + 20, part.title, 16)
-    lengths = scale([bar.value for bar in part.bars], WIDTH - LABELS - RIGHT)
-    for number, (bar, length) in enumerate(zip(part.bars, lengths, strict=True)):
+    axis = Axis.of([bar.value for bar in part.bars], WIDTH - LABELS - RIGHT)
+    bottom = top + 32 + len(part.bars) * (BAR + GAP)
+    for tick in axis.ticks():
+        x = LABELS + axis.length(tick)
+        yield f"<path d='M{x:.1f} {top + 30}V{bottom}' stroke='#e2e8f0'/>"
+        yield _text(x, bottom + 10, f"{tick:,g}", 10, "#64748b", anchor="middle")
+    for number, bar in enumerate(part.bars):
         y = top + 32 + number * (BAR + GAP)
+        length, colour = axis.length(bar.value), COLOURS[bar.kind]
         yield _text(LABELS - 8, y + 14, bar.label, 13, anchor="end")
-        colour = COLOURS[bar.kind]
         yield f"<rect x='{LABELS}' y='{y}' width='{length:.1f}' height='{BAR}' fill='{colour}'/>"
         yield _text(LABELS + length + 6, y + 14, f"{number_text(bar.value)} {part.unit}", 13)
 
 
-def scale(values: Sequence[float], width: float) -> list[float]:
-    """Lengths of bars, so that ten times as much is always so much longer."""
-    if not values:
-        return []
-    most = max(values)
-    decades = max(1.0, math.ceil(math.log10(most / min(values)) * 2) / 2 + 0.25)
-    return [width * max(0.02, 1 - math.log10(most / value) / decades) for value in values]
+class Axis(NamedTuple):
+    """A logarithmic scale: ten times as much is always so much longer."""
+
+    most: float
+    decades: float
+    width: float
+
+    @classmethod
+    def of(cls, values: Sequence[float], width: float) -> Axis:
+        """One on which the greatest value fills the width, and the least can still be seen."""
+        spread = math.log10(max(values) / min(values))
+        return cls(max(values), max(1.0, math.ceil(spread * 2) / 2 + 0.25), width)
+
+    def length(self, value: float) -> float:
+        return self.width * (1 - math.log10(self.most / value) / self.decades)
+
+    def ticks(self) -> list[float]:
+        """The powers of ten on it."""
+        last = math.floor(math.log10(self.most))
+        found = (10.0**power for power in range(last - math.ceil(self.decades), last + 1))
+        return [tick for tick in found if self.length(tick) > 0]
 
 
 def number_text(value: float) -> str:

@@ -77,11 +77,12 @@ def test_the_chart_has_a_bar_for_each_system_in_order(document: dict[str, Any]) 
 
 
 def test_ten_times_as_much_is_always_so_much_longer() -> None:
-    lengths = chart.scale([1, 10, 100], 400)
+    axis = chart.Axis.of([1, 10, 100], 400)
+    lengths = [axis.length(value) for value in (1, 10, 100)]
     assert lengths[1] - lengths[0] == pytest.approx(lengths[2] - lengths[1])
-    assert lengths[2] == 400
-    assert chart.scale([], 400) == []
-    assert chart.scale([5], 400) == [400]
+    assert (lengths[0] > 0, lengths[2]) == (True, 400)
+    assert axis.ticks() == [1, 10, 100]
+    assert chart.Axis.of([5], 400).length(5) == 400
 
 
 def test_the_page_tells_bars_subjects_and_what_is_missing(document: dict[str, Any]) -> None:
