@@ -96,7 +96,7 @@ def burst(argvs: Sequence[Sequence[str]], env: Mapping[str, str] | None = None) 
             ready = poll.poll(PATIENCE * 1000)
             now = time.perf_counter() - began
             if not ready:
-                raise ProgramFailed(f"no line within {PATIENCE:g} s from {' '.join(argvs[0])}")
+                raise ProgramFailed(f"no further line in {PATIENCE:g} s from {' '.join(argvs[0])}")
             for fd, _ in ready:
                 number = waiting.pop(fd)
                 poll.unregister(fd)

@@ -74,7 +74,7 @@ class Ours(NamedTuple):
         return took
 
     async def at(self, moments: Sequence[float]) -> list[float]:
-        """Seconds of each of many, begun at ``moments`` from now."""
+        """Seconds of each of many, begun at ``moments`` from now; those that fail are left out."""
         async with AsyncSandboxClient(self.endpoint) as client, asyncio.timeout(PATIENCE):
             made: list[str] = []
             origin = time.perf_counter()
@@ -88,7 +88,11 @@ class Ours(NamedTuple):
                 return time.perf_counter() - began
 
             try:
-                return list(await asyncio.gather(*map(one, moments)))
+                told = await asyncio.gather(*map(one, moments), return_exceptions=True)
+                took = [each for each in told if isinstance(each, float)]
+                if not took:
+                    raise timing.ProgramFailed(f"none of {len(told)} had a result: {told[0]!r}")
+                return took
             finally:
                 for session_id in made:
                     await client.destroy_session(session_id)
@@ -198,7 +202,8 @@ def _together(
                 each.wait()
                 rounds.append(asyncio.run(each.at([0.0] * burst)))
             bursts[each.name] = _burst_series(each.name, rounds)
-            note = f"{burst} at once"
+            failed = len(rounds) * burst - sum(map(len, rounds))
+            note = f"{burst} at once" + (f", {failed} FAILED" if failed else "")
             if each.pool:
                 note += f", {each.hits() - hits} of {len(rounds) * burst} from the pool"
             yield Row("first echo", runtime, bursts[each.name], bare_burst, note=note)
@@ -206,7 +211,11 @@ def _together(
             bar = MOST_BURST[runtime] if each.pool and burst == BURST else None
             yield Row("first echo", runtime, wall, _wall_of(bare_burst, burst), bar)
     for peer in (one for one in peers if one.kind == runtime):
-        theirs = _burst_series(peer.name, [peer.burst(argv, burst)])
+        try:
+            theirs = _burst_series(peer.name, [peer.burst(argv, burst)])
+        except timing.ProgramFailed as error:
+            yield Skipped("first", runtime, f"{peer.name}, burst", str(error)[:200])
+            continue
         for mine in bursts.values():
             yield Row("first echo", runtime, mine, theirs, sense="speed-up")
 
