@@ -23,6 +23,7 @@ LOCK := $(VENV)/bin/uv pip compile --universal --python-version 3.11 --generate-
 	--no-emit-find-links --no-annotate --no-header --quiet
 
 .PHONY: help setup deps check format test test-packages test-vm bench gen lock clean
+.PHONY: help setup deps check format test test-vm bench bench-peers bench-publish gen lock clean
 
 help: ## Print this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -62,6 +63,12 @@ test-vm: setup ## Try the limits on a cgroup v2 kernel, in QEMU (8 minutes; VM_A
 
 bench: setup ## Measure; prints a table and writes JSON (BENCH_ARGS=...)
 	$(PY) -m benchmarks $(BENCH_ARGS)
+
+bench-peers: ## Install what `make bench` compares with, if it is there: podman, docker, srt
+	@sh benchmarks/peers/install.sh
+
+bench-publish: setup ## Measure everything and write docs/performance.* (half an hour on a quiet machine)
+	$(PY) -m benchmarks --publish --cycles 1000 $(BENCH_ARGS)
 
 gen: setup ## Regenerate src/k8e/_generated from proto/
 	$(PY) proto/generate.py

@@ -11,10 +11,11 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine, reporting
-from benchmarks.samples import Row
-from benchmarks.stage import RUNTIMES, Stage, staged
+from benchmarks import interactive, machine, publishing, reporting
+from benchmarks.stage import RUNTIMES, Amount, Stage, staged
 from benchmarks.subjects import SUBJECTS
+from k8e.bench import tables
+from k8e.bench.samples import Row, Skipped
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -27,26 +28,34 @@ def main(arguments: list[str] | None = None) -> int:
     # Ended from outside, a run still removes what it made.
     signal.signal(signal.SIGTERM, _terminate)
     now = datetime.datetime.now(datetime.UTC)
-    rows: list[Row] = []
+    found: list[Row | Skipped] = []
     errors: dict[str, str] = {}
-    with staged(runtimes=options.runtime or list(RUNTIMES), quick=options.quick) as stage:
+    runtimes = options.runtime or list(RUNTIMES)
+    with staged(Amount(runtimes, options.quick, options.scale, options.cycles)) as stage:
         facts = machine.facts(stage.host)
         for name in options.only or list(SUBJECTS):
-            _measure(stage, name, rows, errors)
+            _measure(stage, name, found, errors)
+        facts["load_after"] = round(os.getloadavg()[0], 2)
+    rows = [item for item in found if isinstance(item, Row)]
+    skipped = list(dict.fromkeys(item for item in found if isinstance(item, Skipped)))
     document: dict[str, Any] = {
         "date": now.isoformat(timespec="seconds"),
         "quick": options.quick,
+        "scale": options.scale,
         "machine": facts,
         "rows": [row.to_json() for row in rows],
+        "skipped": [item.to_json() for item in skipped],
         "errors": errors,
+        "interactive": interactive.documents(rows),
     }
-    output = options.output or RESULTS / f"{now:%Y-%m-%dT%H%M%SZ}.json"
-    reporting.write(output, document)
-    print(_describe(facts))
-    print(reporting.table(rows))
-    for name, error in errors.items():
-        print(f"{name}: not measured: {error}")
-    print(f"raw samples: {output}")
+    written = [options.output or RESULTS / f"{now:%Y-%m-%dT%H%M%SZ}.json"]
+    reporting.write(written[0], document)
+    if options.publish:
+        written += publishing.publish(document)
+    print(_describe(facts), tables.table(rows), sep="\n")
+    print(*(item.text() for item in skipped), sep="\n")
+    print(*(f"{name}: not measured: {error}" for name, error in errors.items()), sep="\n")
+    print(publishing.summary(rows), *(f"written: {path}" for path in written), sep="\n")
     return 1 if errors else 0
 
 
@@ -54,11 +63,12 @@ def _terminate(*_: object) -> None:
     sys.exit(143)
 
 
-def _measure(stage: Stage, name: str, rows: list[Row], errors: dict[str, str]) -> None:
+def _measure(stage: Stage, name: str, found: list[Row | Skipped], errors: dict[str, str]) -> None:
     """One subject; what goes wrong in it does not keep the others from being measured."""
     print(f"measuring {name} …", file=sys.stderr)
     try:
-        rows.extend(SUBJECTS[name](stage))
+        for item in SUBJECTS[name](stage):
+            found.append(item)  # noqa: PERF402 - what was measured before an error stays
     except Exception as error:
         traceback.print_exc()
         errors[name] = f"{type(error).__name__}: {error}"
@@ -72,6 +82,25 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--runtime", action="append", choices=list(RUNTIMES), help="use this runtime; repeatable"
+    )
+    parser.add_argument(
+        "--scale",
+        type=float,
+        default=1.0,
+        metavar="F",
+        help="how large bursts and crowds are: 1 means a hundred (default 1)",
+    )
+    parser.add_argument(
+        "--cycles",
+        type=int,
+        default=100,
+        metavar="N",
+        help="sessions made and destroyed in the search for leaks (default 100; 1000 to be sure)",
+    )
+    parser.add_argument(
+        "--publish",
+        action="store_true",
+        help="write the chart, the samples and the tables of docs/performance.md, too",
     )
     parser.add_argument("--output", type=Path, help="where to write the JSON")
     return parser.parse_args(arguments)

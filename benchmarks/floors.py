@@ -5,20 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-import select
-import shutil
-import socket
 import time
 from collections.abc import Awaitable, Generator
-from pathlib import Path
 from typing import Any, TypeVar
 
-from benchmarks import timing
 from k8e import errors
 from k8e.guest import wire
 from k8e.model import Limits, SandboxSpec, new_id
-from k8e.runtimes import cgroups
 from k8e.runtimes.base import Binding, Feature, Guest, Support
 from k8e.runtimes.host import Host
 from k8e.runtimes.oci import OciRuntime
@@ -99,62 +92,6 @@ def lone(kind: type[OciRuntime], config: Settings, *, tool: str = "") -> Generat
 def exec_argv(runtime: OciRuntime, sandbox_id: str, *argv: str) -> list[str]:
     """``runsc exec`` or ``runc exec``, as the user that programs in sandboxes are."""
     return runtime.command("exec", "--user", "1000:1000", sandbox_id, *argv)
-
-
-class Bare:
-    """Sandboxes from a bundle of k8e's making, but started by hand, one after the other."""
-
-    def __init__(self, runtime: OciRuntime, model: Path, folder: Path) -> None:
-        self._runtime = runtime
-        self._model = model
-        self._folder = folder
-        folder.mkdir()
-
-    def create(self) -> float:
-        """Seconds of create, start, and the guest's own start until it dials."""
-        sandbox_id = new_id("sb")
-        bundle = self._make_bundle(sandbox_id)
-        steps = [["create", "--bundle", str(bundle), sandbox_id], ["start", sandbox_id]]
-        with self._listening(bundle / "link") as listener:
-            try:
-                began = time.perf_counter()
-                for step in steps:
-                    timing.run(self._runtime.command(*step))
-                _accept(listener)
-                return time.perf_counter() - began
-            finally:
-                timing.run(self._runtime.command("delete", "--force", sandbox_id))
-                cgroups.remove(sandbox_id)
-                shutil.rmtree(bundle)
-
-    def _make_bundle(self, sandbox_id: str) -> Path:
-        """The model's bundle under another name and in another place."""
-        bundle = self._folder / sandbox_id
-        text = (self._model / "config.json").read_text("utf-8")
-        text = text.replace(str(self._model), str(bundle)).replace(self._model.name, sandbox_id)
-        (bundle / "link").mkdir(parents=True)
-        (bundle / "slot").mkdir()
-        (bundle / "config.json").write_text(text, "utf-8")
-        shutil.copy(self._model / "link" / "key", bundle / "link" / "key")
-        return bundle
-
-    @contextlib.contextmanager
-    def _listening(self, link: Path) -> Generator[socket.socket]:
-        owner = (self._model / "link" / "key").stat().st_uid
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            listener.bind(str(link / "sock"))
-            for name in ("sock", "key"):
-                os.chown(link / name, owner, owner)
-            listener.listen()
-            yield listener
-
-
-def _accept(listener: socket.socket) -> None:
-    poll = select.poll()
-    poll.register(listener, select.POLLIN)
-    if not poll.poll(timing.PATIENCE * 1000):
-        raise TimeoutError("the guest did not dial")
-    listener.accept()[0].close()
 
 
 def guest_pid(host: Host, sandbox_id: str) -> int:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import k8e
 from benchmarks import timing
 from k8e.client import local
 from k8e.guest import wire
@@ -17,6 +18,12 @@ from k8e.sessions.store import Store
 from k8e.settings import Settings
 
 START_SECONDS = 60.0
+SOURCE = Path(k8e.__file__).parents[1]
+_MAIN = (
+    f"import sys; sys.path.insert(0, {str(SOURCE)!r}); from k8e.cli import main; sys.exit(main())"
+)
+COMMAND = [sys.executable, "-I", "-c", _MAIN]
+"""The command ``k8e`` of this source tree, whatever is installed."""
 
 
 class GatewayFailed(Exception):
@@ -31,7 +38,7 @@ class Gateway:
         ours, theirs = os.pipe2(os.O_CLOEXEC)
         os.set_inheritable(theirs, True)
         # As the client starts it, but not in the background: the process is ours to wait for.
-        self._argv = [sys.executable, "-I", "-m", "k8e", "gateway", "--ready-fd", str(theirs)]
+        self._argv = [*COMMAND, "gateway", "--ready-fd", str(theirs)]
         began = time.perf_counter()
         try:
             self.pid = timing.spawn(self._argv, env)

@@ -9,11 +9,12 @@ import shutil
 import socket
 import sysconfig
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-import k8e
-from benchmarks.serving import Gateway
+from benchmarks.bare import Bare
+from benchmarks.serving import SOURCE, Gateway
 from k8e import SandboxClient, settings
 from k8e.runtimes import mounts
 from k8e.runtimes.container import Container
@@ -22,26 +23,46 @@ from k8e.runtimes.host import Host
 from k8e.runtimes.oci import OciRuntime
 from k8e.runtimes.registry import Runtimes
 
-SOURCE = Path(k8e.__file__).parents[1]
+MODEL_SECONDS = 24 * 3600.0
 RUNTIMES: dict[str, type[OciRuntime]] = {"gvisor": GVisor, "container": Container}
+
+
+@dataclass(frozen=True)
+class Amount:
+    """How much is measured."""
+
+    runtimes: Sequence[str] = tuple(RUNTIMES)
+    quick: bool = False
+    """Two repetitions, and few of everything: does it work at all."""
+    scale: float = 1.0
+    """Of bursts and crowds; 1 means a hundred."""
+    cycles: int = 100
+    """Sessions made and destroyed in the search for leaks."""
 
 
 class Stage:
     """Folders and settings of one benchmark run, and the gateway that uses them."""
 
-    def __init__(self, folder: Path, *, runtimes: list[str], quick: bool) -> None:
+    def __init__(self, folder: Path, amount: Amount) -> None:
         self.folder = folder
-        self.runtimes = runtimes
-        self.quick = quick
+        self.runtimes = list(amount.runtimes)
+        self.quick = amount.quick
+        self.cycles = amount.cycles
+        self._scale = amount.scale
         self.settings = make_settings(folder / "g")
         self.host = Host(self.settings)
         self.launcher = write_launcher(folder / "k8e.py")
         self._gateway: Gateway | None = None
+        self._bare: dict[str, Bare] = {}
         self._closing = contextlib.ExitStack()
 
     def rounds(self, full: int) -> int:
         """How often to repeat something that ``full`` times would be enough for."""
         return 2 if self.quick else full
+
+    def many(self, full: int) -> int:
+        """How many things to have at once where ``full`` is what we want to know about."""
+        return max(2, round(full * (0.03 if self.quick else self._scale)))
 
     def environment(self, **extra: str) -> dict[str, str]:
         """The environment of programs that talk to this stage's gateway."""
@@ -78,16 +99,41 @@ class Stage:
         """A runtime on this stage's folders, for the command lines that it would use."""
         return RUNTIMES[name](self.host)
 
+    def endpoint(self, name: str) -> str:
+        """Where the gateway ``name`` of :meth:`serving` listens."""
+        return f"unix:{self.folder / name / 'run' / 'gateway.sock'}"
+
+    @contextlib.contextmanager
+    def serving(self, name: str, **extra: str) -> Generator[SandboxClient]:
+        """A client of another gateway, with settings of its own."""
+        config = make_settings(self.folder / name)
+        gateway = Gateway(config, environment(config, HOME=str(self.folder), **extra))
+        try:
+            with SandboxClient(self.endpoint(name)) as client:
+                yield client
+        finally:
+            gateway.stop()
+
+    def bare(self, name: str) -> Bare:
+        """Sandboxes by hand, with the spec of a session of this stage that is kept as the model."""
+        if name not in self._bare:
+            model = self.local_client().create_session(
+                name, lifetime=MODEL_SECONDS, idle_timeout=MODEL_SECONDS
+            )
+            folder = self.host.folder(self.sandbox_of(model))
+            self._bare[name] = Bare(self.runtime(name), folder, self.folder / f"bare-{name}")
+        return self._bare[name]
+
     def close(self) -> None:
         self._closing.close()
 
 
 @contextlib.contextmanager
-def staged(*, runtimes: list[str], quick: bool) -> Generator[Stage]:
+def staged(amount: Amount) -> Generator[Stage]:
     """A stage for as long as the block runs; nothing of it is left afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="k8e-b-"))
     folder.chmod(0o711)  # sandboxes have uids of their own and must get through
-    stage = Stage(folder, runtimes=runtimes, quick=quick)
+    stage = Stage(folder, amount)
     try:
         yield stage
     finally:
@@ -130,6 +176,9 @@ def environment(config: settings.Settings, **extra: str) -> dict[str, str]:
         "K8E_LISTEN": config.listen,
         "K8E_ALLOWED_HOSTS": "none",  # so that nothing of the machine's network is touched
         "K8E_CONFIG": str(config.data_dir / "none.toml"),
+        # Sessions are made anew, unless a benchmark is about the warm pool.
+        "K8E_POOL_MIN": "0",
+        "K8E_POOL_MAX": "0",
         **extra,
     }
 

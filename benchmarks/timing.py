@@ -1,49 +1,26 @@
-"""Timing, interleaved: whatever disturbs the machine disturbs everything that is compared."""
+"""Timing of whole programs, beside what :mod:`k8e.bench.timing` has."""
 
 from __future__ import annotations
 
 import os
-import random
 import select
 import signal
+import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-Timed = Callable[[], float]
-"""Does something once and says how long that took, in seconds."""
+from k8e.bench.timing import Timed, interleave, megabytes_per_second, milliseconds, timed
+
+__all__ = [
+    "Timed",
+    "interleave",
+    "megabytes_per_second",
+    "milliseconds",
+    "timed",
+]
 
 PATIENCE = 120.0
 SYSTEM_PYTHON = "/usr/bin/python3"
-
-
-def timed(work: Callable[[], object]) -> Timed:
-    """``work`` with a stop-watch around it."""
-
-    def run() -> float:
-        began = time.perf_counter()
-        work()
-        return time.perf_counter() - began
-
-    return run
-
-
-def interleave(
-    rounds: int, contenders: Mapping[str, Timed], *, warm_up: int = 0
-) -> dict[str, list[float]]:
-    """Seconds of each contender, once per round.
-
-    Each round has another order, because what runs before leaves its traces in caches.
-    """
-    samples: dict[str, list[float]] = {name: [] for name in contenders}
-    names = list(contenders)
-    order = random.Random(0)
-    for turn in range(-warm_up, rounds):
-        for name in names:
-            took = contenders[name]()
-            if turn >= 0:
-                samples[name].append(took)
-        order.shuffle(names)
-    return samples
 
 
 class ProgramFailed(Exception):
@@ -58,15 +35,7 @@ def spawn(argv: Sequence[str], env: Mapping[str, str] | None = None) -> int:
 
 def wait(pid: int, argv: Sequence[str]) -> None:
     """Wait for a program of ours without polling; ProgramFailed unless it ended well."""
-    pidfd = os.pidfd_open(pid)
-    try:
-        poll = select.poll()
-        poll.register(pidfd, select.POLLIN)
-        if not poll.poll(PATIENCE * 1000):
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-    finally:
-        os.close(pidfd)
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    code = os.waitstatus_to_exitcode(_reap(pid))
     if code:
         raise ProgramFailed(f"exit code {code} of {' '.join(argv)}")
 
@@ -76,22 +45,99 @@ def run(argv: Sequence[str], env: Mapping[str, str] | None = None) -> None:
     wait(spawn(argv, env), argv)
 
 
+def output(argv: Sequence[str], env: Mapping[str, str] | None = None) -> str:
+    """What a program prints that must end well, its complaints in the error; nothing is timed."""
+    done = subprocess.run(
+        list(argv),
+        env=dict(env or _plain_env()),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=PATIENCE,
+        check=False,
+    )
+    if done.returncode:
+        said = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:] or ["without a word"]
+        raise ProgramFailed(said[0][:300])
+    return done.stdout
+
+
 def program(argv: Sequence[str], env: Mapping[str, str] | None = None) -> Timed:
     """The whole life of a process, from its start until it is reaped."""
     return timed(lambda: run(argv, env))
 
 
+def first_line(argv: Sequence[str], env: Mapping[str, str] | None = None) -> float:
+    """Seconds until a program has printed its first line; what comes after is off the clock."""
+    return burst([argv], env)[0]
+
+
+def burst(argvs: Sequence[Sequence[str]], env: Mapping[str, str] | None = None) -> list[float]:
+    """Start programs all at once; seconds until each has printed its first line.
+
+    Returns when all have ended; that is off the clock, and so is what they clean up.
+    """
+    poll = select.poll()
+    waiting: dict[int, int] = {}
+    pids: list[int] = []
+    took = [0.0] * len(argvs)
+    began = time.perf_counter()
+    try:
+        for number, argv in enumerate(argvs):
+            ours, theirs = os.pipe2(os.O_CLOEXEC)
+            waiting[ours] = number
+            poll.register(ours, select.POLLIN)
+            try:
+                pids.append(_spawn_with_output(argv, env, theirs))
+            finally:
+                os.close(theirs)
+        while waiting:
+            ready = poll.poll(PATIENCE * 1000)
+            now = time.perf_counter() - began
+            if not ready:
+                raise ProgramFailed(f"no further line in {PATIENCE:g} s from {' '.join(argvs[0])}")
+            for fd, _ in ready:
+                number = waiting.pop(fd)
+                poll.unregister(fd)
+                said = os.read(fd, 4096)
+                os.close(fd)
+                if not said:
+                    raise ProgramFailed(f"no output of {' '.join(argvs[number])}")
+                took[number] = now
+    finally:
+        for fd in waiting:
+            os.close(fd)
+        for pid in pids:
+            _reap(pid)
+    return took
+
+
+def _spawn_with_output(argv: Sequence[str], env: Mapping[str, str] | None, output: int) -> int:
+    actions = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_DUP2, output, 1),
+        (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
+    ]
+    return os.posix_spawn(argv[0], list(argv), env or _plain_env(), file_actions=actions)
+
+
+def _reap(pid: int) -> int:
+    """Wait for a program, and not longer than our patience; its wait status."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        if not poll.poll(PATIENCE * 1000):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    finally:
+        os.close(pidfd)
+    return os.waitpid(pid, 0)[1]
+
+
 def python_pass(env: Mapping[str, str] | None = None) -> Timed:
     """The yardstick for programs: the system's Python doing nothing."""
     return program([SYSTEM_PYTHON, "-c", "pass"], env)
-
-
-def milliseconds(seconds: Sequence[float]) -> list[float]:
-    return [1000 * value for value in seconds]
-
-
-def megabytes_per_second(size: int, seconds: Sequence[float]) -> list[float]:
-    return [size / 1e6 / value for value in seconds]
 
 
 def _plain_env() -> dict[str, str]:

@@ -1,27 +1,32 @@
-"""What can be measured. A subject is a function from a stage to the rows of its table."""
+"""What can be measured: functions from a stage to rows, and to what had to be skipped."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from benchmarks.samples import Row
 from benchmarks.stage import Stage
 from benchmarks.subjects import (
+    churn,
     commands,
     creating,
     egress,
     execs,
     files,
+    first,
     footprint,
+    memory,
+    noise,
     parallel,
     sdk,
     warm,
 )
+from k8e.bench.samples import Row, Skipped
 
-Subject = Callable[[Stage], Iterator[Row]]
+Subject = Callable[[Stage], Iterator[Row | Skipped]]
 
 SUBJECTS: dict[str, Subject] = {
     "footprint": footprint.measure,
+    "first": first.measure,
     "create": creating.measure,
     "exec": execs.measure,
     "warm": warm.measure,
@@ -30,4 +35,7 @@ SUBJECTS: dict[str, Subject] = {
     "files": files.measure,
     "parallel": parallel.measure,
     "egress": egress.measure,
+    "memory": memory.measure,
+    "noise": noise.measure,
+    "churn": churn.measure,
 }

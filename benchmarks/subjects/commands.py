@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterator
 
 from benchmarks import timing
-from benchmarks.samples import Bar, Row, Series
 from benchmarks.stage import Stage
+from k8e.bench.samples import Bar, Row, Series
 
 ROUNDS = 60
 BARS = {"gvisor": Bar("ratio", 3), "container": Bar("ratio", 2)}

@@ -4,34 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks import floors, timing
-from benchmarks.samples import Bar, Row, Series
+from benchmarks import timing
 from benchmarks.stage import Stage
+from k8e.bench.samples import Bar, Row, Series
 
 ROUNDS = 15
 BARS = {"gvisor": Bar("ratio", 1.5)}
 
 
 def measure(stage: Stage) -> Iterator[Row]:
+    client = stage.local_client()
     for runtime in stage.runtimes:
-        client = stage.local_client()
-        model = client.create_session(runtime)  # also the first: it makes what later ones share
-        tool = stage.runtime(runtime)
-        bundle = stage.host.folder(stage.sandbox_of(model))
-        bare = floors.Bare(tool, bundle, stage.folder / f"bare-{runtime}")
-        made: list[str] = []
-        create = timing.timed(lambda: made.append(client.create_session(runtime)))  # noqa: B023 - used in this round
+        bare = stage.bare(runtime)
 
-        def create_and_destroy() -> float:
-            took = create()  # noqa: B023 - the same
-            client.destroy_session(made.pop())  # noqa: B023 - the same
+        def create_and_destroy(runtime: str = runtime) -> float:
+            made: list[str] = []
+            took = timing.timed(lambda: made.append(client.create_session(runtime)))()
+            client.destroy_session(made.pop())
             return took
 
-        ours = "session created"
-        peer = f"{tool.tool_name} create + start + guest"
-        took = timing.interleave(
-            stage.rounds(ROUNDS), {ours: create_and_destroy, peer: bare.create}, warm_up=1
-        )
-        client.destroy_session(model)
+        ours, peer = "session created", f"{bare.tool} create + start + guest"
+        contenders = {ours: create_and_destroy, peer: bare.create}
+        took = timing.interleave(stage.rounds(ROUNDS), contenders, warm_up=1)
         series = {name: Series(name, "ms", timing.milliseconds(took[name])) for name in took}
         yield Row("create", runtime, series[ours], series[peer], BARS.get(runtime))

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from benchmarks import stage as stages
 from benchmarks import world
-from benchmarks.samples import Bar, Row, Series
 from benchmarks.serving import Gateway
 from benchmarks.stage import Stage
 from k8e import SandboxClient
+from k8e.bench.samples import Bar, Row, Series
 from k8e.egress import namespaces
 from k8e.egress.asking import Upstream
 from k8e.egress.nftables import Nftables
@@ -171,14 +171,24 @@ async def _slots(stage: Stage, uplink: Path) -> list[Row]:
         new = [await timed() for _ in range(count)]
         await egress.prepare(count)
         ready = [await timed() for _ in range(count)]
+        least = [await asyncio.to_thread(_bare_namespace, folder / "bare") for _ in range(count)]
     finally:
         for name in names:
             await egress.detach(name)
         await egress.close()
         shutil.rmtree(folder)
     note = f"with {alive} sandboxes alive"
+    floor = Series("a network namespace, and nothing in it", "ms", least)
     rows = [("made anew", new, 15), ("from a ready slot", ready, 1)]
     return [
-        Row("egress", "", Series(f"network {name}", "ms", took), bar=Bar("most", bar), note=note)
+        Row("egress", "", Series(f"network {name}", "ms", took), floor, Bar("most", bar), note=note)
         for name, took, bar in rows
     ]
+
+
+def _bare_namespace(path: Path) -> float:
+    began = time.perf_counter()
+    namespaces.make(path)
+    took = (time.perf_counter() - began) * 1000
+    namespaces.unmount(path)
+    return took

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from benchmarks import floors, timing
-from benchmarks.samples import Bar, Row, Series
 from benchmarks.stage import RUNTIMES, Stage, make_settings
 from k8e import SandboxClient
+from k8e.bench.samples import Bar, Row, Series
 from k8e.client import requests
 
 ROUNDS = 100

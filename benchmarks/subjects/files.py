@@ -1,4 +1,4 @@
-"""100 MiB into a session and back, against the host writing to and reading from its workspace."""
+"""Files into a session and back, against the host writing to and reading from its workspace."""
 
 from __future__ import annotations
 
@@ -7,48 +7,58 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks import timing
-from benchmarks.samples import Bar, Row, Series
 from benchmarks.stage import Stage
 from k8e import SandboxClient
+from k8e.bench.samples import Bar, Row, Series
 from k8e.guest import wire
 
 ROUNDS = 8
 SIZE = 100 << 20
+SMALL_ROUNDS = 100
+SMALL = 1 << 10
 LOCAL_BAR, REMOTE_BAR = Bar("least", 300), Bar("least", 200)
 
 
 def measure(stage: Stage) -> Iterator[Row]:
-    content = os.urandom(SIZE)
     for runtime in stage.runtimes:
         local, remote = stage.local_client(), stage.remote_client()
         session_id = local.create_session(runtime)
         # The session's workspace as the host sees it: the same loop-mounted file system.
         workspace = stage.runtime(runtime).mount_point(stage.sandbox_of(session_id))
-        took = timing.interleave(
-            stage.rounds(ROUNDS),
-            {
-                "SDK write": _write(local, session_id, content),
-                "SDK read": _read(local, session_id, content),
-                "SDK write over gRPC": _write(remote, session_id, content),
-                "SDK read over gRPC": _read(remote, session_id, content),
-                "host write": _host_write(workspace / "host", content),
-                "host read": _host_read(workspace / "host"),
-            },
-            # The first write makes what the others read.
-            warm_up=1,
-        )
+        for size, rounds in ((SMALL, SMALL_ROUNDS), (SIZE, ROUNDS)):
+            content = os.urandom(size)
+            took = timing.interleave(
+                stage.rounds(rounds),
+                {
+                    "SDK write": _write(local, session_id, content),
+                    "SDK read": _read(local, session_id, content),
+                    "SDK write over gRPC": _write(remote, session_id, content),
+                    "SDK read over gRPC": _read(remote, session_id, content),
+                    "host write": _host_write(workspace / "host", content),
+                    "host read": _host_read(workspace / "host"),
+                },
+                # The first write makes what the others read.
+                warm_up=1,
+            )
+            yield from _rows(runtime, size, took)
         local.destroy_session(session_id)
-        yield from _rows(runtime, took)
 
 
-def _rows(runtime: str, took: dict[str, list[float]]) -> Iterator[Row]:
-    series = {
-        name: Series(name, "MB/s", timing.megabytes_per_second(SIZE, took[name])) for name in took
-    }
+def _rows(runtime: str, size: int, took: dict[str, list[float]]) -> Iterator[Row]:
+    series = {name: _series(name, size, took[name]) for name in took}
     for name in ("SDK write", "SDK read", "SDK write over gRPC", "SDK read over gRPC"):
-        bar = REMOTE_BAR if "gRPC" in name else LOCAL_BAR
+        bar = None
+        if runtime == "container" and size == SIZE:
+            bar = REMOTE_BAR if "gRPC" in name else LOCAL_BAR
         peer = series["host write" if "write" in name else "host read"]
-        yield Row("files", runtime, series[name], peer, bar if runtime == "container" else None)
+        yield Row("files", runtime, series[name], peer, bar)
+
+
+def _series(name: str, size: int, seconds: list[float]) -> Series:
+    """Small files are a matter of time, large ones of speed."""
+    if size == SMALL:
+        return Series(f"{name}, 1 KiB", "ms", timing.milliseconds(seconds))
+    return Series(f"{name}, 100 MiB", "MB/s", timing.megabytes_per_second(size, seconds))
 
 
 def _write(client: SandboxClient, session_id: str, content: bytes) -> timing.Timed:
@@ -70,7 +80,7 @@ def _host_write(path: Path, content: bytes) -> timing.Timed:
         scratch = path.with_suffix(".new")
         view = memoryview(content)
         with open(scratch, "wb", buffering=0) as file:
-            file.writelines(view[at : at + wire.CHUNK] for at in range(0, SIZE, wire.CHUNK))
+            file.writelines(view[at : at + wire.CHUNK] for at in range(0, len(content), wire.CHUNK))
         scratch.rename(path)
 
     return timing.timed(write)

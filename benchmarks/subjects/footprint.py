@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator
 
 from benchmarks import floors, serving, timing
-from benchmarks.samples import Bar, Row, Series
 from benchmarks.stage import Stage, environment, make_settings
+from k8e.bench.samples import Bar, Row, Series
 
 STARTS = 10
 SETTLE_SECONDS = 1.0

@@ -8,10 +8,11 @@ import time
 from collections.abc import Iterator
 
 from benchmarks import floors, noop, timing
-from benchmarks.samples import Bar, Row, Series
-from benchmarks.stage import RUNTIMES, SOURCE, Stage, make_settings
+from benchmarks.serving import SOURCE
+from benchmarks.stage import RUNTIMES, Stage, make_settings
 from benchmarks.subjects.execs import PROGRAM, guest_call, one_exec
 from k8e import AsyncSandboxClient
+from k8e.bench.samples import Bar, Row, Series
 
 ROUNDS = 200
 IMPORTS = 30

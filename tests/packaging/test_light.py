@@ -131,6 +131,13 @@ def test_the_command_works(run: Run) -> None:
     assert told("version")["version"]
 
 
+@pytest.mark.parametrize("run", ["both"], indirect=True)
+def test_a_gateway_elsewhere_can_be_measured(run: Run) -> None:
+    done = run(COMMAND, "bench", "--quick", "--json", "--rounds", "1", "--runtime", "container")
+    assert (done.returncode, done.stderr) == (0, b""), done
+    assert {row["runtime"] for row in json.loads(done.stdout)["rows"]} == {"container"}
+
+
 def test_every_command_s_module_can_be_imported(run: Run) -> None:
     code = (
         "import importlib, pkgutil, k8e.cli, k8e.client\n"

@@ -144,6 +144,7 @@ def _add_sandbox(commands: Any) -> None:
     parsing_pool.add(_command, commands, common, Parser)
     parsing_more.add_doctor(_command, group)
     parsing_templates.add(_command, commands, common)
+    parsing_more.add_bench(_command, commands, common)
 
 
 def _add_run(group: Any, common: Parser) -> None:

@@ -36,6 +36,33 @@ def add_doctor(command: Command, group: Any) -> None:
     doctor.add_argument("--fresh", action="store_true", help="try everything out again")
 
 
+def add_bench(command: Command, commands: Any, common: argparse.ArgumentParser) -> None:
+    """``k8e bench``, for whoever wants to know how fast a gateway is."""
+    bench = command(
+        commands,
+        "bench",
+        "measure a gateway: create to first result, exec, Python and files, each beside a floor "
+        "that is measured in the same minute",
+        "k8e bench\n"
+        "         k8e bench --quick --json\n"
+        "         k8e bench --runtime gvisor --runtime container\n"
+        "         k8e bench --endpoint sandboxes.example.org:50051 --at-once 50",
+        "bench.bench",
+        common,
+    )
+    bench.add_argument("--quick", action="store_true", help="two rounds: does it work at all")
+    bench.add_argument("--json", action="store_true", help="print JSON with every single sample")
+    bench.add_argument(
+        "--runtime",
+        action="append",
+        help="gvisor or container; repeatable (by default the gateway's own choice)",
+    )
+    bench.add_argument("--rounds", type=int, metavar="N", help="how often (default 20)")
+    bench.add_argument(
+        "--at-once", type=int, metavar="N", help="sessions and commands at a time (default 10)"
+    )
+
+
 def _add_events(command: Command, group: Any, common: argparse.ArgumentParser) -> None:
     events = command(
         group,

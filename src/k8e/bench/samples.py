@@ -4,20 +4,37 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-Kind = Literal["faster", "ratio", "most", "least"]
-"""How a bar is meant: at least so many times faster than the peer, at most so many times the peer,
-or a plain value of ours that may not be above (most) or below (least) the bar."""
+Kind = Literal["faster", "ratio", "share", "most", "least"]
+"""How a bar is meant: at least so many times faster than the peer, at most (ratio) or at least
+(share) so many times the peer, or a plain value of ours that may not be above (most) or below
+(least) the bar."""
 Sense = Literal["multiple", "speed-up"]
 """How a ratio is told: ours as a multiple of the peer's, or how many times faster we are."""
+RATES = ("MB/s", "/s")
+"""Units of which more is better."""
+P99_SAMPLES = 100
+"""With fewer samples, the 99th percentile is just the worst of them."""
 
 
 def percentile(samples: Sequence[float], percent: float) -> float:
     """The smallest sample that at least ``percent`` of all samples do not exceed."""
     ordered = sorted(samples)
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
+
+
+def short(value: float) -> str:
+    """A number with as many digits as are worth reading."""
+    size = abs(value)
+    return f"{value:.2f}" if size < 10 else f"{value:.1f}" if size < 100 else f"{value:,.0f}"
+
+
+def ratio_text(ratio: float, sense: Sense) -> str:
+    if sense == "multiple":
+        return f"{short(ratio)}x"
+    return f"{short(ratio)}x faster" if ratio >= 1 else f"{short(1 / ratio)}x slower"
 
 
 @dataclass(frozen=True)
@@ -39,7 +56,23 @@ class Series:
     @property
     def p95(self) -> float:
         """The bad end: the slow one of times, the low one of rates."""
-        return percentile(self.samples, 5 if self.unit == "MB/s" else 95)
+        return percentile(self.samples, 5 if self.unit in RATES else 95)
+
+    @property
+    def p99(self) -> float:
+        return percentile(self.samples, 1 if self.unit in RATES else 99)
+
+    def text(self) -> str:
+        """The median and, in brackets, the bad end: p95, with enough samples p99 too."""
+        told = short(self.p50)
+        if len(self.samples) > 1:
+            tail = [self.p95, self.p99] if len(self.samples) >= P99_SAMPLES else [self.p95]
+            told += f" ({', '.join(map(short, tail))})"
+        return f"{told} {self.unit}"
+
+    @classmethod
+    def from_json(cls, told: dict[str, Any]) -> Series:
+        return cls(told["name"], told["unit"], told["samples"])
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -47,6 +80,7 @@ class Series:
             "unit": self.unit,
             "p50": self.p50,
             "p95": self.p95,
+            "p99": self.p99,
             "samples": self.samples,
         }
 
@@ -63,6 +97,7 @@ class Bar:
         return {
             "faster": f"≥ {value}x faster",
             "ratio": f"≤ {value}x",
+            "share": f"≥ {value}x",
             "most": f"≤ {value} {unit}",
             "least": f"≥ {value} {unit}",
         }[self.kind]
@@ -100,9 +135,17 @@ class Row:
             return None
         else:
             value = self.ratio
-        if self.bar.kind in ("faster", "least"):
+        if self.bar.kind in ("faster", "share", "least"):
             return value >= self.bar.value
         return value <= self.bar.value
+
+    def ratio_text(self) -> str:
+        if self.ratio is None:
+            return ""
+        return ratio_text(self.ratio, self.sense)
+
+    def verdict(self) -> str:
+        return {True: "pass", False: "MISSED", None: ""}[self.passed]
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -116,3 +159,20 @@ class Row:
             "passed": self.passed,
             "note": self.note,
         }
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """Something that could not be measured here, and why."""
+
+    subject: str
+    runtime: str
+    name: str
+    reason: str
+
+    def text(self) -> str:
+        where = f" ({self.runtime})" if self.runtime else ""
+        return f"{self.subject}{where}: {self.name}: skipped: {self.reason}"
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)

@@ -1,0 +1,1 @@
+"""Measuring: samples, tables and the small suite behind ``k8e bench``."""
