@@ -7,6 +7,8 @@
     ├─ ExecNotFound          no such exec in the session
     ├─ ApprovalNotFound      no such approval, or not the caller's
     ├─ SnapshotNotFound      no such snapshot, or not the caller's
+    ├─ ImageNotFound         no such image, here or in its registry
+    ├─ ImageUnusable         an image cannot be fetched, or is no root file system
     ├─ NotExposed            a port that nobody has exposed
     ├─ Conflict              a name or request id is taken by something different
     ├─ Denied                the caller may not do this
@@ -79,6 +81,18 @@ class SnapshotNotFound(K8eError):
     """No snapshot has this name, or only somebody else's has."""
 
     code, grpc_status, http_status = "snapshot_not_found", "NOT_FOUND", 404
+
+
+class ImageNotFound(K8eError):
+    """No image has this reference: none that was pulled, or none in its registry."""
+
+    code, grpc_status, http_status = "image_not_found", "NOT_FOUND", 404
+
+
+class ImageUnusable(K8eError):
+    """An image, archive or folder cannot be a sandbox's root; the message says why."""
+
+    code, grpc_status, http_status = "image_unusable", "FAILED_PRECONDITION", 409
 
 
 class NotExposed(K8eError):
@@ -158,6 +172,8 @@ _BY_CODE: dict[str, type[K8eError]] = {
         ExecNotFound,
         ApprovalNotFound,
         SnapshotNotFound,
+        ImageNotFound,
+        ImageUnusable,
         NotExposed,
         TimedOut,
         Conflict,

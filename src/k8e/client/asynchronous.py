@@ -21,6 +21,7 @@ from k8e.client.async_runs import AsyncRuns
 from k8e.client.async_transfers import AsyncTransfers
 from k8e.client.events import AsyncTelling
 from k8e.client.exposing import AsyncExposing
+from k8e.client.imaging import AsyncImaging
 from k8e.client.operations import Operation, Progress
 from k8e.client.requests import AsyncContent, ExecOptions, SessionOptions
 from k8e.client.results import ExecEvent, ExecResult, FileEntry, SessionInfo, Stdout
@@ -40,6 +41,7 @@ class AsyncSandboxClient(
     AsyncSteering,
     AsyncExposing,
     AsyncTelling,
+    AsyncImaging,
 ):
     """Runs code in sandboxes, from any number of tasks at once.
 

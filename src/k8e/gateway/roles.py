@@ -25,6 +25,10 @@ _OPERATIONS = {
     "create_api_key": _ADMIN,
     "list_api_keys": _ADMIN,
     "delete_api_key": _ADMIN,
+    "pull_image": _ADMIN,
+    "list_images": _ADMIN,
+    "remove_image": _ADMIN,
+    "prune_images": _ADMIN,
 }
 _RPCS = {
     "Login": _ANY,

@@ -16,6 +16,7 @@ from k8e.gateway import tls
 from k8e.gateway.approving import ApprovalCalls
 from k8e.gateway.arguments import text as _text
 from k8e.gateway.exposing import ExposureCalls
+from k8e.gateway.imaging import ImageCalls
 from k8e.gateway.keeping import KeyCalls
 from k8e.gateway.snapshotting import SnapshotCalls
 from k8e.gateway.steering import SteeringCalls
@@ -26,7 +27,9 @@ from k8e.sessions.service import Sessions
 from k8e.settings import Settings
 
 
-class Gateway(ApprovalCalls, SnapshotCalls, SteeringCalls, ExposureCalls, KeyCalls, EventCalls):
+class Gateway(
+    ApprovalCalls, SnapshotCalls, SteeringCalls, ExposureCalls, KeyCalls, EventCalls, ImageCalls
+):
     """The shared state of all dialects. A method ``call_x`` answers the operation ``x``."""
 
     def __init__(

@@ -8,7 +8,7 @@ import signal
 import sys
 from typing import Any, Callable
 
-from k8e.guest.apart import MS_BIND, separate_programs
+from k8e.guest.apart import MS_BIND, in_image, separate_programs
 from k8e.guest.dial import Link
 from k8e.guest.files import (
     Download,
@@ -21,7 +21,7 @@ from k8e.guest.links import make_link, set_mode
 from k8e.guest.loop import READ, Loop
 from k8e.guest.ports import Ports
 from k8e.guest.processes import list_processes
-from k8e.guest.spawn import GID, HOME, UID, WORKSPACE, as_user
+from k8e.guest.spawn import BASE_ENV, GID, HOME, UID, WORKSPACE, as_user
 from k8e.guest.table import Execs
 from k8e.guest.terminals import Terminals, signal_foreground
 from k8e.guest.trees import Listing, remove_path
@@ -77,6 +77,8 @@ class Guest:
         except FileExistsError:
             pass
         os.chown(HOME, UID, GID)
+        if in_image() and not os.path.exists(BASE_ENV["SHELL"]):
+            BASE_ENV["SHELL"] = "/bin/sh"
         # Where pip installs. Python looks there only if it is there when the interpreter starts.
         version = f"{sys.version_info[0]}.{sys.version_info[1]}"
         with as_user():
