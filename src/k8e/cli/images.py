@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import os
 from typing import Any
 
-from k8e.cli import printing, sandbox
+from k8e.cli import fast, printing, progress, sandbox
 from k8e.cli.snapshots import watched
 from k8e.client import imaging
 
@@ -19,8 +20,22 @@ def pull(options: argparse.Namespace) -> int:
 def listing(options: argparse.Namespace) -> int:
     with sandbox.connect(options) as client:
         found = client.list_images()
-    printing.answer({"images": [_shown(item) for item in found]})
+    if options.json or not os.isatty(1):
+        printing.answer({"images": [_shown(item) for item in found]})
+    else:
+        fast.write(1, "".join(f"{line}\n" for line in table(found)).encode())
     return 0
+
+
+def table(found: list[imaging.Image]) -> list[str]:
+    """The images for people."""
+    rows = [("NAME", "DIGEST", "SIZE", "PULLED")]
+    for item in found:
+        shown = _shown(item)
+        digest = item.digest.removeprefix("sha256:")[:12]
+        rows.append((item.name, digest, progress.size(item.size), shown["pulled_at"]))
+    widths = [max(len(row[at]) for row in rows) for at in range(3)]
+    return ["  ".join([*map(str.ljust, row, widths), row[3]]) for row in rows]
 
 
 def remove(options: argparse.Namespace) -> int:

@@ -31,7 +31,8 @@ def add(commands: Any, common: argparse.ArgumentParser, command: Command) -> Non
         "images.pull",
         common,
     )
-    command(below, "list", "list the images", "k8e image list", "images.listing", common)
+    listing = command(below, "list", "list the images", "k8e image list", "images.listing", common)
+    listing.add_argument("--json", action="store_true", help="print JSON on a terminal too")
     remove = command(
         below,
         "remove",

@@ -275,6 +275,7 @@ class Images:
         with self.store.scratch() as folder:
             with tempfile.TemporaryFile(dir=folder) as archive:
                 registry.fetch(name, blob, archive, tell)
+                archive.seek(0)
                 found = self._unpacking.unpack(archive, folder / "fs", most)
             if found.diff_id != diff_id:
                 raise errors.ImageUnusable(

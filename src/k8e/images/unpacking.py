@@ -41,8 +41,7 @@ class Unpacking:
     def unpack(
         self, archive: BinaryIO, folder: Path, max_bytes: int, max_entries: int = MOST_ENTRIES
     ) -> Unpacked:
-        """Unpack a file into an empty folder; ImageUnusable says what is wrong with it."""
-        archive.seek(0)
+        """Unpack what a file has from here on into an empty folder; ImageUnusable says why not."""
         argv = [sys.executable, "-I", "-S", "-B", str(Path(confined.__file__).resolve())]
         argv += [str(folder), str(max_bytes), str(max_entries)]
         with self._lock:
