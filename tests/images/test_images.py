@@ -160,6 +160,7 @@ def test_a_pull_that_is_killed_leaves_nothing_that_counts(place: Path) -> None:
         released.set()
         images = Images(settings.load(folders))
         images.prepare()
+        images.store.sweep()
         assert not list(scratch.iterdir())
         assert layers(place) == set()
         assert asyncio.run(images.pull(reference)).size == 200_000

@@ -86,6 +86,10 @@ class Images:
     def prepare(self) -> None:
         self.store.prepare()
 
+    def sweep(self) -> None:
+        """Remove beside everything else what nobody needs; nobody waits for it."""
+        self._threads.submit(self.store.sweep)
+
     def close(self) -> None:
         """Stop what is being fetched; the next gateway begins it again."""
         self._stopped.set()

@@ -29,6 +29,7 @@ from k8e.images.references import Reference
 
 CHUNK = 1 << 18
 CALL_SECONDS = 30.0  # without a byte
+DOCUMENT_SECONDS = 60.0
 BLOB_SECONDS = 3600.0  # for one blob
 MOST_DOCUMENT = 4 << 20  # bytes of a manifest or configuration
 MOST_TOKEN = 1 << 18
@@ -256,12 +257,14 @@ def _piece(response: Response) -> bytes:
 
 
 def _read(response: Response, most: int) -> bytes:
-    body = b""
+    body, deadline = b"", time.monotonic() + DOCUMENT_SECONDS
     try:
         while piece := _piece(response):
             body += piece
             if len(body) > most:
                 raise errors.ImageUnusable(f"an answer of the registry has more than {most} bytes")
+            if time.monotonic() > deadline:
+                raise Broken(f"an answer took more than {DOCUMENT_SECONDS:g} s")
     except Broken as error:
         raise errors.ImageUnusable(
             f"the connection to the registry broke: {error}", hint="try again"

@@ -64,13 +64,18 @@ class Store:
         self.lock = threading.RLock()
         """Held while layers are taken into use or away."""
         self._pinned: Counter[str] = Counter()
+        self._making: set[Path] = set()
 
     def prepare(self) -> None:
-        """Make the folders, and remove what a killed gateway left half made."""
         for folder in (self._layers, self._names, self._scratch):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for left in self._scratch.iterdir():
-            shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+    def sweep(self) -> None:
+        """Remove what a killed gateway left half made, and layers that were put away."""
+        with self.lock:
+            left = [path for path in self._scratch.iterdir() if path not in self._making]
+        for path in left:
+            shutil.rmtree(path, ignore_errors=True)  # another thread may do the same
 
     # Layers.
 
@@ -91,6 +96,8 @@ class Store:
     def scratch(self) -> Generator[Path]:
         """A new folder to make a layer in, with ``fs`` for its files; what is left of it goes."""
         folder = self._scratch / secrets.token_hex(8)
+        with self.lock:
+            self._making.add(folder)
         folder.mkdir(mode=0o700)
         (folder / "fs").mkdir()
         (folder / "fs").chmod(0o755)
@@ -98,6 +105,8 @@ class Store:
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+            with self.lock:
+                self._making.discard(folder)
 
     def keep(self, folder: Path, diff_id: str, size: int) -> None:
         """Make a scratch folder the layer of this digest, on disk before it is seen."""
@@ -124,15 +133,16 @@ class Store:
                 self._pinned -= wanted
 
     def prune(self, used: Iterable[Path]) -> list[str]:
-        """Remove the layers of no image that are not ``used`` either; their digests."""
+        """Put away the layers of no image that are not ``used`` either; their digests.
+
+        They are out of the way at once; ``sweep`` removes them, which may take a while.
+        """
         with self.lock:
             wanted = {self._home(item) for image in self.listing() for item in image.layers}
             wanted |= {self._home(item) for item in self._pinned} | {path.parent for path in used}
             gone = [path for path in self._layers.iterdir() if path not in wanted]
-            # Out of the way at once; removing may take longer than anybody should wait.
-            moved = [path.rename(self._scratch / secrets.token_hex(8)) for path in gone]
-        for path in moved:
-            shutil.rmtree(path)
+            for path in gone:
+                path.rename(self._scratch / secrets.token_hex(8))
         return sorted(f"sha256:{path.name}" for path in gone)
 
     # Images.
@@ -150,7 +160,7 @@ class Store:
 
     def save(self, image: Image) -> None:
         file = self._file(image.name)
-        scratch = self._scratch / f"{file.name}.{secrets.token_hex(4)}"
+        scratch = file.with_suffix(f".{secrets.token_hex(4)}.tmp")
         scratch.write_text(json.dumps(asdict(image)), "utf-8")
         scratch.rename(file)
 

@@ -62,7 +62,7 @@ class Roots:
         """Have the root of this content mounted until the sandbox is gone; its key."""
         key = hashlib.sha256(f"{content.key} {_fingerprint()}".encode()).hexdigest()[:24]
         with self._images.store.lock:
-            if self.path(key) not in mounts.mounts_below(self._folder):
+            if not self.path(key).is_mount():  # sure for overlayfs, which is a device of its own
                 self._mount(key, content)
             self._users[sandbox_id] = key
         return key
@@ -80,7 +80,9 @@ class Roots:
                     used |= _uses(folder)
                 else:
                     _remove(folder)
-        return self._images.store.prune(used)
+            gone = self._images.store.prune(used)
+        self._images.sweep()
+        return gone
 
     def close(self) -> None:
         """Give everything back, if no sandbox needs it."""
