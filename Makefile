@@ -52,8 +52,8 @@ format: setup ## Format, and fix what ruff can fix
 	$(VENV)/bin/ruff check --fix-only .
 	$(VENV)/bin/ruff format .
 
-test-packages: # Debian packages that only the tests use
-	@sh tests/packages.sh
+test-packages: $(VENV)/.ready # Debian packages that only the tests use
+	@sh tests/packages.sh $(VENV)/packages
 
 test: setup test-packages ## Run the tests (as root all of them; PYTEST_ARGS="-k word")
 	$(PY) -m pytest -rs -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)

@@ -1,24 +1,43 @@
 #!/bin/sh
-# Installs the Debian packages that only the tests use; quick when they are in place. A test whose tool is missing says
-# so and is skipped, so this is never an error.
+# packages.sh FOLDER: gets the Debian packages that only the tests use; quick when they are in place. Tools are
+# installed; programs that would come with a service are only unpacked, into FOLDER. A test whose tool is missing says so
+# and is skipped, so nothing here is an error.
 set -u
-PACKAGES="nftables iptables zsh fish shellcheck git docker-registry busybox-static"
+TOOLS="nftables iptables zsh fish shellcheck git"
+UNPACKED="docker-registry busybox-static"
+folder=$1
 
 command -v dpkg-query >/dev/null 2>&1 || exit 0
 missing=
-for package in $PACKAGES; do
+for package in $TOOLS; do
     dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing="$missing $package"
 done
-[ -n "$missing" ] || exit 0
+[ -n "$missing" ] || [ ! -d "$folder" ] || exit 0
 if [ "$(id -u)" != 0 ]; then
-    echo "not installed, so some tests will be skipped:$missing" >&2
+    echo "some tests will be skipped, since these can only be installed by root:$missing" >&2
     exit 0
 fi
-echo "installing what only the tests use:$missing"
 export DEBIAN_FRONTEND=noninteractive
 apt-get -qq -o DPkg::Lock::Timeout=120 update >/dev/null || :
-# Word splitting makes the list of packages.
+if [ -n "$missing" ]; then
+    echo "installing what only the tests use:$missing"
+    # Word splitting makes the list of packages.
+    # shellcheck disable=SC2086
+    apt-get -qq -y -o DPkg::Lock::Timeout=120 install --no-install-recommends \
+        -o Dpkg::Options::=--path-exclude='/usr/share/man/*' $missing >/dev/null ||
+        echo "could not install all of:$missing; some tests will be skipped" >&2
+fi
+[ ! -d "$folder" ] || exit 0
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+# apt fetches as a user of its own, who must be able to write there.
+chmod 755 "$scratch" && mkdir -m 777 "$scratch/fetched"
 # shellcheck disable=SC2086
-apt-get -qq -y -o DPkg::Lock::Timeout=120 install --no-install-recommends \
-    -o Dpkg::Options::=--path-exclude='/usr/share/man/*' $missing >/dev/null ||
-    echo "could not install all of:$missing; some tests will be skipped" >&2
+if (cd "$scratch/fetched" && apt-get -qq download $UNPACKED >/dev/null); then
+    for file in "$scratch"/fetched/*.deb; do
+        dpkg -x "$file" "$scratch/unpacked"
+    done
+    mv "$scratch/unpacked" "$folder"
+else
+    echo "could not fetch $UNPACKED; some tests will be skipped" >&2
+fi

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from k8e.client.blocking import SandboxClient, sandbox_session
     from k8e.client.events import Event
     from k8e.client.exposing import Exposed
+    from k8e.client.imaging import Image
     from k8e.client.interactive import Process
     from k8e.client.oneshot import arun, run
     from k8e.client.results import (
@@ -60,6 +61,7 @@ _HOMES = {
     "Exposed": "k8e.client.exposing",
     "FileEntry": "k8e.client.results",
     "Foreground": "k8e.client.results",
+    "Image": "k8e.client.imaging",
     "Process": "k8e.client.interactive",
     "ProcessInfo": "k8e.client.results",
     "Run": "k8e.client.runs",
@@ -93,6 +95,7 @@ __all__ = [
     "Exposed",
     "FileEntry",
     "Foreground",
+    "Image",
     "Process",
     "ProcessInfo",
     "Run",

@@ -8,6 +8,8 @@
     ├─ ApprovalNotFound      no such approval, or not the caller's
     ├─ SnapshotNotFound      no such snapshot, or not the caller's
     ├─ TemplateNotFound      no such template
+    ├─ ImageNotFound         no such image, here or in its registry
+    ├─ ImageUnusable         an image cannot be fetched, or is no root file system
     ├─ NotExposed            a port that nobody has exposed
     ├─ Conflict              a name or request id is taken by something different
     ├─ Denied                the caller may not do this
@@ -88,6 +90,18 @@ class TemplateNotFound(K8eError):
     code, grpc_status, http_status = "template_not_found", "NOT_FOUND", 404
 
 
+class ImageNotFound(K8eError):
+    """No image has this reference: none that was pulled, or none in its registry."""
+
+    code, grpc_status, http_status = "image_not_found", "NOT_FOUND", 404
+
+
+class ImageUnusable(K8eError):
+    """An image, archive or folder cannot be a sandbox's root; the message says why."""
+
+    code, grpc_status, http_status = "image_unusable", "FAILED_PRECONDITION", 409
+
+
 class NotExposed(K8eError):
     """The port of a session is not exposed, so there is nothing to end."""
 
@@ -166,6 +180,8 @@ _BY_CODE: dict[str, type[K8eError]] = {
         ApprovalNotFound,
         SnapshotNotFound,
         TemplateNotFound,
+        ImageNotFound,
+        ImageUnusable,
         NotExposed,
         TimedOut,
         Conflict,

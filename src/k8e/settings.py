@@ -92,6 +92,17 @@ class Settings:
     were claimed at once of late. 0 means that none are."""
     max_children: int = 16
     """K8E_MAX_CHILDREN: how many sub-agents one session may have at once."""
+    default_registry: str = ""
+    """K8E_DEFAULT_REGISTRY: host of the registry for images whose reference names none; empty means
+    that such a reference is refused."""
+    insecure_registries: str = ""
+    """K8E_INSECURE_REGISTRIES: hosts of registries, separated by commas, that may be talked to
+    without TLS; those on the loopback address always may."""
+    registry_credentials: str = ""
+    """K8E_REGISTRY_CREDENTIALS: a file with passwords for registries, in the form of Docker's
+    ``config.json`` (only its ``auths``); empty means ``~/.docker/config.json``, if it is there."""
+    max_image_bytes: int = 16 << 30
+    """K8E_MAX_IMAGE_BYTES: the most that one image may have, downloaded or unpacked."""
 
     templates: str = ""
     """K8E_TEMPLATES: the folder with the files of templates; empty means ``templates`` in the data
@@ -126,8 +137,10 @@ def load(environ: dict[str, str] | None = None, **flags: Any) -> Settings:
 
 
 def _variable(name: str) -> str:
-    """The environment variable of a field: ``default_`` is left away."""
-    return ENV_PREFIX + name.removeprefix("default_").upper()
+    """The environment variable of a field: ``default_`` is left away, but for one."""
+    if name != "default_registry":  # others are allowed, too
+        name = name.removeprefix("default_")
+    return ENV_PREFIX + name.upper()
 
 
 def _read_file(path: Path) -> dict[str, Any]:

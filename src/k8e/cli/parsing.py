@@ -15,6 +15,7 @@ from k8e.cli import (
     parsing_approvals,
     parsing_exposing,
     parsing_files,
+    parsing_images,
     parsing_login,
     parsing_more,
     parsing_pool,
@@ -140,6 +141,7 @@ def _add_sandbox(commands: Any) -> None:
     parsing_approvals.add_approver(_command, commands, common)
     parsing_login.add_to_sandbox(_command, group, common)
     parsing_login.add_apikey(_command, commands, common)
+    parsing_images.add(commands, common, _command)
     parsing_more.add(_command, group, common)
     parsing_pool.add(_command, commands, common, Parser)
     parsing_more.add_doctor(_command, group)

@@ -26,9 +26,9 @@ class Bar:
         if not self._visible or now < self._drawn + _STEP:
             return
         self._drawn = now
-        speed = _size(done / max(now - self._began, 0.001))
+        speed = size(done / max(now - self._began, 0.001))
         bar = self._bar(done, total, now)
-        fast.write(2, f"\r\x1b[K{bar}  {_size(done)}  {speed}/s".encode())
+        fast.write(2, f"\r\x1b[K{bar}  {size(done)}  {speed}/s".encode())
 
     def _bar(self, done: int, total: int | None, now: float) -> str:
         if not total:  # only that something happens
@@ -48,7 +48,8 @@ class Bar:
             fast.write(2, b"\r\x1b[K")
 
 
-def _size(count: float) -> str:
+def size(count: float) -> str:
+    """So many bytes, for people."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

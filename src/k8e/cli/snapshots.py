@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 def save(options: argparse.Namespace) -> int:
     operation = snapshotting.save(options.session_id, options.name, replace=options.replace)
-    saved = _watched(options, operation)
+    saved = watched(options, operation)
     printing.answer(
         {
             "file_count": saved.file_count,
@@ -32,7 +32,7 @@ def restore(options: argparse.Namespace) -> int:
     asked = sandbox.session_options(options)
     hosts = parsing.hosts(options.allowed_hosts)
     operation = snapshotting.restore(options.name, options.runtime, hosts, tenant, asked)
-    made = _watched(options, operation)
+    made = watched(options, operation)
     printing.answer(
         {
             "pod_ip": "",
@@ -68,7 +68,7 @@ def _shown(item: snapshotting.Snapshot) -> dict[str, Any]:
     }
 
 
-def _watched(options: argparse.Namespace, operation: Operation[T]) -> T:
+def watched(options: argparse.Namespace, operation: Operation[T]) -> T:
     """The result of an operation, with its progress shown."""
     pool = driving.Pool(driving.connector(sandbox.endpoint(options)))
     try:

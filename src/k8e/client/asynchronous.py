@@ -21,6 +21,7 @@ from k8e.client.async_runs import AsyncRuns
 from k8e.client.async_transfers import AsyncTransfers
 from k8e.client.events import AsyncTelling
 from k8e.client.exposing import AsyncExposing
+from k8e.client.imaging import AsyncImaging
 from k8e.client.operations import Operation, Progress
 from k8e.client.pooling import AsyncPooling
 from k8e.client.requests import AsyncContent, ExecOptions, SessionOptions
@@ -44,6 +45,7 @@ class AsyncSandboxClient(
     AsyncTelling,
     AsyncPooling,
     AsyncTemplating,
+    AsyncImaging,
 ):
     """Runs code in sandboxes, from any number of tasks at once.
 

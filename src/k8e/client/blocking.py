@@ -14,6 +14,7 @@ from k8e.client import driving, endpoints, operations, requests, results
 from k8e.client.approving import Approving
 from k8e.client.events import Telling
 from k8e.client.exposing import Exposing
+from k8e.client.imaging import Imaging
 from k8e.client.interactive import Interactive
 from k8e.client.operations import Operation, Progress
 from k8e.client.pooling import Pooling
@@ -39,6 +40,7 @@ class SandboxClient(
     Telling,
     Pooling,
     Templating,
+    Imaging,
 ):
     """Runs code in sandboxes.
 

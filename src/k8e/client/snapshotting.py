@@ -68,7 +68,7 @@ def save(session_id: str, name: str, *, replace: bool) -> Operation[Snapshot]:
         "replace": replace,
         "progress": True,
     }
-    return _snapshot((yield from _watched(call)))
+    return _snapshot((yield from watched(call)))
 
 
 def restore(
@@ -81,11 +81,11 @@ def restore(
     """Make a session that begins with a snapshot: emits Progress."""
     call = requests.create_call(runtime_class, allowed_hosts, tenant_id, options)
     call["spec"]["snapshot"] = name
-    told = yield from _watched({**call, "progress": True})
+    told = yield from watched({**call, "progress": True})
     return results.session(told["session"])
 
 
-def _watched(call: Mapping[str, Any]) -> Operation[dict[str, Any]]:
+def watched(call: Mapping[str, Any]) -> Operation[dict[str, Any]]:
     """An operation that tells how far it has come before it is answered."""
     asking = operations.call(call)
     step = next(asking)

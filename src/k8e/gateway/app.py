@@ -72,6 +72,7 @@ async def _main(settings: Settings, *, background: bool, ready_fd: int) -> None:
         sessions = Sessions(settings, store, host, Runtimes(host))
         gateway = Gateway(settings, sessions, Approvals(approvals, sessions), Keys(keys))
         gateway.exposures = Exposures(exposures, sessions)
+        gateway.host = host
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, gateway.stopping.set)

@@ -33,6 +33,10 @@ _OPERATIONS = {
     "get_template": _AGENT_OR_ADMIN,
     "apply_template": _ADMIN,
     "delete_template": _ADMIN,
+    "pull_image": _ADMIN,
+    "list_images": _ADMIN,
+    "remove_image": _ADMIN,
+    "prune_images": _ADMIN,
 }
 _RPCS = {
     "Login": _ANY,

@@ -16,6 +16,7 @@ from k8e.gateway import tls
 from k8e.gateway.approving import ApprovalCalls
 from k8e.gateway.arguments import text as _text
 from k8e.gateway.exposing import ExposureCalls
+from k8e.gateway.imaging import ImageCalls
 from k8e.gateway.keeping import KeyCalls
 from k8e.gateway.pooling import PoolCalls
 from k8e.gateway.snapshotting import SnapshotCalls
@@ -37,6 +38,7 @@ class Gateway(
     EventCalls,
     TemplateCalls,
     PoolCalls,
+    ImageCalls,
 ):
     """The shared state of all dialects. A method ``call_x`` answers the operation ``x``."""
 

@@ -8,7 +8,8 @@ for code, compiles it into the file, and leaves the interpreter as ``python3 -c`
 
 It talks to ``warm.py`` by a socket: it says ``r`` (ready), takes a message and the one byte that
 follows it, says ``b`` and begins; or says ``n`` (not me) and ends, and the guest starts another.
-Whoever takes that byte decides: it is taken back from one that does not answer.
+Whoever takes that byte decides: it is taken back from one that does not answer. An interpreter of
+another version than those that this was tried with says ``o``, and no other one is started.
 """
 
 # Python's own insides have no types.
@@ -31,9 +32,10 @@ FAMILIAR = compile("for x in (1,):\n    print(x)\n", "<string>", "exec", 0, True
 def become_warm() -> None:
     """Stand in for the loader, then let the system's own ``sitecustomize`` do its work."""
     external: Any = sys.modules["_frozen_importlib_external"]
-    if not TESTED[0] <= sys.version_info[:2] <= TESTED[1]:
-        posix._exit(3)
     folder, control, stdin = posix.environ[b"K8E_BOOT"].decode().split()
+    if not TESTED[0] <= sys.version_info[:2] <= TESTED[1]:
+        posix.write(int(control), b"o")
+        posix._exit(3)
     fd = posix.memfd_create("code", 0)
     posix.dup2(fd, FILE)
     posix.close(fd)

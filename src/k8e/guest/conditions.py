@@ -14,17 +14,23 @@ NAMES_MOST = 5000  # in a folder of the user's packages; looking through more wo
 READ_MOST = 64  # files in there that Python reads at its start
 # What an interpreter reads when it starts, or a library that it is made of.
 _DECISIVE = ("PATH", "HOME", "LANG", "LANGUAGE", "TZ", "TZDIR", "LOCPATH", "GCONV_PATH", "NLSPATH")
+# What images of Python say of themselves; Python does not look at it.
+_OF_IMAGES = (
+    "PYTHON_VERSION PYTHON_SHA256 PYTHON_PIP_VERSION PYTHON_SETUPTOOLS_VERSION "
+    "PYTHON_GET_PIP_URL PYTHON_GET_PIP_SHA256"
+).split()
 _DECISIVE_PREFIXES = ("PYTHON", "LD_", "LC_", "MALLOC_", "GLIBC_")
 
 
 def start_conditions(env: dict[str, str]) -> dict[str, str] | None:
     """What of an environment decides how Python starts; None if no warm one may be used."""
-    if env.get("K8E_WARM") == "0" or any(name.startswith("PYTHON") for name in env):
+    python = [name for name in env if name.startswith("PYTHON") and name not in _OF_IMAGES]
+    if env.get("K8E_WARM") == "0" or python:
         return None
     return {
         name: value
         for name, value in env.items()
-        if name in _DECISIVE or name.startswith(_DECISIVE_PREFIXES)
+        if name in _DECISIVE or (name.startswith(_DECISIVE_PREFIXES) and name not in _OF_IMAGES)
     }
 
 

@@ -12,12 +12,14 @@ import signal
 import time
 from typing import Any, Callable
 
-from k8e.guest.languages import language_command
+from k8e.guest.apart import in_image
+from k8e.guest.languages import language_command, need_language
 from k8e.guest.loop import READ, WRITE, Loop, Timer
 from k8e.guest.output import Output, Reader
 from k8e.guest.spawn import (
     BASE_ENV,
     GID,
+    PATH,
     UID,
     WORKSPACE,
     as_user,
@@ -89,6 +91,8 @@ class Exec:
         env.update(spec.get("env") or {})
         self.argv = self._command(spec, cwd)
         try:
+            if "code" in spec and in_image():
+                need_language(self.argv[0], env.get("PATH", PATH), cwd)
             if self.tty:
                 env.setdefault("TERM", "xterm-256color")
                 self._start_on_tty(env, cwd)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
-from k8e.guest.spawn import as_user
+from k8e.guest.spawn import as_user, find_program
 
 # Linux refuses a single argument above 128 KiB (MAX_ARG_STRLEN); longer code goes through a file.
 ARGUMENT_LIMIT = 120 << 10
@@ -59,6 +60,18 @@ def language_command(
         return _INLINE[name] + [code.decode("utf-8", "surrogateescape")], None
     path = _save("/tmp/.k8e-" + exec_id, code)
     return _FROM_FILE[name] + [path], path
+
+
+def need_language(program: str, path: str, cwd: str) -> None:
+    """Say in words that an image has no interpreter for a language."""
+    try:
+        find_program(program, path, cwd)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            errno.ENOENT,
+            "the image has no " + program + " on its PATH, so code in this language cannot run",
+            program,
+        ) from error
 
 
 def _save(path: str, code: bytes) -> str:

@@ -10,8 +10,8 @@ import os
 import sys
 from typing import Any
 
-from k8e.guest.apart import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, separate_programs
-from k8e.guest.spawn import GID, HOME, UID, WORKSPACE, as_user
+from k8e.guest.apart import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, in_image, separate_programs
+from k8e.guest.spawn import BASE_ENV, GID, HOME, UID, WORKSPACE, as_user
 
 SLOT = "/run/k8e/slot/w"
 _CAPABILITIES_V3 = 0x20080522
@@ -29,6 +29,8 @@ def own_home() -> None:
     except FileExistsError:
         pass
     os.chown(HOME, UID, GID)
+    if in_image() and not os.path.exists(BASE_ENV["SHELL"]):
+        BASE_ENV["SHELL"] = "/bin/sh"
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
     with as_user():
         os.makedirs(f"{HOME}/.local/lib/python{version}/site-packages", exist_ok=True)

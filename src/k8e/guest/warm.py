@@ -287,6 +287,8 @@ class Warmth:
             return
         except OSError:
             word = b""
+        if word == b"o" and not item.ready:
+            self._failures = GIVE_UP
         if word != b"r" or item.ready:
             self._drop(item)
             self._fail()

@@ -8,6 +8,7 @@ from typing import Any
 
 from k8e.model import MIB, Limits
 from k8e.runtimes import cgroups, seccomp
+from k8e.runtimes.interpreter import PLACE, Interpreter
 
 GUEST_CAPABILITIES = ["CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_CHOWN", "CAP_DAC_OVERRIDE"]
 ID_RANGE = 65536  # uids in a sandbox's user namespace
@@ -43,6 +44,8 @@ class Layout:
     tools: Path | None
     """Language tools for ``/opt/k8e/tools``, where they are installed."""
     open_files: int
+    python: Interpreter | None = None
+    """The guest's own Python, where the root need not have one."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +144,8 @@ def _mounts(layout: Layout, flavour: Flavour, limits: Limits) -> list[dict[str, 
     mounts += [_bind(folder, folder, *READ_ONLY_BIND) for folder in layout.bound]
     if layout.tools is not None:
         mounts.append(_bind(layout.tools, "/opt/k8e/tools", *READ_ONLY_BIND))
+    if layout.python is not None:
+        mounts.append(_bind(layout.python.folder, PLACE, *READ_ONLY_BIND))
     mounts.append(_bind(layout.guest.parent, "/run/k8e/guest", *READ_ONLY_BIND))
     mounts.append(_bind(layout.link, "/run/k8e/link", *READ_ONLY_BIND))
     mounts.append(_bind(layout.slot, flavour.slot_at, "rw", "rslave"))
@@ -160,10 +165,11 @@ def make_resources(flavour: Flavour, limits: Limits) -> dict[str, Any]:
 
 def _process(layout: Layout, flavour: Flavour) -> dict[str, Any]:
     held = ("bounding", "effective", "permitted")
+    python = ["/usr/bin/python3"] if layout.python is None else layout.python.argv
     return {
         "terminal": False,
         "user": {"uid": 0, "gid": 0},
-        "args": ["/usr/bin/python3", "-I", "-S", "-B", f"/run/k8e/guest/{layout.guest.name}"],
+        "args": [*python, "-I", "-S", "-B", f"/run/k8e/guest/{layout.guest.name}"],
         "env": ["PATH=/usr/bin:/bin", "LANG=C.UTF-8", *GUEST_MALLOC],
         "cwd": "/",
         "noNewPrivileges": True,

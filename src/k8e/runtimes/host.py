@@ -11,13 +11,15 @@ import signal
 import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from k8e import errors
+from k8e.images.images import Images
 from k8e.model import Limits
-from k8e.runtimes import bundle, cgroups, mounts, packing, rootfs
+from k8e.runtimes import bundle, cgroups, interpreter, mounts, packing, rootfs
+from k8e.runtimes.roots import Roots
 from k8e.runtimes.workspaces import Workspaces
 from k8e.settings import Settings
 
@@ -25,6 +27,10 @@ FIRST_ID = 0x70000000
 """First host uid for sandboxes: a range that neither systemd nor /etc/subuid hands out."""
 ID_SLOTS = 4096
 GUEST_PYTHON = "/usr/bin/python3"
+
+
+def _no_env() -> dict[str, str]:
+    return {}
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,10 @@ class Record:
     """The sandbox whose workspace, and so whose uids, it shares."""
     settled: bool = False
     """Whether its workspace is mounted, and its guest did all that needs no session."""
+    root: str = ""
+    """The key of its root file system; empty for the host's own."""
+    env: dict[str, str] = field(default_factory=_no_env)
+    """Variables that its image gives to programs."""
 
     def save(self, folder: Path) -> None:
         scratch = folder / "sandbox.json.tmp"
@@ -71,8 +81,11 @@ class Host:
         self.settings = settings
         self.sandboxes = settings.run_dir / "sandboxes"
         self.workspaces = Workspaces(settings.data_dir / "workspaces")
+        self.images = Images(settings)
+        self.roots = Roots(self.images, settings.data_dir / "images" / "roots")
         self._skeleton: Path | None = None
         self._guest: Path | None = None
+        self._python: interpreter.Interpreter | None = None
         self._ids: dict[str, int] = {}
         self.lend_network: Callable[[], AbstractAsyncContextManager[str]] = _no_network
         """A network namespace to try runtimes with; its path is empty where there is none."""
@@ -89,13 +102,18 @@ class Host:
         mounts.make_private_mount(self.sandboxes)
         cgroups.prepare()
         self.workspaces.sweep()
+        roots: dict[str, str] = {}
         for folder in self.sandboxes.glob("sb-*"):
             record = Record.load(folder)
             if record is not None and record.id_base is not None:
                 self._ids[record.sandbox_id] = record.id_base
+            if record is not None and record.root:
+                roots[record.sandbox_id] = record.root
+        self.roots.prepare(roots)
 
     def close(self) -> None:
         """Give back what only matters while there are sandboxes."""
+        self.roots.close()
         if not any(self.sandboxes.glob("sb-*")):
             # Also what runsc leaves: a network namespace without anything, to start programs in.
             for point in mounts.mounts_below(self.settings.run_dir):
@@ -142,25 +160,37 @@ class Host:
     def free_ids(self, sandbox_id: str) -> None:
         self._ids.pop(sandbox_id, None)
 
-    def layout(self, sandbox_id: str) -> bundle.Layout:
+    def layout(self, record: Record) -> bundle.Layout:
         """Where a sandbox's parts lie; makes the shared ones at first use."""
         with self._lock:
-            if self._skeleton is None or not self._skeleton.exists():
-                self._skeleton = rootfs.make_skeleton(self.settings.data_dir / "rootfs")
             if self._guest is None or not self._guest.exists():
                 self._guest = packing.pack_guest(self.settings.data_dir / "guest", GUEST_PYTHON)
+            root, python = self._root(record)
         tools = self.settings.home / "tools"
-        folder = self.folder(sandbox_id)
+        folder = self.folder(record.sandbox_id)
         return bundle.Layout(
-            rootfs=self._skeleton,
-            bound=rootfs.bound_folders(),
+            rootfs=root,
+            bound=[] if record.root else rootfs.bound_folders(),
             guest=self._guest,
             link=folder / "link",
             slot=folder / "slot",
             tools=tools if tools.is_dir() else None,
             # Without CAP_SYS_RESOURCE nobody can raise a hard limit above their own.
             open_files=min(bundle.OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
+            python=python,
         )
+
+    def _root(self, record: Record) -> tuple[Path, interpreter.Interpreter | None]:
+        """The root file system of a sandbox, and the guest's Python where that has none for it."""
+        if record.root:
+            if self._python is None or not self._python.folder.exists():
+                self._python = interpreter.make_interpreter(
+                    self.settings.data_dir / "python", GUEST_PYTHON, packing.packed_source()
+                )
+            return self.roots.path(record.root), self._python
+        if self._skeleton is None or not self._skeleton.exists():
+            self._skeleton = rootfs.make_skeleton(self.settings.data_dir / "rootfs")
+        return self._skeleton, None
 
 
 def start_time(pid: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 
 from k8e import errors, link
 from k8e.guest.spawn import UID
+from k8e.images.images import Content
 from k8e.model import MIB, SandboxSpec
 from k8e.runtimes import bundle, cgroups, mounts, tools
 from k8e.runtimes.base import Binding, Feature, Guest, Support
@@ -118,7 +120,7 @@ class OciGuest:
         await self._mount_workspace()
         call = {
             "op": "bind",
-            "env": binding.env,
+            "env": {**self.record.env, **binding.env},
             "cwd": binding.cwd,
             "warm": bundle.has_room_for_warmth(self.record.limits),
             **self._runtime.guest_limits(self.record),
@@ -229,8 +231,12 @@ class OciRuntime:
         )
         folder = self.host.folder(spec.sandbox_id)
         listener = link.Listener(folder / "link")
+        content = None
+        if spec.rootfs.kind != "host":
+            content = await self.host.images.provide(spec.rootfs)
         try:
-            record = await _to_the_end(lambda made: self._prepare(made, spec.network), record)
+            prepare = functools.partial(self._prepare, content=content, network=spec.network)
+            record = await _to_the_end(prepare, record)
             await listener.listen()
             arguments = ("--bundle", str(folder), "--pid-file", str(folder / "pid"))
             argv = self.command(
@@ -249,11 +255,14 @@ class OciRuntime:
             raise
         return guest
 
-    def _prepare(self, record: Record, network: str) -> Record:
+    def _prepare(self, record: Record, content: Content | None, network: str) -> Record:
         """Everything on disk that the sandbox needs before its first process."""
         folder = self.host.folder(record.sandbox_id)
         folder.mkdir()
         record = self.assign(record)
+        if content is not None:
+            root = self.host.roots.take(record.sandbox_id, content)
+            record = replace(record, root=root, env=content.env)
         record.save(folder)
         link.Listener.prepare(folder / "link", owner=record.id_base or 0)
         slot = folder / "slot"
@@ -264,7 +273,7 @@ class OciRuntime:
         self.state.mkdir(mode=0o700, exist_ok=True)
         config = bundle.make_config(
             record.sandbox_id,
-            self.host.layout(record.sandbox_id),
+            self.host.layout(record),
             self.flavour(record),
             record.limits,
             network,
@@ -342,6 +351,7 @@ class OciRuntime:
     async def purge(self, sandbox_id: str) -> None:
         await self.delete(sandbox_id)
         await asyncio.to_thread(self._remove, sandbox_id)
+        self.host.roots.free(sandbox_id)
         self.host.free_ids(sandbox_id)  # only now: what is left would belong to the next one
 
     async def switch(self, verb: str, sandbox_id: str, wanted: str) -> None:

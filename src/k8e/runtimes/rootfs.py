@@ -66,7 +66,7 @@ def make_skeleton(folder: Path) -> Path:
         elif link.is_dir():
             (scratch / name).mkdir()
     _fill_etc(scratch / "etc")
-    _open_up(scratch)
+    open_up(scratch)
     scratch.rename(target)
     return target
 
@@ -110,7 +110,7 @@ def _unreadable(folder: str, names: list[str]) -> set[str]:
     }
 
 
-def _open_up(folder: Path) -> None:
+def open_up(folder: Path) -> None:
     """World-readable, and writable for nobody but root (whatever the umask was)."""
     for parent, folders, files in os.walk(folder):
         for name in [*folders, *files]:

@@ -1,0 +1,36 @@
+"""The gateway's calls about images, for local clients and for gRPC. All are the operator's."""
+
+from __future__ import annotations
+
+import asyncio
+from contextvars import copy_context
+from typing import Any
+
+from k8e.gateway.arguments import text
+from k8e.model import Principal
+from k8e.runtimes.host import Host
+from k8e.sessions import reporting
+
+
+class ImageCalls:
+    """The part of the gateway that fetches images and removes them."""
+
+    host: Host
+
+    async def call_pull_image(self, principal: Principal, call: dict[str, Any]) -> dict[str, Any]:
+        context = copy_context()  # with whoever wants to hear of it
+
+        def tell(done: int, total: int) -> None:
+            context.run(reporting.progress, done, total)
+
+        return (await self.host.images.pull(text(call, "reference"), tell)).to_json()
+
+    async def call_list_images(self, principal: Principal, call: dict[str, Any]) -> dict[str, Any]:
+        return {"images": [image.to_json() for image in await self.host.images.listing()]}
+
+    async def call_remove_image(self, principal: Principal, call: dict[str, Any]) -> dict[str, Any]:
+        await self.host.images.remove(text(call, "reference"))
+        return {"removed_layers": await asyncio.to_thread(self.host.roots.prune)}
+
+    async def call_prune_images(self, principal: Principal, call: dict[str, Any]) -> dict[str, Any]:
+        return {"removed_layers": await asyncio.to_thread(self.host.roots.prune)}

@@ -1,0 +1,169 @@
+"""What registries say of images, as data: indexes, manifests and configurations. All hostile."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from typing import Any, cast
+
+from k8e import errors
+from k8e.images import references
+
+INDEXES = (
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+)
+MANIFESTS = (
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.v2+json",
+)
+ACCEPTED = (*INDEXES, *MANIFESTS)
+_LAYER = re.compile(
+    r"application/vnd\.(oci\.image\.layer\.v1\.tar(\+gzip|\+zstd)?"
+    r"|docker\.image\.rootfs\.diff\.tar(\.gzip)?)"
+)
+MOST_LAYERS = 127
+MOST_SIZE = 1 << 40
+MOST_VARIABLES, MOST_ENV = 256, 32 << 10
+_MACHINES = {
+    "x86_64": "amd64",
+    "aarch64": "arm64",
+    "armv7l": "arm",
+    "riscv64": "riscv64",
+    "ppc64le": "ppc64le",
+    "s390x": "s390x",
+}
+NOT_OURS = ("HOME", "USER", "LOGNAME", "HOSTNAME", "PWD", "SHELL", "TERM")
+"""Variables of an image that tell of another user, or of a place that is not there."""
+
+
+@dataclass(frozen=True)
+class Blob:
+    """A piece of content, by what it must be."""
+
+    digest: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The parts of an image."""
+
+    config: Blob
+    layers: tuple[Blob, ...]
+    """The lowest first; compressed."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """What of an image's configuration means something here."""
+
+    diff_ids: tuple[str, ...]
+    """The lowest layer first: what each must be when it is unpacked."""
+    env: dict[str, str]
+    workdir: str
+    platform: str
+
+
+def architecture() -> str:
+    machine = os.uname().machine
+    return _MACHINES.get(machine, machine)
+
+
+def parse(body: bytes, what: str) -> dict[str, Any]:
+    try:
+        found: Any = json.loads(body)
+    except (ValueError, RecursionError):
+        raise _wrong(f"{what} is not JSON") from None
+    if not isinstance(found, dict):
+        raise _wrong(f"{what} is not a JSON object")
+    return cast("dict[str, Any]", found)
+
+
+def is_index(document: dict[str, Any], media_type: str) -> bool:
+    return document.get("mediaType", media_type) in INDEXES
+
+
+def choose(index: dict[str, Any], wanted: str) -> Blob:
+    """The manifest for this machine's kind of processor."""
+    offered: set[str] = set()
+    for item in map(_mapping, _list(index, "manifests")):
+        platform = _mapping(item.get("platform"))
+        found = f"{platform.get('os')}/{platform.get('architecture')}"
+        if found == f"linux/{wanted}":
+            return _blob(item, "manifest")
+        offered.add(found[:80])
+    offered.discard("unknown/unknown")  # attestations
+    names = ", ".join(sorted(offered)) or "nothing"
+    raise errors.ImageUnusable(
+        f"the image is not made for linux/{wanted}, only for {names}",
+        hint=f"use another image, or build this one for linux/{wanted}",
+    )
+
+
+def manifest(document: dict[str, Any], media_type: str) -> Manifest:
+    kind = document.get("mediaType", media_type)
+    if kind not in MANIFESTS:
+        raise _wrong(f"its manifest is of the kind {str(kind)[:80]!r}, which k8e does not know")
+    layers = [_mapping(item) for item in _list(document, "layers")]
+    if len(layers) > MOST_LAYERS:
+        raise _wrong(f"it has more than {MOST_LAYERS} layers")
+    for layer in layers:
+        found = str(layer.get("mediaType"))
+        if not _LAYER.fullmatch(found):
+            raise _wrong(f"a layer is of the kind {found[:80]!r}, which k8e does not know")
+    config = _blob(_mapping(document.get("config")), "config")
+    return Manifest(config, tuple(_blob(layer, "layer") for layer in layers))
+
+
+def config(document: dict[str, Any], layers: int) -> Config:
+    """The configuration of an image that has so many layers."""
+    diff_ids = _list(_mapping(document.get("rootfs")), "diff_ids")
+    if len(diff_ids) != layers or not all(references.is_digest(item) for item in diff_ids):
+        raise _wrong("its configuration does not fit its layers")
+    inner = _mapping(document.get("config"))
+    workdir: object = inner.get("WorkingDir")
+    return Config(
+        diff_ids=tuple(diff_ids),
+        env=_env(_list(inner, "Env")),
+        workdir=workdir[:4096] if isinstance(workdir, str) else "",
+        platform=f"{document.get('os')}/{document.get('architecture')}"[:80],
+    )
+
+
+def _env(words: list[Any]) -> dict[str, str]:
+    env: dict[str, str] = {}
+    for word in words:
+        name, equals, value = str(word).partition("=")
+        if name and equals and "\0" not in name + value and name not in NOT_OURS:
+            env[name] = value
+    size = sum(len(name) + len(value) for name, value in env.items())
+    if len(env) > MOST_VARIABLES or size > MOST_ENV:
+        raise _wrong("its environment is too large")
+    return env
+
+
+def _blob(found: dict[str, Any], what: str) -> Blob:
+    digest, size = found.get("digest"), found.get("size")
+    if not references.is_digest(digest):
+        raise _wrong(f"a {what} has no sha256 digest")
+    if not isinstance(size, int) or not 0 <= size <= MOST_SIZE:
+        raise _wrong(f"a {what} has no size")
+    return Blob(str(digest), size)
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _list(document: dict[str, Any], key: str) -> list[Any]:
+    found: object = document.get(key)
+    return cast("list[Any]", found) if isinstance(found, list) else []
+
+
+def _wrong(why: str) -> errors.ImageUnusable:
+    return errors.ImageUnusable(
+        f"the image cannot be used: {why}", hint="build the image again, or use another one"
+    )

@@ -1,0 +1,306 @@
+"""A client of registries: the pulling half of the OCI distribution API, in plain blocking calls.
+
+A registry is hostile like what it holds: every answer is bounded in size and time, and counts only
+if its digest is the one that was asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.client
+import ipaddress
+import json
+import re
+import ssl
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Generator
+from typing import Any, BinaryIO
+
+from k8e import errors
+from k8e._version import __version__
+from k8e.images import descriptions
+from k8e.images.descriptions import Blob
+from k8e.images.references import Reference
+
+CHUNK = 1 << 18
+CALL_SECONDS = 30.0  # without a byte
+DOCUMENT_SECONDS = 60.0
+BLOB_SECONDS = 3600.0  # for one blob
+MOST_DOCUMENT = 4 << 20  # bytes of a manifest or configuration
+MOST_TOKEN = 1 << 18
+MOST_REDIRECTS = 5
+TRIES = 3  # of a blob, where the connection breaks
+_PARAMETER = re.compile(r'([a-zA-Z_]+)\s*=\s*(?:"([^"]*)"|([^\s,]+))')
+_REDIRECTS = (301, 302, 303, 307, 308)
+
+Response = http.client.HTTPResponse | urllib.error.HTTPError
+
+
+class Broken(Exception):
+    """A connection ended early; it may be worth another try."""
+
+
+class _Stay(urllib.request.HTTPRedirectHandler):
+    """Follows nothing: who follows must decide what may be sent along."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+def is_loopback(host: str) -> bool:
+    name = urllib.parse.urlsplit(f"//{host}").hostname or ""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(name).is_loopback
+    return name == "localhost"
+
+
+class Registry:
+    """One registry, for one pull; safe to use from several threads."""
+
+    def __init__(self, host: str, *, plain: bool, credentials: str = "") -> None:
+        self._host = host
+        self._plain = plain or is_loopback(host)
+        self._credentials = credentials  # user:password as base64
+        self._lock = threading.Lock()
+        self._scheme = ""
+        self._authorization = ""
+
+    # What is asked for.
+
+    def manifest(self, reference: Reference) -> tuple[descriptions.Manifest, str]:
+        """The manifest for this machine, and the digest of what the reference named."""
+        document, kind, digest = self._document(reference.name, reference.wanted)
+        if reference.digest:
+            _check(reference.digest, digest, "the manifest")
+        if descriptions.is_index(document, kind):
+            chosen = descriptions.choose(document, descriptions.architecture())
+            document, kind, found = self._document(reference.name, chosen.digest)
+            _check(chosen.digest, found, "the manifest for this machine")
+        return descriptions.manifest(document, kind), digest
+
+    def _document(self, name: str, wanted: str) -> tuple[dict[str, Any], str, str]:
+        accept = ", ".join(descriptions.ACCEPTED)
+        with self._get(f"/v2/{name}/manifests/{wanted}", accept) as response:
+            body = _read(response, MOST_DOCUMENT)
+            kind = response.headers.get_content_type()
+        digest = "sha256:" + hashlib.sha256(body).hexdigest()
+        return descriptions.parse(body, "its manifest"), kind, digest
+
+    def config(self, name: str, blob: Blob) -> dict[str, Any]:
+        with self._get(f"/v2/{name}/blobs/{blob.digest}") as response:
+            body = _read(response, MOST_DOCUMENT)
+        _check(blob.digest, "sha256:" + hashlib.sha256(body).hexdigest(), "the configuration")
+        return descriptions.parse(body, "its configuration")
+
+    def fetch(self, name: str, blob: Blob, target: BinaryIO, tell: Callable[[int], None]) -> None:
+        """Write a blob to ``target``; ``tell`` hears of each piece and may raise to stop."""
+        for left in reversed(range(TRIES)):
+            target.seek(0)
+            target.truncate()
+            got = 0
+            try:
+                for piece in self._pieces(name, blob):
+                    target.write(piece)
+                    got += len(piece)
+                    tell(len(piece))
+                return
+            except Broken as error:
+                tell(-got)
+                if not left:
+                    raise _failed(self._host, f"the connection broke: {error}") from None
+
+    def _pieces(self, name: str, blob: Blob) -> Generator[bytes]:
+        deadline = time.monotonic() + BLOB_SECONDS
+        hashed, got = hashlib.sha256(), 0
+        with self._get(f"/v2/{name}/blobs/{blob.digest}") as response:
+            while piece := _piece(response):
+                got += len(piece)
+                if got > blob.size:
+                    raise _failed(self._host, "a layer is larger than its manifest says")
+                if time.monotonic() > deadline:
+                    raise _failed(self._host, f"a layer took more than {BLOB_SECONDS:g} s")
+                hashed.update(piece)
+                yield piece
+        if got < blob.size:
+            raise Broken(f"{got} of {blob.size} bytes came")
+        _check(blob.digest, "sha256:" + hashed.hexdigest(), "a layer")
+
+    # How.
+
+    @contextlib.contextmanager
+    def _get(self, path: str, accept: str = "*/*") -> Generator[Response]:
+        """An answer with content; errors say what the registry said."""
+        url = f"{self._find_scheme()}://{self._host}{path}"
+        known = self._authorization
+        response = self._follow(url, accept, known)
+        if response.status == 401:
+            challenge = response.headers.get_all("WWW-Authenticate") or []
+            response.close()
+            response = self._follow(url, accept, self._authorize(challenge, known))
+        with response:
+            if response.status != 200:
+                raise self._refused(response)
+            yield response
+
+    def _follow(self, url: str, accept: str, authorization: str) -> Response:
+        home = urllib.parse.urlsplit(url)
+        for _ in range(MOST_REDIRECTS):
+            here = urllib.parse.urlsplit(url)
+            same = (here.scheme, here.netloc) == (home.scheme, home.netloc)
+            response = self._send(url, accept, authorization if same else "")
+            if response.status not in _REDIRECTS:
+                return response
+            url = urllib.parse.urljoin(url, response.headers.get("Location") or "")
+            response.close()
+            self._check_address(url)
+        raise _failed(self._host, "it redirects again and again")
+
+    def _check_address(self, url: str) -> None:
+        """Refuse an address that the registry sends us to, unless it is TLS, or as plain as it."""
+        parts = urllib.parse.urlsplit(url)
+        plain = parts.scheme == "http" and self._plain and parts.hostname
+        if not plain and parts.scheme != "https":
+            raise _failed(self._host, f"it sends us to {parts.scheme[:20]}://, not to https://")
+
+    def _send(self, url: str, accept: str, authorization: str) -> Response:
+        headers = {"Accept": accept, "User-Agent": f"k8e/{__version__}"}
+        if authorization:
+            headers["Authorization"] = authorization
+        handlers: list[urllib.request.BaseHandler] = [_Stay()]
+        if is_loopback(urllib.parse.urlsplit(url).netloc):
+            handlers.append(urllib.request.ProxyHandler({}))
+        request = urllib.request.Request(url, headers=headers)  # noqa: S310 - scheme is checked
+        try:
+            return urllib.request.build_opener(*handlers).open(request, timeout=CALL_SECONDS)
+        except urllib.error.HTTPError as error:
+            return error
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            reason = getattr(error, "reason", error)
+            if isinstance(reason, ssl.SSLError):
+                raise _no_tls(self._host, reason) from None
+            raise _failed(self._host, f"it cannot be reached: {reason}") from None
+
+    def _find_scheme(self) -> str:
+        """TLS wherever it is spoken; without it only where that is allowed, and before any word."""
+        with self._lock:
+            if not self._plain:
+                self._scheme = "https"
+            if not self._scheme:
+                try:
+                    self._send(f"https://{self._host}/v2/", "*/*", "").close()
+                    self._scheme = "https"
+                except _NoTls:
+                    self._scheme = "http"
+            return self._scheme
+
+    # Who we are.
+
+    def _authorize(self, challenges: list[str], known: str) -> str:
+        """Do what a registry asks for when it wants to know who we are."""
+        with self._lock:
+            if self._authorization not in ("", known):
+                return self._authorization  # another thread was told the same
+            for challenge in challenges:
+                kind, _, rest = challenge.strip().partition(" ")
+                if kind.lower() == "bearer":
+                    self._authorization = "Bearer " + self._token(_parameters(rest))
+                    return self._authorization
+                if kind.lower() == "basic" and self._credentials:
+                    self._authorization = "Basic " + self._credentials
+                    return self._authorization
+        raise _unknown_caller(self._host, bool(self._credentials))
+
+    def _token(self, asked: dict[str, str]) -> str:
+        realm = asked.get("realm", "")
+        self._check_address(realm)
+        query = urllib.parse.urlencode(
+            [(key, asked[key]) for key in ("service", "scope") if asked.get(key)]
+        )
+        url = f"{realm}{'&' if '?' in realm else '?'}{query}"
+        basic = "Basic " + self._credentials if self._credentials else ""
+        with self._follow(url, "application/json", basic) as response:
+            if response.status != 200:
+                raise _unknown_caller(self._host, bool(self._credentials))
+            found = descriptions.parse(_read(response, MOST_TOKEN), "its token")
+        token = found.get("token") or found.get("access_token")
+        if not isinstance(token, str) or not token.isascii() or not token.isprintable():
+            raise _failed(self._host, "it gave no token")
+        return token
+
+    def _refused(self, response: Response) -> errors.K8eError:
+        if response.status in (401, 403):
+            return _unknown_caller(self._host, bool(self._credentials))
+        if response.status == 404:
+            return errors.ImageNotFound(
+                f"{self._host} has no such image", hint="check its name and tag"
+            )
+        said = ""
+        with contextlib.suppress(ValueError, KeyError, IndexError, TypeError, errors.ImageUnusable):
+            said = ": " + str(json.loads(_read(response, MOST_TOKEN))["errors"][0]["message"])[:200]
+        return _failed(self._host, f"it answers {response.status}{said}")
+
+
+class _NoTls(errors.ImageUnusable):
+    """What was said to the registry was no TLS to it, or its certificate is not trusted."""
+
+
+def _piece(response: Response) -> bytes:
+    try:
+        return response.read(CHUNK)
+    except (OSError, http.client.HTTPException) as error:
+        raise Broken(str(error) or type(error).__name__) from None
+
+
+def _read(response: Response, most: int) -> bytes:
+    body, deadline = b"", time.monotonic() + DOCUMENT_SECONDS
+    try:
+        while piece := _piece(response):
+            body += piece
+            if len(body) > most:
+                raise errors.ImageUnusable(f"an answer of the registry has more than {most} bytes")
+            if time.monotonic() > deadline:
+                raise Broken(f"an answer took more than {DOCUMENT_SECONDS:g} s")
+    except Broken as error:
+        raise errors.ImageUnusable(
+            f"the connection to the registry broke: {error}", hint="try again"
+        ) from None
+    return body
+
+
+def _parameters(text: str) -> dict[str, str]:
+    return {key.lower(): a or b for key, a, b in _PARAMETER.findall(text)}
+
+
+def _check(wanted: str, found: str, what: str) -> None:
+    if wanted != found:
+        raise errors.ImageUnusable(
+            f"{what} is not what it should be: its digest is {found}, not {wanted}",
+            hint="the registry, or somebody on the way to it, changed it; do not use it",
+        )
+
+
+def _failed(host: str, why: str) -> errors.ImageUnusable:
+    return errors.ImageUnusable(
+        f"the registry {host} failed: {why}",
+        hint="try again; if it stays so, ask whoever runs the registry",
+    )
+
+
+def _no_tls(host: str, why: ssl.SSLError) -> _NoTls:
+    return _NoTls(
+        f"the registry {host} does not speak TLS that can be trusted: {why.reason or why}",
+        hint="K8E_INSECURE_REGISTRIES may list registries that need none",
+    )
+
+
+def _unknown_caller(host: str, tried: bool) -> errors.Denied:
+    why = "refuses the password in the file" if tried else "wants a password, or has no such image"
+    return errors.Denied(
+        f"the registry {host} {why}",
+        hint="K8E_REGISTRY_CREDENTIALS names the file with passwords for registries",
+    )

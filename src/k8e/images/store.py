@@ -1,0 +1,183 @@
+"""What was fetched, on disk: unpacked layers by what they are, and images by their names.
+
+    layers/HEX/fs    one unpacked layer, by the digest of its archive; shared by all images
+    layers/HEX/size  of its files, in bytes
+    names/KEY.json   an image: which layers, and what its configuration says
+    scratch/         what is being made or removed; swept at start
+
+A layer is made in ``scratch`` and renamed when it is whole, so that a half of one is never seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import threading
+from collections import Counter
+from collections.abc import Generator, Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _no_env() -> dict[str, str]:
+    return {}
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image that is here."""
+
+    name: str
+    """Its reference, or ``tar:`` and a path."""
+    digest: str
+    """Of its manifest (or index); of an archive, what tells whether it has changed."""
+    layers: tuple[str, ...]
+    """Digests of the unpacked archives, the lowest first."""
+    size: int
+    """Of its files, in bytes."""
+    pulled_at: float
+    env: dict[str, str] = field(default_factory=_no_env)
+    workdir: str = ""
+    platform: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """What an operator may see; variables may be nobody else's business."""
+        shown = asdict(self)
+        del shown["env"]
+        return shown | {"layers": list(self.layers)}
+
+
+class Store:
+    """The images and layers below one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._layers, self._names = folder / "layers", folder / "names"
+        self._scratch = folder / "scratch"
+        self.lock = threading.RLock()
+        """Held while layers are taken into use or away."""
+        self._pinned: Counter[str] = Counter()
+        self._making: set[Path] = set()
+
+    def prepare(self) -> None:
+        for folder in (self._layers, self._names, self._scratch):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def sweep(self) -> None:
+        """Remove what a killed gateway left half made, and layers that were put away."""
+        with self.lock:
+            left = [path for path in self._scratch.iterdir() if path not in self._making]
+        for path in left:
+            shutil.rmtree(path, ignore_errors=True)  # another thread may do the same
+
+    # Layers.
+
+    def layer(self, diff_id: str) -> Path:
+        """The folder with the layer's files."""
+        return self._home(diff_id) / "fs"
+
+    def _home(self, diff_id: str) -> Path:
+        return self._layers / diff_id.removeprefix("sha256:")
+
+    def has(self, diff_id: str) -> bool:
+        return self._home(diff_id).is_dir()
+
+    def size(self, diff_id: str) -> int:
+        return int((self._home(diff_id) / "size").read_text("ascii"))
+
+    @contextlib.contextmanager
+    def scratch(self) -> Generator[Path]:
+        """A new folder to make a layer in, with ``fs`` for its files; what is left of it goes."""
+        folder = self._scratch / secrets.token_hex(8)
+        with self.lock:
+            self._making.add(folder)
+        folder.mkdir(mode=0o700)
+        (folder / "fs").mkdir()
+        (folder / "fs").chmod(0o755)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            with self.lock:
+                self._making.discard(folder)
+
+    def keep(self, folder: Path, diff_id: str, size: int) -> None:
+        """Make a scratch folder the layer of this digest, on disk before it is seen."""
+        (folder / "size").write_text(str(size), "ascii")
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            _libc.syncfs(fd)
+        finally:
+            os.close(fd)
+        with self.lock:
+            if not self.has(diff_id):
+                folder.rename(self._home(diff_id))
+
+    @contextlib.contextmanager
+    def pinned(self, diff_ids: Iterable[str]) -> Generator[None]:
+        """Keep layers, there or coming, that no image names yet."""
+        wanted = Counter(diff_ids)
+        with self.lock:
+            self._pinned += wanted
+        try:
+            yield
+        finally:
+            with self.lock:
+                self._pinned -= wanted
+
+    def prune(self, used: Iterable[Path]) -> list[str]:
+        """Put away the layers of no image that are not ``used`` either; their digests.
+
+        They are out of the way at once; ``sweep`` removes them, which may take a while.
+        """
+        with self.lock:
+            wanted = {self._home(item) for image in self.listing() for item in image.layers}
+            wanted |= {self._home(item) for item in self._pinned} | {path.parent for path in used}
+            gone = [path for path in self._layers.iterdir() if path not in wanted]
+            for path in gone:
+                path.rename(self._scratch / secrets.token_hex(8))
+        return sorted(f"sha256:{path.name}" for path in gone)
+
+    # Images.
+
+    def find(self, name: str) -> Image | None:
+        """The image of this name, if it is here as a whole."""
+        image = self._load(self._file(name))
+        if image is None or image.name != name:
+            return None
+        return image if all(map(self.has, image.layers)) else None
+
+    def listing(self) -> list[Image]:
+        found = (self._load(file) for file in self._names.glob("*.json"))
+        return sorted((image for image in found if image is not None), key=lambda item: item.name)
+
+    def save(self, image: Image) -> None:
+        file = self._file(image.name)
+        scratch = file.with_suffix(f".{secrets.token_hex(4)}.tmp")
+        scratch.write_text(json.dumps(asdict(image)), "utf-8")
+        scratch.rename(file)
+
+    def remove(self, name: str) -> bool:
+        try:
+            self._file(name).unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _file(self, name: str) -> Path:
+        return self._names / (hashlib.sha256(name.encode()).hexdigest()[:32] + ".json")
+
+    def _load(self, file: Path) -> Image | None:
+        try:
+            data: dict[str, Any] = json.loads(file.read_text("utf-8"))
+            data["layers"] = tuple(data["layers"])
+            return Image(**data)
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
