@@ -218,7 +218,7 @@ def extend(options: argparse.Namespace) -> int:
 
 
 def _session(info: SessionInfo) -> dict[str, Any]:
-    fields = {name: getattr(info, name) for name in info.__slots__}
+    fields = {name: getattr(info, name) for name in info.__match_args__}
     return {name: value for name, value in fields.items() if value is not None}
 
 

@@ -217,11 +217,6 @@ class OciRuntime:
     # What is the same.
 
     async def launch(self, spec: SandboxSpec) -> Guest:
-        if spec.rootfs.kind != "host":
-            raise errors.NotImplementedYet(
-                f"root file systems of the kind {spec.rootfs.kind!r} are not implemented yet",
-                hint="use a template whose rootfs is host",
-            )
         record = Record(
             sandbox_id=spec.sandbox_id,
             runtime=self.name,
