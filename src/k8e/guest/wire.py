@@ -54,6 +54,7 @@ ERROR = 17
 OUT = 18  # u64 sequence number of the first byte, then bytes
 ERR = 19
 EXIT = 20
+SHOW = 21  # as OUT; the bytes are records: u32 length, packed {"data": {type: value}, ...}
 # Handshake.
 HELLO = 32
 WELCOME = 33

@@ -42,7 +42,9 @@ def _exec(events: Events, session: Session, call: dict[str, Any]) -> Ended:
     exec_id = call["id"] = call.get("id") or os.urandom(8).hex()
     what: dict[str, Any] = {"background": bool(call.get("background"))}
     if "code" in call:
-        what |= {"language": call["language"], "size": len(call["code"])}
+        what |= {"language": call.get("language"), "size": len(call["code"])}
+        if "context" in call:
+            what["context"] = call["context"]
     else:
         what["command"] = command_text(call["argv"])
     if call.get("tty"):
@@ -174,4 +176,7 @@ _NOTED: dict[str, Callable[[Events, Session, dict[str, Any]], Ended]] = {
     "write": _written,
     "remove": _changed("file.removed", "path"),
     "rename": _changed("file.renamed", "path", "to"),
+    "create_context": _changed("context.created", "id", "language"),
+    "restart_context": _changed("context.restarted", "id"),
+    "remove_context": _changed("context.removed", "id"),
 }
