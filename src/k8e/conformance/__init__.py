@@ -6,6 +6,7 @@
 from k8e.conformance import (
     attacks,
     confinement,
+    contexts,
     ending,
     executing,
     filing,
@@ -43,6 +44,7 @@ _PARTS = (
     output,
     terminals,
     warmth,
+    contexts,
     languages,
     filing,
     refusals,

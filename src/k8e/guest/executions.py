@@ -15,6 +15,7 @@ from k8e.guest.wire import CREDIT_BODY, SHOW, pack
 STOP_GRACE = 3.0  # seconds between an interrupt and the end of the context
 MAX_UNREAD_SHOWN = 16 << 20  # bytes of results that wait for a reader
 MAX_WAYS = 32  # media types of one result
+MAX_TYPE = 100  # characters of a media type
 ERROR_TEXT = {"name": 1 << 10, "value": 16 << 10, "traceback": 80 << 10}  # characters at most
 
 
@@ -116,16 +117,17 @@ class Execution(Exec):
 
 def checked_record(value: dict[str, Any]) -> bytes | None:
     """A result as it travels on; None if it is not one."""
-    data = value.get("data")
-    if not isinstance(data, dict) or not 0 < len(data) <= MAX_WAYS:
+    data, left_out = value.get("data"), value.get("left_out")
+    if not isinstance(data, dict) or len(data) > MAX_WAYS:
         return None
     for kind, content in data.items():
-        if len(kind) > 100 or not isinstance(content, (str, bytes)):
+        if len(kind) > MAX_TYPE or not isinstance(content, (str, bytes)):
             return None
-    left_out = value.get("left_out")
     kept: list[str] = []
     if isinstance(left_out, list):
-        kept = [kind[:100] for kind in left_out[:MAX_WAYS] if isinstance(kind, str)]
+        kept = [kind[:MAX_TYPE] for kind in left_out[:MAX_WAYS] if isinstance(kind, str)]
+    if not data and not kept:
+        return None
     return pack({"data": data, "main": value.get("main") is True, "left_out": kept})
 
 

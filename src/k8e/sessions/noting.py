@@ -151,6 +151,11 @@ def _written(events: Events, session: Session, call: dict[str, Any]) -> Ended:
     return ended
 
 
+def _context_created(events: Events, session: Session, call: dict[str, Any]) -> Ended:
+    call["id"] = call.get("id") or f"ctx-{os.urandom(8).hex()}"
+    return _changed("context.created", "id", "language")(events, session, call)
+
+
 def _text(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
@@ -176,7 +181,7 @@ _NOTED: dict[str, Callable[[Events, Session, dict[str, Any]], Ended]] = {
     "write": _written,
     "remove": _changed("file.removed", "path"),
     "rename": _changed("file.renamed", "path", "to"),
-    "create_context": _changed("context.created", "id", "language"),
+    "create_context": _context_created,
     "restart_context": _changed("context.restarted", "id"),
     "remove_context": _changed("context.removed", "id"),
 }
