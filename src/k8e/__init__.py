@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from k8e.client.async_runs import AsyncRun
     from k8e.client.asynchronous import AsyncSandboxClient
     from k8e.client.blocking import SandboxClient, sandbox_session
+    from k8e.client.contexts import AsyncContext, Context
     from k8e.client.events import Event
+    from k8e.client.executions import ContextInfo, Execution, ExecutionError, Result
     from k8e.client.exposing import Exposed
     from k8e.client.interactive import Process
     from k8e.client.oneshot import arun, run
@@ -45,9 +47,12 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Approval": "k8e.client.approving",
+    "AsyncContext": "k8e.client.contexts",
     "AsyncProcess": "k8e.client.async_interactive",
     "AsyncRun": "k8e.client.async_runs",
     "AsyncSandboxClient": "k8e.client.asynchronous",
+    "Context": "k8e.client.contexts",
+    "ContextInfo": "k8e.client.executions",
     "Copied": "k8e.client.scripts",
     "Denial": "k8e.client.results",
     "Egress": "k8e.client.results",
@@ -55,12 +60,15 @@ _HOMES = {
     "ExecEvent": "k8e.client.results",
     "ExecInfo": "k8e.client.results",
     "ExecResult": "k8e.client.results",
+    "Execution": "k8e.client.executions",
+    "ExecutionError": "k8e.client.executions",
     "Exit": "k8e.client.results",
     "Exposed": "k8e.client.exposing",
     "FileEntry": "k8e.client.results",
     "Foreground": "k8e.client.results",
     "Process": "k8e.client.interactive",
     "ProcessInfo": "k8e.client.results",
+    "Result": "k8e.client.executions",
     "Run": "k8e.client.runs",
     "RunState": "k8e.client.results",
     "SandboxClient": "k8e.client.blocking",
@@ -77,9 +85,12 @@ _HOMES = {
 
 __all__ = [
     "Approval",
+    "AsyncContext",
     "AsyncProcess",
     "AsyncRun",
     "AsyncSandboxClient",
+    "Context",
+    "ContextInfo",
     "Copied",
     "Denial",
     "Egress",
@@ -87,12 +98,15 @@ __all__ = [
     "ExecEvent",
     "ExecInfo",
     "ExecResult",
+    "Execution",
+    "ExecutionError",
     "Exit",
     "Exposed",
     "FileEntry",
     "Foreground",
     "Process",
     "ProcessInfo",
+    "Result",
     "Run",
     "RunState",
     "SandboxClient",

@@ -111,6 +111,8 @@ UNARY = (
     "TerminalDestroy ExposeService UnexposeService ListExposed UpdateAllowedHosts"
 ).split()
 SERVER_STREAMS = ["ExecStream", "TerminalStream"]
+CONTEXTS = [f"{verb}Context" for verb in ("Create", "Remove", "Restart", "Interrupt")]
+CONTEXTS += ["ListContexts"]
 OURS = {
     "RunFrame",
     "EgressDenial",
@@ -118,6 +120,11 @@ OURS = {
     "GetEgressResponse",
     "ListApprovalsRequest",
     "ListApprovalsResponse",
+    *("Context", "ContextRequest", "CreateContextRequest", "RemoveContextResponse"),
+    *("ListContextsRequest", "ListContextsResponse"),
+    *("InterruptContextRequest", "InterruptContextResponse"),
+    *("ExecuteCodeRequest", "ExecuteCodeResponse"),
+    *("ExecutionResult", "ExecutionEnd", "ExecutionError"),
 }
 TYPES = {
     FieldDescriptor.TYPE_STRING: "string",
@@ -186,6 +193,8 @@ def test_every_rpc_of_k8e_is_there_with_its_kind() -> None:
         "GetEgress": (False, False),
         "ListApprovals": (False, False),
         "Run": (True, True),
+        **dict.fromkeys(CONTEXTS, (False, False)),
+        "ExecuteCode": (False, True),
     }
 
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, Unpack
 from k8e import errors
 from k8e.client import driving, endpoints, operations, requests, results
 from k8e.client.approving import Approving
+from k8e.client.contexts import Contexts
 from k8e.client.events import Telling
 from k8e.client.exposing import Exposing
 from k8e.client.interactive import Interactive
@@ -27,7 +28,7 @@ T = TypeVar("T")
 
 
 class SandboxClient(
-    Runs, Interactive, Transfers, Approving, Snapshotting, Steering, Exposing, Telling
+    Runs, Interactive, Transfers, Approving, Snapshotting, Steering, Exposing, Telling, Contexts
 ):
     """Runs code in sandboxes.
 

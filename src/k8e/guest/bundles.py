@@ -34,7 +34,7 @@ MAX_TYPES = 32
 
 
 def describe_value(value: Any) -> dict[str, Any]:
-    """A value by media type. What its ``__repr__`` raises is raised; the other ways are optional."""
+    """A value by media type. What ``__repr__`` raises is raised; the other ways are optional."""
     found: dict[str, Any] = {}
     if not isinstance(value, type):  # a class has these methods for its instances
         for kind, content in _ask(value, "_repr_mimebundle_", {}).items():
@@ -160,7 +160,7 @@ class PyplotShow:
             return None
         import importlib.util
 
-        sys.meta_path.remove(self)  # pyright: ignore[reportArgumentType]
+        sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
             loader: Any = spec.loader

@@ -59,7 +59,8 @@ class Contexts:
                 f"the session has {MAX_CONTEXTS} contexts, which is the limit",
                 "remove one that is not needed",
             )
-        language = CONTEXT_LANGUAGES.get(spec.get("language") or "python")
+        wanted = spec.get("language") or spec.get("make_context")
+        language = CONTEXT_LANGUAGES.get(wanted if isinstance(wanted, str) else "python")
         if language is None:
             raise ContextRefused("invalid_request", "there are no contexts for this language")
         cwd = check_folder(spec.get("cwd") or self._table.cwd)

@@ -69,7 +69,9 @@ class Context:
         self._outgoing = b""
         control, theirs = socket.socketpair()
         reads_control = self._talk.reads_stdin
-        given = [theirs.fileno() if reads_control else os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)]
+        given = [
+            theirs.fileno() if reads_control else os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        ]
         mine: list[int] = []
         try:
             for _ in (OUT, ERR):
@@ -194,7 +196,7 @@ class Context:
             if value.get("waits") is True:
                 self._tell(frame(RESULT, number))
         elif kind == EXIT and current is not None and number == current.number:
-            code = value.get("code")
+            code: Any = value.get("code")
             known = type(code) is int and 0 <= code <= 255
             current.end(code if known else 1, error=checked_error(value))
 
@@ -348,5 +350,3 @@ def check_folder(cwd: str) -> str:
     if "\0" in cwd or len(cwd) > 4096:
         raise OSError(errno.EINVAL, "the folder is not a path")
     return os.path.join(WORKSPACE, cwd)
-
-

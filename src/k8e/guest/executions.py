@@ -1,5 +1,8 @@
 """One run of code in a context: an exec whose program goes on after it."""
 
+# What the program of a context says has no static type.
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import os
@@ -117,7 +120,8 @@ class Execution(Exec):
 
 def checked_record(value: dict[str, Any]) -> bytes | None:
     """A result as it travels on; None if it is not one."""
-    data, left_out = value.get("data"), value.get("left_out")
+    data: Any = value.get("data")
+    left_out: Any = value.get("left_out")
     if not isinstance(data, dict) or len(data) > MAX_WAYS:
         return None
     for kind, content in data.items():

@@ -52,17 +52,20 @@ class Kernel:
         signal.signal(signal.SIGINT, self._on_interrupt)
         os.register_at_fork(after_in_child=self._leave_to_parent)
         self._send(HELLO, 0, {})
-        import __future__
-        import linecache  # noqa: F401 - now, while nobody waits
-
-        self._futures = sum(
-            getattr(__future__, name).compiler_flag for name in __future__.all_feature_names
-        )
+        self._prepare()
         while True:
             kind, number, body = self._receive()
             if kind == CALL:
                 self._number = number
                 self._answer(unpack_dict(body))
+
+    def _prepare(self) -> None:
+        """Do now, while nobody waits, what the first cell would wait for."""
+        import __future__
+
+        names = __future__.all_feature_names
+        self._futures = sum(getattr(__future__, name).compiler_flag for name in names)
+        __import__("linecache")
 
     # The guest's end.
 
@@ -206,7 +209,7 @@ class Kernel:
     def _show(self, found: dict[str, Any], main: bool = False) -> None:
         _flush_streams()
         if self._control < 0:  # in a forked child
-            print(found.get("text/plain", ""))
+            sys.stdout.write(str(found.get("text/plain", "")) + "\n")
             return
         data, left_out = fit_bundle(found)
         waits = get_ident() == self._main_thread and self._interruptible
@@ -235,10 +238,14 @@ def _set_variables(variables: dict[str, Any]) -> dict[str, Any]:
 
 def _flush_streams() -> None:
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
-        try:
-            stream.flush()  # pyright: ignore[reportOptionalMemberAccess]
-        except Exception:  # noqa: S110 - the user's program may have put anything there
-            pass
+        _flush_stream(stream)
+
+
+def _flush_stream(stream: Any) -> None:
+    try:
+        stream.flush()
+    except Exception:  # noqa: S110 - the user's program may have put anything there
+        pass
 
 
 def _end_child(told: dict[str, Any]) -> int:
@@ -304,7 +311,7 @@ def start_kernel(control: int) -> None:
     kernel = Kernel(control, module.__dict__)
     module.__dict__["__builtins__"] = builtins
     builtins.__dict__.update(display=kernel.display, input=_refuse_input)
-    sys.meta_path.insert(0, PyplotShow(kernel.show_figures))  # pyright: ignore[reportArgumentType]
+    sys.meta_path.insert(0, PyplotShow(kernel.show_figures))
     kernel.serve()
 
 

@@ -72,7 +72,7 @@ class BashTalk:
     reads_stdin = True
 
     def __init__(self, name: str) -> None:
-        self._path = f"/tmp/.k8e-{name}-{os.urandom(4).hex()}"  # noqa: S108 - the sandbox's own
+        self._path = f"/tmp/.k8e-{name}-{os.urandom(4).hex()}"
         self._rest = b""
         self._ready = False
 

@@ -62,4 +62,7 @@ def check_run(call: dict[str, Any]) -> None:
             raise errors.InvalidRequest(
                 f"code in a context has no {key}", hint="run it without a context"
             )
+    make = call.get("make_context")
+    if make and make is not True and make not in talking.CONTEXT_LANGUAGES:
+        raise errors.InvalidRequest(f"there are no contexts for {str(make)[:80]!r}", hint=KNOWN)
     _check_new(call)

@@ -45,7 +45,16 @@ _FROM_CLIENT = {
 MAX_VALUE = 256 << 10
 """Bytes of a packed value from a guest: a larger one would hold up the event loop."""
 _VALUES = (wire.RESULT, wire.ERROR, wire.EXIT)
-_FROM_GUEST = (wire.RESULT, wire.ERROR, wire.OUT, wire.ERR, wire.SHOW, wire.EXIT, wire.DATA, wire.END)
+_FROM_GUEST = (
+    wire.RESULT,
+    wire.ERROR,
+    wire.OUT,
+    wire.ERR,
+    wire.SHOW,
+    wire.EXIT,
+    wire.DATA,
+    wire.END,
+)
 MIN_LIST_WINDOW = 64 << 10
 MAX_TYPED = 1 << 20
 """Bytes for a terminal in one call."""
