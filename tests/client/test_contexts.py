@@ -185,7 +185,7 @@ def test_a_context_outlives_its_gateway(new_place: NewPlace, runtime: str) -> No
             context.run("x")
         client.resume_session(session_id)
         assert context.run("x").text == "42"
-        told = [event.type for event in client.events(session_id)]
+        told = [event.kind for event in client.events(session_id)]
         assert "context.created" in told
         assert told.count("exec.started") == 4
         client.destroy_session(session_id)
