@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from k8e import errors
 from k8e.client import operations, requests, results
 from k8e.client.operations import Operation, Send
 from k8e.client.results import Denial, Stderr, Stdout
 from k8e.guest import wire
+from k8e.guest.records import Records
 
 MAX_RESULTS = 1 << 16  # that are kept of one run
 
@@ -234,7 +235,7 @@ def events(fields: Mapping[str, Any]) -> Operation[Execution]:
     begun = yield from operations.call(fields)
     session_id, exec_id = str(begun["session_id"]), str(begun["id"])
     gathered = Gathered(str(begun["context"]))
-    records = wire.Records()
+    records = Records()
     consumed = operations.Consumed()
     try:
         while True:
@@ -262,15 +263,7 @@ def events(fields: Mapping[str, Any]) -> Operation[Execution]:
 
 
 def result(record: Mapping[str, Any]) -> Result:
-    """A record of the wire; a hostile program made it."""
-    found: Any = record.get("data")
-    if not isinstance(found, dict):
-        raise wire.WireError("a result without data")
-    found = cast("dict[str, Any]", found)
-    if not all(isinstance(item, (str, bytes)) for item in found.values()):
-        raise wire.WireError("a result that is neither text nor bytes")
-    left_out: Any = record.get("left_out") or ()
-    return Result(found, record.get("main") is True, tuple(str(item) for item in left_out))
+    return Result(record["data"], record["main"], tuple(record["left_out"]))
 
 
 class Gathered:

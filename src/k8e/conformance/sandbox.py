@@ -9,6 +9,7 @@ from typing import Any
 
 from k8e import errors
 from k8e.guest import wire
+from k8e.guest.records import Records
 from k8e.link import Channel, Link, request
 from k8e.runtimes.base import Guest
 
@@ -131,7 +132,7 @@ class Program(Stream):
         self.info: dict[str, Any] = {}
         self.first_seq = -1
         self.outcome = Outcome()
-        self._records = wire.Records()
+        self._records = Records()
 
     @property
     def id(self) -> str:

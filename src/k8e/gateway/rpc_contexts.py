@@ -13,6 +13,7 @@ from k8e.gateway.calls import Call, decode
 from k8e.gateway.rpc_errors import as_text
 from k8e.gateway.rpc_runs import Runs, bounded, started
 from k8e.guest import wire
+from k8e.guest.records import Records
 from k8e.model import Principal
 
 DEFAULT_TIMEOUT = 30.0  # seconds
@@ -80,7 +81,7 @@ class ContextRpcs(Runs):
         """Send what comes of code as it comes; written, as in ExecStream."""
         session_id = await self._resolve(principal, request.session_id)
         call = _execute_call(request)
-        records = wire.Records()
+        records = Records()
         async with self._call(principal, session_id, call) as running:
             async with bounded():
                 await started(running)
@@ -108,7 +109,7 @@ def _execute_call(request: pb.ExecuteCodeRequest) -> dict[str, Any]:
 
 
 async def _pass_on(
-    running: Call, context: StreamContext, records: wire.Records, kind: int, body: bytes
+    running: Call, context: StreamContext, records: Records, kind: int, body: bytes
 ) -> None:
     """One frame of output, as messages."""
     if kind not in (wire.OUT, wire.ERR, wire.SHOW):
@@ -144,16 +145,12 @@ def _context(told: Any, session_id: str) -> pb.Context:
 
 
 def _result(record: dict[str, Any]) -> pb.ExecutionResult:
-    try:
-        data = {
-            as_text(kind): value if isinstance(value, bytes) else as_text(value).encode()
-            for kind, value in record["data"].items()
-        }
-        left_out = [as_text(kind) for kind in record.get("left_out") or ()]
-        main = record.get("main") is True
-        return pb.ExecutionResult(data=data, is_main_result=main, left_out=left_out)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise wire.WireError(str(error)) from None
+    data = {
+        as_text(kind): value if isinstance(value, bytes) else as_text(value).encode()
+        for kind, value in record["data"].items()
+    }
+    left_out = [as_text(kind) for kind in record["left_out"]]
+    return pb.ExecutionResult(data=data, is_main_result=record["main"], left_out=left_out)
 
 
 def _end(told: dict[str, Any]) -> pb.ExecutionEnd:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import Any, Callable
 
@@ -70,7 +71,13 @@ class Contexts:
         return context
 
     def _start(self, context: Context) -> None:
-        context.start(self._table.env)
+        try:
+            context.start(self._table.env)
+        except OSError as error:
+            # As for execs: those that only wait make room.
+            if error.errno != errno.EAGAIN or not self._table.warmth.clear():
+                raise
+            context.start(self._table.env)
         self._table.adopt(Leader(context))
 
     def _get(self, spec: dict[str, Any]) -> Context:

@@ -25,6 +25,7 @@ from k8e.guest.wire import ERR, EXIT, HELLO, OUT, RESULT, SHOW, WireError, frame
 START_PATIENCE = 60.0  # seconds that the program has to be ready for code
 MAX_WAITING = 16  # cells in the line of one context
 BETWEEN_MOST = 64 << 10  # bytes that are kept of what is printed between cells
+UNTAKEN_MOST = 16 << 20  # bytes that its program may leave unread: code, and a few answers
 DRAINED = 4  # reads of each stream, before something that came after it counts
 
 
@@ -194,6 +195,8 @@ class Context:
             if current is not None:
                 current.show(value)
             if value.get("waits") is True:
+                if len(self._outgoing) > UNTAKEN_MOST:
+                    raise WireError("it takes no answers")
                 self._tell(frame(RESULT, number))
         elif kind == EXIT and current is not None and number == current.number:
             code: Any = value.get("code")

@@ -13,12 +13,11 @@ from typing import Any
 from k8e.guest.execs import Exec
 from k8e.guest.loop import Loop
 from k8e.guest.output import CHUNK_COST
-from k8e.guest.wire import CREDIT_BODY, SHOW, pack
+from k8e.guest.records import MAX_RECORD, MAX_TYPE, MAX_WAYS, pack_record
+from k8e.guest.wire import SHOW, pack
 
 STOP_GRACE = 3.0  # seconds between an interrupt and the end of the context
 MAX_UNREAD_SHOWN = 16 << 20  # bytes of results that wait for a reader
-MAX_WAYS = 32  # media types of one result
-MAX_TYPE = 100  # characters of a media type
 ERROR_TEXT = {"name": 1 << 10, "value": 16 << 10, "traceback": 80 << 10}  # characters at most
 
 
@@ -49,7 +48,7 @@ class Execution(Exec):
         if record is None or self.output.held > MAX_UNREAD_SHOWN:
             self.output.truncated = True
             return
-        self.output.add(SHOW, CREDIT_BODY.pack(len(record)) + record)
+        self.output.add(SHOW, pack_record(record))
 
     def _resume(self) -> None:
         self.context.listen()
@@ -132,7 +131,8 @@ def checked_record(value: dict[str, Any]) -> bytes | None:
         kept = [kind[:MAX_TYPE] for kind in left_out[:MAX_WAYS] if isinstance(kind, str)]
     if not data and not kept:
         return None
-    return pack({"data": data, "main": value.get("main") is True, "left_out": kept})
+    record = pack({"data": data, "main": value.get("main") is True, "left_out": kept})
+    return record if len(record) <= MAX_RECORD else None
 
 
 def checked_error(value: dict[str, Any]) -> dict[str, str] | None:

@@ -39,9 +39,6 @@ MAX_WINDOW = 4 << 20
 MAX_CODE = 8 << 20
 """Largest program that can be sent as data; larger ones belong in a file."""
 
-MAX_RECORD = 9 << 20
-"""Largest record in SHOW frames."""
-
 # Opening and feeding an operation.
 CALL = 1  # packed {"op": ..., ...}; answered by RESULT or ERROR, then whatever the op streams
 STDIN = 2  # bytes for the process
@@ -254,33 +251,6 @@ def numbered(body: bytes) -> tuple[int, bytes]:
     if len(body) <= SEQ.size:
         raise WireError("a frame without bytes")
     return SEQ.unpack_from(body)[0], body[SEQ.size :]
-
-
-class Records:
-    """Puts the records in SHOW frames together; one that was lost in part is left out."""
-
-    __slots__ = ("_buffer", "_next")
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-        self._next = 0
-
-    def feed(self, seq: int, data: bytes) -> list[dict[str, Any]]:
-        """The records that ``data``, whose first byte has the number ``seq``, completes."""
-        if seq != self._next:
-            self._buffer.clear()  # bytes in between were lost, and then it goes on with a record
-        self._next = seq + len(data)
-        self._buffer += data
-        found: list[dict[str, Any]] = []
-        while len(self._buffer) >= CREDIT_BODY.size:
-            end = CREDIT_BODY.size + CREDIT_BODY.unpack_from(self._buffer)[0]
-            if end > MAX_RECORD:
-                raise WireError("a result that is too large")
-            if len(self._buffer) < end:
-                break
-            found.append(unpack_dict(bytes(self._buffer[CREDIT_BODY.size : end])))
-            del self._buffer[:end]
-        return found
 
 
 def proof(key: bytes, nonce: bytes, role: bytes) -> bytes:

@@ -25,6 +25,7 @@ MODULES = (
     "conditions",
     "warm",
     "execs",
+    "records",
     "talking",
     "executions",
     "contexts",
