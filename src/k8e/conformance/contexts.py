@@ -239,6 +239,11 @@ async def timing_out(stage: Stage) -> None:
         done = await context.run("time.sleep(60)", timeout=0.3)
         equal((done.status, done.exit["context_state"]), ("timed_out", "ready"), "a time-out")
         equal(await context.text("kept"), "5", "a variable after a time-out")
+        unread = await context.start(
+            "while True: print('x' * 100_000)", timeout=0.5, generous=False
+        )
+        await unread.until(b"x\n", times=5)
+        equal(await context.text("kept"), "5", "after a time-out of what nobody reads")
         deaf = "while True:\n    try: time.sleep(60)\n    except KeyboardInterrupt: pass"
         done = await context.run(deaf, timeout=0.3)
         equal((done.status, done.exit["context_state"]), ("timed_out", "ended"), "deaf code")

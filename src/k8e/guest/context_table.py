@@ -51,6 +51,7 @@ class Contexts:
         made = Execution(self._loop, exec_id, spec, context)
         made.on_exit.append(lambda: self._table.finished(made))
         context.add(made)
+        made.set_deadline()
         return made
 
     def _make(self, name: str, spec: dict[str, Any]) -> Context:

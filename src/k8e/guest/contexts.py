@@ -270,6 +270,9 @@ class Context:
     def interrupt(self) -> None:
         """What Ctrl-C would do."""
         if self.current is not None:
+            if self._paused:  # else it could not say its last words, for want of a reader
+                self.current.output.ring = True
+                self.listen()
             try:
                 os.killpg(self.pid, signal.SIGINT)
             except OSError:

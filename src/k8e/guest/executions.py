@@ -32,8 +32,11 @@ class Execution(Exec):
         self.variables: dict[str, str] = dict(spec.get("env") or {})
         self.error: dict[str, str] | None = None
         self.pid = context.pid
-        if self._timeout:
-            self._deadline = loop.later(self._timeout, self._time_out)
+
+    def set_deadline(self) -> None:
+        """It is in line, so its time runs."""
+        if self._timeout and self.code is None:
+            self._deadline = self._loop.later(self._timeout, self._time_out)
 
     @property
     def is_waiting(self) -> bool:
