@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import grpc
 import pytest
@@ -259,10 +259,10 @@ def contexts(scene: Scene) -> None:
     asked = pb.CreateContextRequest(session_id=scene.session, cwd="/home/user")
     made = stub.CreateContext(asked, timeout=SECONDS)
     assert (made.language, made.cwd, made.session_id) == ("python", "/home/user", scene.session)
-    named = {"session_id": scene.session, "context_id": made.context_id}
+    named: dict[str, Any] = {"session_id": scene.session, "context_id": made.context_id}
 
-    def execute(code: bytes, **fields: object) -> list[pb.ExecuteCodeResponse]:
-        asked = pb.ExecuteCodeRequest(code=code, **{**named, **fields})  # pyright: ignore[reportArgumentType]
+    def execute(code: bytes, **fields: Any) -> list[pb.ExecuteCodeResponse]:
+        asked = pb.ExecuteCodeRequest(code=code, **{**named, **fields})
         return list(stub.ExecuteCode(asked, timeout=SECONDS))
 
     assert [part.WhichOneof("event") for part in execute(b"x = 20")] == ["end"]
