@@ -111,8 +111,7 @@ UNARY = (
     "TerminalDestroy ExposeService UnexposeService ListExposed UpdateAllowedHosts"
 ).split()
 SERVER_STREAMS = ["ExecStream", "TerminalStream"]
-CONTEXTS = [f"{verb}Context" for verb in ("Create", "Remove", "Restart", "Interrupt")]
-CONTEXTS += ["ListContexts"]
+CONTEXTS = ("CreateContext ListContexts RemoveContext RestartContext InterruptContext").split()
 OURS = {
     "RunFrame",
     "EgressDenial",
