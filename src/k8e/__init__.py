@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from k8e.client.async_runs import AsyncRun
     from k8e.client.asynchronous import AsyncSandboxClient
     from k8e.client.blocking import SandboxClient, sandbox_session
+    from k8e.client.contexts import AsyncContext, Context
     from k8e.client.events import Event
+    from k8e.client.executions import ContextInfo, Execution, ExecutionError, Result
     from k8e.client.exposing import Exposed
     from k8e.client.imaging import Image
     from k8e.client.interactive import Process
@@ -47,9 +49,12 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Approval": "k8e.client.approving",
+    "AsyncContext": "k8e.client.contexts",
     "AsyncProcess": "k8e.client.async_interactive",
     "AsyncRun": "k8e.client.async_runs",
     "AsyncSandboxClient": "k8e.client.asynchronous",
+    "Context": "k8e.client.contexts",
+    "ContextInfo": "k8e.client.executions",
     "Copied": "k8e.client.scripts",
     "Denial": "k8e.client.results",
     "Egress": "k8e.client.results",
@@ -57,6 +62,8 @@ _HOMES = {
     "ExecEvent": "k8e.client.results",
     "ExecInfo": "k8e.client.results",
     "ExecResult": "k8e.client.results",
+    "Execution": "k8e.client.executions",
+    "ExecutionError": "k8e.client.executions",
     "Exit": "k8e.client.results",
     "Exposed": "k8e.client.exposing",
     "FileEntry": "k8e.client.results",
@@ -64,6 +71,7 @@ _HOMES = {
     "Image": "k8e.client.imaging",
     "Process": "k8e.client.interactive",
     "ProcessInfo": "k8e.client.results",
+    "Result": "k8e.client.executions",
     "Run": "k8e.client.runs",
     "RunState": "k8e.client.results",
     "SandboxClient": "k8e.client.blocking",
@@ -81,9 +89,12 @@ _HOMES = {
 
 __all__ = [
     "Approval",
+    "AsyncContext",
     "AsyncProcess",
     "AsyncRun",
     "AsyncSandboxClient",
+    "Context",
+    "ContextInfo",
     "Copied",
     "Denial",
     "Egress",
@@ -91,6 +102,8 @@ __all__ = [
     "ExecEvent",
     "ExecInfo",
     "ExecResult",
+    "Execution",
+    "ExecutionError",
     "Exit",
     "Exposed",
     "FileEntry",
@@ -98,6 +111,7 @@ __all__ = [
     "Image",
     "Process",
     "ProcessInfo",
+    "Result",
     "Run",
     "RunState",
     "SandboxClient",

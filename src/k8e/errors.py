@@ -5,6 +5,8 @@
     ├─ SessionNotFound       no such session, or not the caller's
     ├─ SessionPaused         the session is frozen until it is resumed
     ├─ ExecNotFound          no such exec in the session
+    ├─ ContextNotFound       no such context in the session
+    ├─ ContextEnded          the context's program has ended; a restart gives a new one
     ├─ ApprovalNotFound      no such approval, or not the caller's
     ├─ SnapshotNotFound      no such snapshot, or not the caller's
     ├─ TemplateNotFound      no such template
@@ -70,6 +72,18 @@ class ExecNotFound(K8eError):
     """The session has no exec of this id (it may have ended long ago)."""
 
     code, grpc_status, http_status = "exec_not_found", "NOT_FOUND", 404
+
+
+class ContextNotFound(K8eError):
+    """The session has no context of this id."""
+
+    code, grpc_status, http_status = "context_not_found", "NOT_FOUND", 404
+
+
+class ContextEnded(K8eError):
+    """The program of a context has ended, and its variables with it; the message says why."""
+
+    code, grpc_status, http_status = "context_ended", "FAILED_PRECONDITION", 409
 
 
 class ApprovalNotFound(K8eError):
@@ -177,6 +191,8 @@ _BY_CODE: dict[str, type[K8eError]] = {
         SessionNotFound,
         SessionPaused,
         ExecNotFound,
+        ContextNotFound,
+        ContextEnded,
         ApprovalNotFound,
         SnapshotNotFound,
         TemplateNotFound,

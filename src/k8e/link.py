@@ -28,7 +28,8 @@ MAX_GREETING = 64  # bytes of a frame from somebody who has not proved itself
 MAX_STRANGERS = 4  # connections of one sandbox that have not proved themselves
 KEY_SIZE = 32
 # What a guest may send that counts against the credit it was given, and the bytes before the data.
-_COUNTED = {wire.OUT: wire.SEQ.size, wire.ERR: wire.SEQ.size, wire.DATA: 0}
+_COUNTED = {wire.OUT: wire.SEQ.size, wire.ERR: wire.SEQ.size, wire.SHOW: wire.SEQ.size}
+_COUNTED[wire.DATA] = 0
 
 MAX_PUT_OFF = 8
 """Frames that wait for the end of a batch; with more of them the other side may begin."""

@@ -229,8 +229,39 @@ def doctor(scene: Scene) -> None:
     assert "gvisor" in scene.text("doctor", "--json")
 
 
+def contexts(scene: Scene) -> None:
+    """``run --context``, and what looks after contexts."""
+    where = ("--session-id", scene.session)
+    made = scene.run("x = 40", "--context", "rows", "--lang", "python")
+    assert {"context_id", "context_state", "error", "execution_count", "results"} <= keys(made)
+    code = "print('<out>'); display({'image/png': b'abc'}, raw=True); x + 2"
+    done = scene.run(code, "--context", "rows")
+    assert (done["stdout"], done["execution_count"], done["error"]) == ("<out>\n", 2, None)
+    assert [item["data"] for item in done["results"]] == [
+        {"image/png": "YWJj"},
+        {"text/plain": "42"},
+    ]
+    raw = ("sandbox", "run", "--raw", *where, "--context", "rows")
+    shown = scene.place.cli(*raw, "print('printed'); x")
+    assert (shown.stdout, shown.returncode) == (b"printed\n40\n", 0)
+    failed = scene.place.cli(*raw, "1 / 0")
+    assert failed.returncode == 1
+    assert b"ZeroDivisionError" in failed.stderr
+    listed = scene.json("context", "list", *where)["contexts"]
+    assert [(item["context_id"], item["state"]) for item in listed] == [("rows", "ready")]
+    assert scene.json("context", "interrupt", "rows", *where)["stopped"] is True
+    assert scene.json("context", "restart", "rows", *where)["execution_count"] == 0
+    assert scene.json("context", "delete", "rows", *where) == {"ok": True}
+    assert "rows" in scene.place.error("sandbox", "context", "restart", "rows", *where)
+    assert scene.run("x=7", "--context", "shell")["exit_code"] == 0
+    assert scene.run("echo $x", "--context", "shell")["stdout"] == "7\n"
+    both = scene.place.error("sandbox", "run", *where, "--context", "a", "--background", "true")
+    assert "exclude" in both
+
+
 ROWS: dict[str, Callable[[Scene], None]] = {
     "run": run,
+    "context": contexts,
     "poll log": background,
     "kill ps": kill,
     "status": status,

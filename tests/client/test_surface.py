@@ -17,9 +17,12 @@ def test_the_package_exports_exactly_this() -> None:
     assert k8e.__all__ == sorted(k8e.__all__)
     assert set(k8e.__all__) == {
         "Approval",
+        "AsyncContext",
         "AsyncProcess",
         "AsyncRun",
         "AsyncSandboxClient",
+        "Context",
+        "ContextInfo",
         "Copied",
         "Denial",
         "Egress",
@@ -27,12 +30,15 @@ def test_the_package_exports_exactly_this() -> None:
         "ExecEvent",
         "ExecInfo",
         "ExecResult",
+        "Execution",
+        "ExecutionError",
         "Exit",
         "Exposed",
         "FileEntry",
         "Foreground",
         "Process",
         "ProcessInfo",
+        "Result",
         "Run",
         "RunState",
         "SandboxClient",
@@ -78,7 +84,14 @@ def test_both_clients_have_the_same_methods_with_the_same_arguments() -> None:
         ], name
 
 
-@pytest.mark.parametrize("kinds", [(k8e.Run, k8e.AsyncRun), (k8e.Process, k8e.AsyncProcess)])
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        (k8e.Run, k8e.AsyncRun),
+        (k8e.Process, k8e.AsyncProcess),
+        (k8e.Context, k8e.AsyncContext),
+    ],
+)
 def test_both_handles_have_the_same_methods_with_the_same_arguments(
     kinds: tuple[type, type],
 ) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import grpc
 import pytest
@@ -281,6 +281,38 @@ def run(scene: Scene) -> None:
     assert b"framed\n" in b"".join(frame.body for frame in last)
 
 
+def contexts(scene: Scene) -> None:
+    stub = scene.stub
+    asked = pb.CreateContextRequest(session_id=scene.session, cwd="/home/user")
+    made = stub.CreateContext(asked, timeout=SECONDS)
+    assert (made.language, made.cwd, made.session_id) == ("python", "/home/user", scene.session)
+    named: dict[str, Any] = {"session_id": scene.session, "context_id": made.context_id}
+
+    def execute(code: bytes, **fields: Any) -> list[pb.ExecuteCodeResponse]:
+        asked = pb.ExecuteCodeRequest(code=code, **{**named, **fields})
+        return list(stub.ExecuteCode(asked, timeout=SECONDS))
+
+    assert [part.WhichOneof("event") for part in execute(b"x = 20")] == ["end"]
+    printed, shown, end = execute(b"print('out'); x + 1")
+    assert printed.stdout == b"out\n"
+    assert dict(shown.result.data) == {"text/plain": b"21"}
+    assert shown.result.is_main_result
+    assert (end.end.exit_code, end.end.execution_count, end.end.status) == (0, 2, "completed")
+    (failed,) = execute(b"1 / 0")
+    assert (failed.end.error.name, failed.end.exit_code) == ("ZeroDivisionError", 1)
+    listed = stub.ListContexts(pb.ListContextsRequest(session_id=scene.session)).contexts
+    assert made.context_id in [item.context_id for item in listed]
+    idle = stub.InterruptContext(pb.InterruptContextRequest(**named))
+    assert (idle.interrupted, idle.stopped) == (False, True)
+    assert stub.RestartContext(pb.ContextRequest(**named)).execution_count == 0
+    assert execute(b"x")[0].end.error.name == "NameError"
+    assert stub.RemoveContext(pb.ContextRequest(**named)).ok
+    failed = serving.failing(lambda: execute(b"x"))
+    assert (failed.status, failed.code) == (grpc.StatusCode.NOT_FOUND, "context_not_found")
+    made_now = execute(b"echo $0", context_id="rows", make_context=True, language="bash")
+    assert made_now[0].stdout == b"bash\n"
+
+
 ROWS: dict[str, Callable[[Scene], None]] = {
     "CreateSession DestroySession": create_and_destroy,
     "Exec": exec_,
@@ -303,6 +335,8 @@ ROWS: dict[str, Callable[[Scene], None]] = {
     "UpdateAllowedHosts GetEgress": egress,
     "ListTemplates GetTemplate ApplyTemplate DeleteTemplate": templates,
     "Run": run,
+    "CreateContext ListContexts RemoveContext RestartContext InterruptContext "
+    "ExecuteCode": contexts,
 }
 
 

@@ -112,6 +112,7 @@ UNARY = (
 ).split()
 TEMPLATES = ("ListTemplates", "GetTemplate", "ApplyTemplate", "DeleteTemplate")
 SERVER_STREAMS = ["ExecStream", "TerminalStream"]
+CONTEXTS = ("CreateContext ListContexts RemoveContext RestartContext InterruptContext").split()
 OURS = {
     "RunFrame",
     "EgressDenial",
@@ -129,6 +130,11 @@ OURS = {
     "ApplyTemplateRequest",
     "DeleteTemplateRequest",
     "DeleteTemplateResponse",
+    *("Context", "ContextRequest", "CreateContextRequest", "RemoveContextResponse"),
+    *("ListContextsRequest", "ListContextsResponse"),
+    *("InterruptContextRequest", "InterruptContextResponse"),
+    *("ExecuteCodeRequest", "ExecuteCodeResponse"),
+    *("ExecutionResult", "ExecutionEnd", "ExecutionError"),
 }
 TYPES = {
     FieldDescriptor.TYPE_STRING: "string",
@@ -199,6 +205,8 @@ def test_every_rpc_of_k8e_is_there_with_its_kind() -> None:
         "ListApprovals": (False, False),
         **dict.fromkeys(TEMPLATES, (False, False)),
         "Run": (True, True),
+        **dict.fromkeys(CONTEXTS, (False, False)),
+        "ExecuteCode": (False, True),
     }
 
 

@@ -877,3 +877,165 @@ class DeleteTemplateResponse(_message.Message):
     OK_FIELD_NUMBER: _ClassVar[int]
     ok: bool
     def __init__(self, ok: _Optional[bool] = ...) -> None: ...
+
+class CreateContextRequest(_message.Message):
+    __slots__ = ("session_id", "context_id", "language", "cwd")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_ID_FIELD_NUMBER: _ClassVar[int]
+    LANGUAGE_FIELD_NUMBER: _ClassVar[int]
+    CWD_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    context_id: str
+    language: str
+    cwd: str
+    def __init__(self, session_id: _Optional[str] = ..., context_id: _Optional[str] = ..., language: _Optional[str] = ..., cwd: _Optional[str] = ...) -> None: ...
+
+class Context(_message.Message):
+    __slots__ = ("context_id", "session_id", "language", "cwd", "state", "ended_because", "execution_count", "waiting")
+    CONTEXT_ID_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    LANGUAGE_FIELD_NUMBER: _ClassVar[int]
+    CWD_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ENDED_BECAUSE_FIELD_NUMBER: _ClassVar[int]
+    EXECUTION_COUNT_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    context_id: str
+    session_id: str
+    language: str
+    cwd: str
+    state: str
+    ended_because: str
+    execution_count: int
+    waiting: int
+    def __init__(self, context_id: _Optional[str] = ..., session_id: _Optional[str] = ..., language: _Optional[str] = ..., cwd: _Optional[str] = ..., state: _Optional[str] = ..., ended_because: _Optional[str] = ..., execution_count: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
+
+class ListContextsRequest(_message.Message):
+    __slots__ = ("session_id",)
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+
+class ListContextsResponse(_message.Message):
+    __slots__ = ("contexts",)
+    CONTEXTS_FIELD_NUMBER: _ClassVar[int]
+    contexts: _containers.RepeatedCompositeFieldContainer[Context]
+    def __init__(self, contexts: _Optional[_Iterable[_Union[Context, _Mapping]]] = ...) -> None: ...
+
+class ContextRequest(_message.Message):
+    __slots__ = ("session_id", "context_id")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    context_id: str
+    def __init__(self, session_id: _Optional[str] = ..., context_id: _Optional[str] = ...) -> None: ...
+
+class RemoveContextResponse(_message.Message):
+    __slots__ = ("ok",)
+    OK_FIELD_NUMBER: _ClassVar[int]
+    ok: bool
+    def __init__(self, ok: _Optional[bool] = ...) -> None: ...
+
+class InterruptContextRequest(_message.Message):
+    __slots__ = ("session_id", "context_id", "grace")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_ID_FIELD_NUMBER: _ClassVar[int]
+    GRACE_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    context_id: str
+    grace: float
+    def __init__(self, session_id: _Optional[str] = ..., context_id: _Optional[str] = ..., grace: _Optional[float] = ...) -> None: ...
+
+class InterruptContextResponse(_message.Message):
+    __slots__ = ("interrupted", "stopped")
+    INTERRUPTED_FIELD_NUMBER: _ClassVar[int]
+    STOPPED_FIELD_NUMBER: _ClassVar[int]
+    interrupted: bool
+    stopped: bool
+    def __init__(self, interrupted: _Optional[bool] = ..., stopped: _Optional[bool] = ...) -> None: ...
+
+class ExecuteCodeRequest(_message.Message):
+    __slots__ = ("session_id", "context_id", "code", "timeout", "env", "make_context", "language", "cwd")
+    class EnvEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_ID_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    ENV_FIELD_NUMBER: _ClassVar[int]
+    MAKE_CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    LANGUAGE_FIELD_NUMBER: _ClassVar[int]
+    CWD_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    context_id: str
+    code: bytes
+    timeout: float
+    env: _containers.ScalarMap[str, str]
+    make_context: bool
+    language: str
+    cwd: str
+    def __init__(self, session_id: _Optional[str] = ..., context_id: _Optional[str] = ..., code: _Optional[bytes] = ..., timeout: _Optional[float] = ..., env: _Optional[_Mapping[str, str]] = ..., make_context: _Optional[bool] = ..., language: _Optional[str] = ..., cwd: _Optional[str] = ...) -> None: ...
+
+class ExecuteCodeResponse(_message.Message):
+    __slots__ = ("stdout", "stderr", "result", "end")
+    STDOUT_FIELD_NUMBER: _ClassVar[int]
+    STDERR_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    stdout: bytes
+    stderr: bytes
+    result: ExecutionResult
+    end: ExecutionEnd
+    def __init__(self, stdout: _Optional[bytes] = ..., stderr: _Optional[bytes] = ..., result: _Optional[_Union[ExecutionResult, _Mapping]] = ..., end: _Optional[_Union[ExecutionEnd, _Mapping]] = ...) -> None: ...
+
+class ExecutionResult(_message.Message):
+    __slots__ = ("data", "is_main_result", "left_out")
+    class DataEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: bytes
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    IS_MAIN_RESULT_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    data: _containers.ScalarMap[str, bytes]
+    is_main_result: bool
+    left_out: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, data: _Optional[_Mapping[str, bytes]] = ..., is_main_result: _Optional[bool] = ..., left_out: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ExecutionEnd(_message.Message):
+    __slots__ = ("exit_code", "status", "execution_count", "error", "context_state", "duration_ms", "truncated", "denials")
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    EXECUTION_COUNT_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_STATE_FIELD_NUMBER: _ClassVar[int]
+    DURATION_MS_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATED_FIELD_NUMBER: _ClassVar[int]
+    DENIALS_FIELD_NUMBER: _ClassVar[int]
+    exit_code: int
+    status: str
+    execution_count: int
+    error: ExecutionError
+    context_state: str
+    duration_ms: int
+    truncated: bool
+    denials: _containers.RepeatedCompositeFieldContainer[EgressDenial]
+    def __init__(self, exit_code: _Optional[int] = ..., status: _Optional[str] = ..., execution_count: _Optional[int] = ..., error: _Optional[_Union[ExecutionError, _Mapping]] = ..., context_state: _Optional[str] = ..., duration_ms: _Optional[int] = ..., truncated: _Optional[bool] = ..., denials: _Optional[_Iterable[_Union[EgressDenial, _Mapping]]] = ...) -> None: ...
+
+class ExecutionError(_message.Message):
+    __slots__ = ("name", "value", "traceback")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    TRACEBACK_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: str
+    traceback: str
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[str] = ..., traceback: _Optional[str] = ...) -> None: ...

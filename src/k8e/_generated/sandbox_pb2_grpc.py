@@ -244,6 +244,36 @@ class SandboxServiceStub:
                 request_serializer=sandbox_dot_v1_dot_sandbox__pb2.DeleteTemplateRequest.SerializeToString,
                 response_deserializer=sandbox_dot_v1_dot_sandbox__pb2.DeleteTemplateResponse.FromString,
                 _registered_method=True)
+        self.CreateContext = channel.unary_unary(
+                '/sandbox.v1.SandboxService/CreateContext',
+                request_serializer=sandbox_dot_v1_dot_sandbox__pb2.CreateContextRequest.SerializeToString,
+                response_deserializer=sandbox_dot_v1_dot_sandbox__pb2.Context.FromString,
+                _registered_method=True)
+        self.ListContexts = channel.unary_unary(
+                '/sandbox.v1.SandboxService/ListContexts',
+                request_serializer=sandbox_dot_v1_dot_sandbox__pb2.ListContextsRequest.SerializeToString,
+                response_deserializer=sandbox_dot_v1_dot_sandbox__pb2.ListContextsResponse.FromString,
+                _registered_method=True)
+        self.RemoveContext = channel.unary_unary(
+                '/sandbox.v1.SandboxService/RemoveContext',
+                request_serializer=sandbox_dot_v1_dot_sandbox__pb2.ContextRequest.SerializeToString,
+                response_deserializer=sandbox_dot_v1_dot_sandbox__pb2.RemoveContextResponse.FromString,
+                _registered_method=True)
+        self.RestartContext = channel.unary_unary(
+                '/sandbox.v1.SandboxService/RestartContext',
+                request_serializer=sandbox_dot_v1_dot_sandbox__pb2.ContextRequest.SerializeToString,
+                response_deserializer=sandbox_dot_v1_dot_sandbox__pb2.Context.FromString,
+                _registered_method=True)
+        self.InterruptContext = channel.unary_unary(
+                '/sandbox.v1.SandboxService/InterruptContext',
+                request_serializer=sandbox_dot_v1_dot_sandbox__pb2.InterruptContextRequest.SerializeToString,
+                response_deserializer=sandbox_dot_v1_dot_sandbox__pb2.InterruptContextResponse.FromString,
+                _registered_method=True)
+        self.ExecuteCode = channel.unary_stream(
+                '/sandbox.v1.SandboxService/ExecuteCode',
+                request_serializer=sandbox_dot_v1_dot_sandbox__pb2.ExecuteCodeRequest.SerializeToString,
+                response_deserializer=sandbox_dot_v1_dot_sandbox__pb2.ExecuteCodeResponse.FromString,
+                _registered_method=True)
 
 
 class SandboxServiceServicer:
@@ -511,6 +541,43 @@ class SandboxServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CreateContext(self, request, context):
+        """Contexts, which are ours alone: programs that keep their variables between runs of code.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListContexts(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveContext(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RestartContext(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def InterruptContext(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExecuteCode(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SandboxServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -723,6 +790,36 @@ def add_SandboxServiceServicer_to_server(servicer, server):
                     servicer.DeleteTemplate,
                     request_deserializer=sandbox_dot_v1_dot_sandbox__pb2.DeleteTemplateRequest.FromString,
                     response_serializer=sandbox_dot_v1_dot_sandbox__pb2.DeleteTemplateResponse.SerializeToString,
+            ),
+            'CreateContext': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateContext,
+                    request_deserializer=sandbox_dot_v1_dot_sandbox__pb2.CreateContextRequest.FromString,
+                    response_serializer=sandbox_dot_v1_dot_sandbox__pb2.Context.SerializeToString,
+            ),
+            'ListContexts': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListContexts,
+                    request_deserializer=sandbox_dot_v1_dot_sandbox__pb2.ListContextsRequest.FromString,
+                    response_serializer=sandbox_dot_v1_dot_sandbox__pb2.ListContextsResponse.SerializeToString,
+            ),
+            'RemoveContext': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveContext,
+                    request_deserializer=sandbox_dot_v1_dot_sandbox__pb2.ContextRequest.FromString,
+                    response_serializer=sandbox_dot_v1_dot_sandbox__pb2.RemoveContextResponse.SerializeToString,
+            ),
+            'RestartContext': grpc.unary_unary_rpc_method_handler(
+                    servicer.RestartContext,
+                    request_deserializer=sandbox_dot_v1_dot_sandbox__pb2.ContextRequest.FromString,
+                    response_serializer=sandbox_dot_v1_dot_sandbox__pb2.Context.SerializeToString,
+            ),
+            'InterruptContext': grpc.unary_unary_rpc_method_handler(
+                    servicer.InterruptContext,
+                    request_deserializer=sandbox_dot_v1_dot_sandbox__pb2.InterruptContextRequest.FromString,
+                    response_serializer=sandbox_dot_v1_dot_sandbox__pb2.InterruptContextResponse.SerializeToString,
+            ),
+            'ExecuteCode': grpc.unary_stream_rpc_method_handler(
+                    servicer.ExecuteCode,
+                    request_deserializer=sandbox_dot_v1_dot_sandbox__pb2.ExecuteCodeRequest.FromString,
+                    response_serializer=sandbox_dot_v1_dot_sandbox__pb2.ExecuteCodeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1859,6 +1956,168 @@ class SandboxService:
             '/sandbox.v1.SandboxService/DeleteTemplate',
             sandbox_dot_v1_dot_sandbox__pb2.DeleteTemplateRequest.SerializeToString,
             sandbox_dot_v1_dot_sandbox__pb2.DeleteTemplateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateContext(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sandbox.v1.SandboxService/CreateContext',
+            sandbox_dot_v1_dot_sandbox__pb2.CreateContextRequest.SerializeToString,
+            sandbox_dot_v1_dot_sandbox__pb2.Context.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListContexts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sandbox.v1.SandboxService/ListContexts',
+            sandbox_dot_v1_dot_sandbox__pb2.ListContextsRequest.SerializeToString,
+            sandbox_dot_v1_dot_sandbox__pb2.ListContextsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveContext(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sandbox.v1.SandboxService/RemoveContext',
+            sandbox_dot_v1_dot_sandbox__pb2.ContextRequest.SerializeToString,
+            sandbox_dot_v1_dot_sandbox__pb2.RemoveContextResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RestartContext(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sandbox.v1.SandboxService/RestartContext',
+            sandbox_dot_v1_dot_sandbox__pb2.ContextRequest.SerializeToString,
+            sandbox_dot_v1_dot_sandbox__pb2.Context.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def InterruptContext(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sandbox.v1.SandboxService/InterruptContext',
+            sandbox_dot_v1_dot_sandbox__pb2.InterruptContextRequest.SerializeToString,
+            sandbox_dot_v1_dot_sandbox__pb2.InterruptContextResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExecuteCode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/sandbox.v1.SandboxService/ExecuteCode',
+            sandbox_dot_v1_dot_sandbox__pb2.ExecuteCodeRequest.SerializeToString,
+            sandbox_dot_v1_dot_sandbox__pb2.ExecuteCodeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -88,6 +88,13 @@ class SandboxServiceStub:
     GetTemplate: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.GetTemplateRequest, _sandbox_pb2.Template]
     ApplyTemplate: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.ApplyTemplateRequest, _sandbox_pb2.Template]
     DeleteTemplate: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.DeleteTemplateRequest, _sandbox_pb2.DeleteTemplateResponse]
+    CreateContext: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.CreateContextRequest, _sandbox_pb2.Context]
+    """Contexts, which are ours alone: programs that keep their variables between runs of code."""
+    ListContexts: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.ListContextsRequest, _sandbox_pb2.ListContextsResponse]
+    RemoveContext: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.ContextRequest, _sandbox_pb2.RemoveContextResponse]
+    RestartContext: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.ContextRequest, _sandbox_pb2.Context]
+    InterruptContext: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.InterruptContextRequest, _sandbox_pb2.InterruptContextResponse]
+    ExecuteCode: _grpc.UnaryStreamMultiCallable[_sandbox_pb2.ExecuteCodeRequest, _sandbox_pb2.ExecuteCodeResponse]
 
 @_typing.type_check_only
 class SandboxServiceAsyncStub(SandboxServiceStub):
@@ -144,6 +151,13 @@ class SandboxServiceAsyncStub(SandboxServiceStub):
     GetTemplate: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.GetTemplateRequest, _sandbox_pb2.Template]  # type: ignore[assignment]
     ApplyTemplate: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.ApplyTemplateRequest, _sandbox_pb2.Template]  # type: ignore[assignment]
     DeleteTemplate: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.DeleteTemplateRequest, _sandbox_pb2.DeleteTemplateResponse]  # type: ignore[assignment]
+    CreateContext: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.CreateContextRequest, _sandbox_pb2.Context]  # type: ignore[assignment]
+    """Contexts, which are ours alone: programs that keep their variables between runs of code."""
+    ListContexts: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.ListContextsRequest, _sandbox_pb2.ListContextsResponse]  # type: ignore[assignment]
+    RemoveContext: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.ContextRequest, _sandbox_pb2.RemoveContextResponse]  # type: ignore[assignment]
+    RestartContext: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.ContextRequest, _sandbox_pb2.Context]  # type: ignore[assignment]
+    InterruptContext: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.InterruptContextRequest, _sandbox_pb2.InterruptContextResponse]  # type: ignore[assignment]
+    ExecuteCode: _aio.UnaryStreamMultiCallable[_sandbox_pb2.ExecuteCodeRequest, _sandbox_pb2.ExecuteCodeResponse]  # type: ignore[assignment]
 
 class SandboxServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -449,5 +463,48 @@ class SandboxServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _sandbox_pb2.DeleteTemplateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_sandbox_pb2.DeleteTemplateResponse, _abc.Awaitable[_sandbox_pb2.DeleteTemplateResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def CreateContext(
+        self,
+        request: _sandbox_pb2.CreateContextRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sandbox_pb2.Context, _abc.Awaitable[_sandbox_pb2.Context]]:
+        """Contexts, which are ours alone: programs that keep their variables between runs of code."""
+
+    @_abc_1.abstractmethod
+    def ListContexts(
+        self,
+        request: _sandbox_pb2.ListContextsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sandbox_pb2.ListContextsResponse, _abc.Awaitable[_sandbox_pb2.ListContextsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def RemoveContext(
+        self,
+        request: _sandbox_pb2.ContextRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sandbox_pb2.RemoveContextResponse, _abc.Awaitable[_sandbox_pb2.RemoveContextResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def RestartContext(
+        self,
+        request: _sandbox_pb2.ContextRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sandbox_pb2.Context, _abc.Awaitable[_sandbox_pb2.Context]]: ...
+
+    @_abc_1.abstractmethod
+    def InterruptContext(
+        self,
+        request: _sandbox_pb2.InterruptContextRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sandbox_pb2.InterruptContextResponse, _abc.Awaitable[_sandbox_pb2.InterruptContextResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ExecuteCode(
+        self,
+        request: _sandbox_pb2.ExecuteCodeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_sandbox_pb2.ExecuteCodeResponse], _abc.AsyncIterator[_sandbox_pb2.ExecuteCodeResponse]]: ...
 
 def add_SandboxServiceServicer_to_server(servicer: SandboxServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -13,6 +13,7 @@ from k8e.cli import (
     completing,
     fast,
     parsing_approvals,
+    parsing_contexts,
     parsing_exposing,
     parsing_files,
     parsing_images,
@@ -137,6 +138,7 @@ def _add_sandbox(commands: Any) -> None:
     parsing_files.add(group, common, _command)
     parsing_snapshots.add(group, common, _command, _add_session_flags)
     parsing_exposing.add(group, common, _command)
+    parsing_contexts.add(group, common, _command)
     parsing_approvals.add_to_sandbox(_command, group, common)
     parsing_approvals.add_approver(_command, commands, common)
     parsing_login.add_to_sandbox(_command, group, common)
@@ -161,7 +163,8 @@ def _add_run(group: Any, common: Parser) -> None:
     )
     run.add_argument("code", nargs="?", help="the code; '-' or nothing: read it from stdin")
     run.add_argument("--file", metavar="PATH", help="read the code from a file")
-    run.add_argument("--lang", default="bash", help="bash (default), python, node or ts")
+    run.add_argument("--lang", help="bash (default), python, node or ts")
+    parsing_contexts.add_flag(run)
     run.add_argument(
         "--timeout",
         type=float,

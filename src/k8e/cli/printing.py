@@ -11,6 +11,8 @@ from k8e.cli import fast
 
 _HINTS = {
     "session_not_found": "k8e sandbox sessions lists your sessions",
+    "context_not_found": "k8e sandbox context list lists the contexts of a session",
+    "context_ended": "k8e sandbox context restart NAME starts it anew, without its variables",
     "exec_not_found": "k8e sandbox ps ID lists the runs of a session",
     "runtime_unusable": "k8e doctor shows which runtimes work on this host and how to fix others",
     "gateway_unreachable": "k8e gateway in the foreground shows what is wrong",

@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     _refuse_not_yet(options)
     chosen = fast.defaults()
     chosen.update(
-        language=options.lang,
+        language=options.lang or chosen["language"],
         timeout=_timeout(options),
         runtime=options.runtime,
         template=options.template,
@@ -77,6 +77,10 @@ def run(options: argparse.Namespace) -> int:
     chosen["code"] = _code(options)
     if manifests.is_asked(options):
         _prepare(options, chosen)
+    if options.context:
+        from k8e.cli import contexts
+
+        return contexts.run(options, chosen, language=options.lang)
     target = endpoint(options)
     if options.background:
         from k8e.cli import runs

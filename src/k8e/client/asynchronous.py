@@ -19,6 +19,7 @@ from k8e.client.approving import AsyncApproving
 from k8e.client.async_interactive import AsyncInteractive
 from k8e.client.async_runs import AsyncRuns
 from k8e.client.async_transfers import AsyncTransfers
+from k8e.client.contexts import AsyncContexts
 from k8e.client.events import AsyncTelling
 from k8e.client.exposing import AsyncExposing
 from k8e.client.imaging import AsyncImaging
@@ -46,6 +47,7 @@ class AsyncSandboxClient(
     AsyncPooling,
     AsyncTemplating,
     AsyncImaging,
+    AsyncContexts,
 ):
     """Runs code in sandboxes, from any number of tasks at once.
 

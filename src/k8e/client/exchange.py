@@ -66,6 +66,8 @@ class Exchange:
             self._events[type(event)].append(event)
             self._kept += len(event.data)
             self._owed += len(event.data)
+        elif kind == wire.SHOW:  # only contexts send these, and they are not talked to
+            self._owed += len(body) - wire.SEQ.size
         elif kind == wire.CREDIT:
             self._room += wire.CREDIT_BODY.unpack(body)[0]
         elif kind == wire.EXIT:

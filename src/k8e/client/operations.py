@@ -67,7 +67,7 @@ def call(fields: Mapping[str, Any]) -> Operation[dict[str, Any]]:
 
 def _result() -> Operation[dict[str, Any]]:
     while True:
-        kind, body = yield from _frame()
+        kind, body = yield from frame()
         if kind == wire.RESULT:
             result = wire.unpack_dict(body)
             # A weaker runtime than usual is never silent; `doctor` has its own way to tell.
@@ -76,7 +76,7 @@ def _result() -> Operation[dict[str, Any]]:
             return result
 
 
-def _frame() -> Operation[Frame]:
+def frame() -> Operation[Frame]:
     """The next frame; an ERROR is raised."""
     frame: Frame = yield RECEIVE
     if frame[0] == wire.ERROR:
@@ -84,7 +84,7 @@ def _frame() -> Operation[Frame]:
     return frame
 
 
-class _Consumed:
+class Consumed:
     """Counts bytes taken, and says when it is time to grant new ones."""
 
     def __init__(self) -> None:
@@ -105,15 +105,17 @@ def exec_events(fields: Mapping[str, Any]) -> Operation[Exit]:
     yield Send(wire.CALL, wire.pack(fields))
     result = yield from _result()
     session_id, exec_id = str(result["session_id"]), str(result["id"])
-    consumed = _Consumed()
+    consumed = Consumed()
     stdin = _Upload(wire.STDIN, wire.STDIN_END) if fields.get("stdin") else None
     try:
         while True:
             if stdin is not None:
                 yield from stdin.push()
-            kind, body = yield from _frame()
+            kind, body = yield from frame()
             if kind in (wire.OUT, wire.ERR):
                 yield output_event(kind, body)
+                yield from consumed.add(len(body) - wire.SEQ.size)
+            elif kind == wire.SHOW:  # of a context; whoever wants results uses executions.events
                 yield from consumed.add(len(body) - wire.SEQ.size)
             elif kind == wire.CREDIT and stdin is not None:
                 stdin.credit += wire.CREDIT_BODY.unpack(body)[0]
@@ -209,14 +211,18 @@ def output(fields: Mapping[str, Any], *, follow: bool) -> Operation[None]:
     described = yield from call(fields)
     session_id, exec_id = str(described["session_id"]), str(described["id"])
     at, ends = int(fields.get("seq") or 0), follow or described["code"] is not None
-    consumed = _Consumed()
+    consumed = Consumed()
     while ends or at < int(described["seq"]):
-        kind, body = yield from _frame()
+        kind, body = yield from frame()
         if kind in (wire.OUT, wire.ERR):
             event = output_event(kind, body)
             at = event.seq + len(event.data)
             yield event
             yield from consumed.add(len(event.data))
+        elif kind == wire.SHOW:
+            seq, data = wire.numbered(body)
+            at = seq + len(data)
+            yield from consumed.add(len(data))
         elif kind == wire.EXIT:
             yield exit_event(wire.unpack_dict(body), session_id, exec_id)
             return
@@ -232,11 +238,14 @@ def snapshot(fields: Mapping[str, Any]) -> Operation[RunState]:
     streams = {wire.OUT: bytearray(), wire.ERR: bytearray()}
     at, lost = 0, False
     while described["code"] is not None or at < int(described["seq"]):
-        kind, body = yield from _frame()
+        kind, body = yield from frame()
         if kind == wire.EXIT:
             described |= wire.unpack_dict(body)
             break
-        if kind in streams:
+        if kind == wire.SHOW:
+            seq, data = wire.numbered(body)
+            at = seq + len(data)
+        elif kind in streams:
             event = output_event(kind, body)
             lost |= event.seq > at
             at = event.seq + len(event.data)
@@ -291,9 +300,9 @@ def read(fields: Mapping[str, Any], progress: Progress | None = None) -> Operati
     found = results.entry((yield from call(fields)))
     total = _to_come(found.size, fields)
     done = 0
-    consumed = _Consumed()
+    consumed = Consumed()
     while True:
-        kind, body = yield from _frame()
+        kind, body = yield from frame()
         if kind == wire.DATA:
             yield Chunk(body)
             done += len(body)
@@ -318,7 +327,7 @@ def write(
     upload = _Upload(wire.DATA, wire.END, progress, total)
     while True:
         yield from upload.push()
-        kind, body = yield from _frame()
+        kind, body = yield from frame()
         if kind == wire.CREDIT:
             upload.credit += wire.CREDIT_BODY.unpack(body)[0]
         elif kind == wire.RESULT:
@@ -359,9 +368,9 @@ def listing(fields: Mapping[str, Any]) -> Operation[list[FileEntry]]:
     """List a folder."""
     yield from call(fields)
     found: list[FileEntry] = []
-    consumed = _Consumed()
+    consumed = Consumed()
     while True:
-        kind, body = yield from _frame()
+        kind, body = yield from frame()
         if kind == wire.DATA:
             entries = cast("list[dict[str, Any]]", wire.unpack(body))
             found.extend(map(results.entry, entries))

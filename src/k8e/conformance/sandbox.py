@@ -9,6 +9,7 @@ from typing import Any
 
 from k8e import errors
 from k8e.guest import wire
+from k8e.guest.records import Records
 from k8e.link import Channel, Link, request
 from k8e.runtimes.base import Guest
 
@@ -24,6 +25,8 @@ class Outcome:
     stdout: bytes = b""
     stderr: bytes = b""
     exit: dict[str, Any] = field(default_factory=dict[str, Any])
+    shown: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    """Results, in a context."""
 
     @property
     def code(self) -> int:
@@ -83,8 +86,9 @@ class Stream:
             raise errors.GuestFailed("the link to the guest was lost")
         if kind == wire.ERROR:
             raise errors.from_wire(wire.unpack_dict(body))
-        counted = len(body) - wire.SEQ.size if kind in (wire.OUT, wire.ERR) else len(body)
-        if self.generous and kind in (wire.OUT, wire.ERR, wire.DATA):
+        numbered = kind in (wire.OUT, wire.ERR, wire.SHOW)
+        counted = len(body) - wire.SEQ.size if numbered else len(body)
+        if self.generous and (numbered or kind == wire.DATA):
             self.credit(counted)
         return kind, body
 
@@ -128,6 +132,7 @@ class Program(Stream):
         self.info: dict[str, Any] = {}
         self.first_seq = -1
         self.outcome = Outcome()
+        self._records = Records()
 
     @property
     def id(self) -> str:
@@ -143,6 +148,8 @@ class Program(Stream):
             self.first_seq = wire.SEQ.unpack_from(body)[0]
         if kind == wire.OUT:
             self.outcome.stdout += body[wire.SEQ.size :]
+        elif kind == wire.SHOW:
+            self.outcome.shown += self._records.feed(*wire.numbered(body))
         else:
             self.outcome.stderr += body[wire.SEQ.size :]
         return True

@@ -159,9 +159,10 @@ class Runs:
                 kind, body = await running.receive()
                 if kind == wire.EXIT:
                     return _part(described | decode(body), pieces)
-                if kind in (wire.OUT, wire.ERR) and len(body) >= wire.SEQ.size:
+                if kind in (wire.OUT, wire.ERR, wire.SHOW) and len(body) >= wire.SEQ.size:
                     seq, data = wire.SEQ.unpack_from(body)[0], body[wire.SEQ.size :]
-                    pieces.append((kind, seq, data))
+                    if kind != wire.SHOW:
+                        pieces.append((kind, seq, data))
                     at, room = seq + len(data), room - len(data)
         return part
 

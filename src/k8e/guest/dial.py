@@ -63,6 +63,9 @@ def explain(error: BaseException) -> dict[str, Any]:
         if error.filename is not None:
             text = f"{os.fsdecode(error.filename)}: {text}"
         return {"code": errno.errorcode.get(error.errno, "EIO"), "message": text}
+    told = getattr(error, "told", None)
+    if told is not None:
+        return told
     if isinstance(error, LookupError):
         return {"code": "ESRCH", "message": str(error.args[0] if error.args else error)}
     return {"code": "EINVAL", "message": f"{type(error).__name__}: {error}"}

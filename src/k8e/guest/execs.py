@@ -225,7 +225,7 @@ class Exec:
         if reader in self.output.readers:
             self.output.readers.remove(reader)
         if kill and self.kill_on_disconnect:
-            self.terminate("killed")
+            self.abandon()
         if not lost and not self.output.readers:
             self.output.ring = True  # nobody is waiting, so nobody may hold the program up
         self.output.acknowledge()
@@ -331,6 +331,10 @@ class Exec:
         self._deadline = None
         self.terminate("timed_out")
 
+    def abandon(self) -> None:
+        """Nobody wants what comes of it."""
+        self.terminate("killed")
+
     def terminate(self, status: str) -> None:
         """Ask the whole session of the program to end, then make it."""
         if self.code is not None:
@@ -392,6 +396,9 @@ class Exec:
             except OSError:
                 pass  # the program may remove its own file
             self._scratch = None
+
+    def introduce(self) -> dict[str, Any]:
+        return {"id": self.id, "pid": self.pid}
 
     def describe(self, parts: int = 16, part_size: int = 200) -> dict[str, Any]:
         told = self._describe_end()

@@ -7,6 +7,7 @@ import resource
 import signal
 from typing import Any, Callable
 
+from k8e.guest.context_table import Contexts
 from k8e.guest.dial import Link
 from k8e.guest.files import (
     Download,
@@ -35,6 +36,7 @@ class Guest:
         self.loop = Loop()
         self.execs = Execs(self.loop)
         self.place = Place()
+        self.execs.contexts = Contexts(self.loop, self.execs)
 
     def operations(self) -> dict[str, Any]:
         return {
@@ -62,6 +64,7 @@ class Guest:
             "hold": _answered(lambda _: self.execs.hold(True)),
             "release": _answered(lambda _: self.execs.hold(False)),
             **Terminals(self.loop, self.execs).operations(),
+            **self.execs.contexts.operations(),
         }
 
     def run(self) -> None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-from k8e.guest.wire import CHUNK, ERR, OUT, SEQ
+from k8e.guest.wire import CHUNK, ERR, OUT, SEQ, SHOW
 
 BUFFER = 512 << 10
 # A chunk costs memory beyond its bytes; counting that bounds a program that prints byte by byte.
 CHUNK_COST = 128
 COALESCE = 4096
+MAX_SHOWN = 64 << 20  # bytes of results of one exec
 
 
 class Output:
@@ -31,20 +32,21 @@ class Output:
         self._first = 0  # number of the chunk at index 0
         self.held = 0
         self._acked = 0
-        self._counts = {OUT: 0, ERR: 0}
+        self._counts = {OUT: 0, ERR: 0, SHOW: 0}
 
     def add(self, kind: int, data: bytes) -> None:
         """Take what the program wrote; beyond the limit it is counted as truncated and dropped."""
-        if self.limit:
-            room = self.limit - self._counts[kind]
+        limit = self.limit if kind != SHOW else MAX_SHOWN
+        if limit:
+            room = limit - self._counts[kind]
             if len(data) > room:
                 self.truncated = True
-                data = data[: max(0, room)]
+                data = data[: max(0, room)] if kind != SHOW else b""  # a record is whole
         if not data:
             return
         self._counts[kind] += len(data)
         last = self._chunks[-1] if self._chunks else None
-        if last and last[1] == kind and len(last[2]) + len(data) <= COALESCE:
+        if last and last[1] == kind != SHOW and len(last[2]) + len(data) <= COALESCE:
             self._chunks[-1] = (last[0], kind, last[2] + data)
             self.held += len(data)
         else:

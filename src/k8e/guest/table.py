@@ -73,7 +73,8 @@ class Execs:
         self.link: Link | None = None
         self._loop = loop
         self._by_id: dict[str, Exec] = {}
-        self._by_pid: dict[int, Exec] = {}
+        self._by_pid: dict[int, Any] = {}  # execs, and the leaders of contexts
+        self.contexts: Any = None
         # In the order of their ends: a long one that quick ones overtook has only just become
         # readable. Apart, so that quick commands push out no background run, nor the other way.
         self._finished: tuple[list[Exec], list[Exec]] = ([], [])
@@ -92,13 +93,27 @@ class Execs:
                 self._forget_old()
             elif self._unseen >= STARTS:
                 self.reap()
-            known = self._start(exec_id, spec)
-            self._by_id[exec_id] = known
-            self._by_pid[known.pid] = known
-            if not known.warm:
-                self._expose(known.pid)
-        channel.send(RESULT, pack({"id": known.id, "pid": known.pid}), soon=True)
+            known = self._by_id[exec_id] = self._begin(exec_id, spec)
+        channel.send(RESULT, pack(known.introduce()), soon=True)
         Attachment(known, channel, start=0, credit=credit, owner=True)
+
+    def _begin(self, exec_id: str, spec: dict[str, Any]) -> Exec:
+        if "context" in spec:
+            return self.contexts.run(exec_id, spec)
+        made = self._start(exec_id, spec)
+        self._by_pid[made.pid] = made
+        if not made.warm:
+            self._expose(made.pid)
+        return made
+
+    def adopt(self, leader: Any) -> None:
+        """Tell ``leader`` when its process ends."""
+        self._by_pid[leader.pid] = leader
+        self._expose(leader.pid)
+
+    def finished(self, ended: Exec) -> None:
+        """Keep an exec that has ended for a while."""
+        self._finished[ended.background].append(ended)
 
     def _start(self, exec_id: str, spec: dict[str, Any]) -> Exec:
         made = Exec(self._loop, self._by_pid, exec_id, spec)
@@ -185,7 +200,8 @@ class Execs:
                 self.warmth.lost(pid)
                 continue
             ended.exited(status)
-            self._finished[ended.background].append(ended)
+            if isinstance(ended, Exec):
+                self.finished(ended)
             if not self._by_pid:
                 self.warmth.on_quiet()
 

@@ -54,8 +54,9 @@ ERROR = 17
 OUT = 18  # u64 sequence number of the first byte, then bytes
 ERR = 19
 EXIT = 20
+SHOW = 21  # as OUT; the bytes are records: u32 length, packed {"data": {type: value}, ...}
 # From a gateway that stops, on channel 0. u32: the last channel whose call it has read.
-GOODBYE = 21
+GOODBYE = 22
 # Handshake.
 HELLO = 32
 WELCOME = 33
@@ -291,6 +292,13 @@ class Splitter:
         if header[0] > self._limit:
             raise WireError(f"frame of {header[0]} bytes; the limit is {self._limit}")
         return header
+
+
+def numbered(body: bytes) -> tuple[int, bytes]:
+    """The number of the first byte of an OUT, ERR or SHOW, and its bytes."""
+    if len(body) <= SEQ.size:
+        raise WireError("a frame without bytes")
+    return SEQ.unpack_from(body)[0], body[SEQ.size :]
 
 
 def proof(key: bytes, nonce: bytes, role: bytes) -> bytes:

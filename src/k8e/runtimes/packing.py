@@ -26,6 +26,11 @@ MODULES = (
     "conditions",
     "warm",
     "execs",
+    "records",
+    "talking",
+    "executions",
+    "contexts",
+    "context_table",
     "table",
     "files",
     "trees",
@@ -38,6 +43,9 @@ MODULES = (
 )
 BOOT = "boot"
 """The first program of warm interpreters: beside the guest, a file of its own."""
+KERNEL_MODULES = ("wire", "bundles", "kernel")
+"""The program of Python contexts; those of other languages are files as they are."""
+KERNEL_FILES = ("bash.sh", "node.js")
 COMPILE_TIMEOUT = 30  # seconds
 
 
@@ -117,20 +125,30 @@ def boot_source() -> str:
     return join_modules({BOOT: file.read_text("utf-8")})
 
 
+def kernel_sources() -> dict[str, str]:
+    """The programs of contexts by file name."""
+    folder = Path(k8e.guest.__file__).parent
+    parts = {name: (folder / f"{name}.py").read_text("utf-8") for name in KERNEL_MODULES}
+    others = {name: (folder / name).read_text("utf-8") for name in KERNEL_FILES}
+    return {"python.py": join_modules(parts), **others}
+
+
 def pack_guest(folder: Path, interpreter: str) -> Path:
     """Write the packed guest below ``folder`` (once per version) and return the file to run."""
     source = packed_source()
     boot = boot_source()
+    kernels = kernel_sources()
     # An upgraded interpreter refuses what the one before it compiled.
     made_for = Path(interpreter).resolve().stat().st_mtime_ns
-    digest = hashlib.sha256(f"{made_for} {source} {boot}".encode()).hexdigest()
+    digest = hashlib.sha256(f"{made_for} {source} {boot} {kernels}".encode()).hexdigest()
     target = folder / f"guest-{digest[:16]}.py"
     compiled = target.with_suffix(".pyc")
     if compiled.exists():
         return compiled
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o755)
-    _write_boot(folder / f"{BOOT}-{digest[:16]}", boot)
+    _write_files(folder / f"{BOOT}-{digest[:16]}", {"sitecustomize.py": boot})
+    _write_files(folder / f"kernels-{digest[:16]}", kernels)
     target.write_text(source, "utf-8")
     target.chmod(0o644)
     # The file must suit the sandbox's interpreter, which need not be ours. Unchecked, because its
@@ -151,10 +169,11 @@ def pack_guest(folder: Path, interpreter: str) -> Path:
     return compiled
 
 
-def _write_boot(folder: Path, source: str) -> None:
-    """Write what warm interpreters run first, under the name by which Python looks for it."""
+def _write_files(folder: Path, sources: dict[str, str]) -> None:
+    """Write programs that the guest starts: ``sitecustomize`` is the name that Python looks for."""
     folder.mkdir(exist_ok=True)
     folder.chmod(0o755)
-    file = folder / "sitecustomize.py"
-    file.write_text(source, "utf-8")
-    file.chmod(0o644)
+    for name, source in sources.items():
+        file = folder / name
+        file.write_text(source, "utf-8")
+        file.chmod(0o644)

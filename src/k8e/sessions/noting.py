@@ -42,7 +42,9 @@ def _exec(events: Events, session: Session, call: dict[str, Any]) -> Ended:
     exec_id = call["id"] = call.get("id") or os.urandom(8).hex()
     what: dict[str, Any] = {"background": bool(call.get("background"))}
     if "code" in call:
-        what |= {"language": call["language"], "size": len(call["code"])}
+        what |= {"language": call.get("language"), "size": len(call["code"])}
+        if "context" in call:
+            what["context"] = call["context"]
     else:
         what["command"] = command_text(call["argv"])
     if call.get("tty"):
@@ -149,6 +151,11 @@ def _written(events: Events, session: Session, call: dict[str, Any]) -> Ended:
     return ended
 
 
+def _context_created(events: Events, session: Session, call: dict[str, Any]) -> Ended:
+    call["id"] = call.get("id") or f"ctx-{os.urandom(8).hex()}"
+    return _changed("context.created", "id", "language")(events, session, call)
+
+
 def _text(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
@@ -174,4 +181,7 @@ _NOTED: dict[str, Callable[[Events, Session, dict[str, Any]], Ended]] = {
     "write": _written,
     "remove": _changed("file.removed", "path"),
     "rename": _changed("file.renamed", "path", "to"),
+    "create_context": _context_created,
+    "restart_context": _changed("context.restarted", "id"),
+    "remove_context": _changed("context.removed", "id"),
 }

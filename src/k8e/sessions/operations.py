@@ -14,11 +14,12 @@ from k8e import errors
 from k8e.guest import languages, ports, wire
 from k8e.link import Channel, FrameSink, batch
 from k8e.model import check_env
+from k8e.sessions import contexts
 
 OPERATIONS = frozenset(
     "exec attach signal resize execs processes read write list stat remove rename mkdir symlink "
     "chmod connect ping foreground type dismiss".split()
-)
+).union(contexts.OPERATIONS)
 """What a client may ask of a guest; ``bind`` is the gateway's alone."""
 # What ends each kind of operation, seen from the client: operations not named here are answered
 # by their RESULT alone.
@@ -45,7 +46,16 @@ _FROM_CLIENT = {
 MAX_VALUE = 256 << 10
 """Bytes of a packed value from a guest: a larger one would hold up the event loop."""
 _VALUES = (wire.RESULT, wire.ERROR, wire.EXIT)
-_FROM_GUEST = (wire.RESULT, wire.ERROR, wire.OUT, wire.ERR, wire.EXIT, wire.DATA, wire.END)
+_FROM_GUEST = (
+    wire.RESULT,
+    wire.ERROR,
+    wire.OUT,
+    wire.ERR,
+    wire.SHOW,
+    wire.EXIT,
+    wire.DATA,
+    wire.END,
+)
 MIN_LIST_WINDOW = 64 << 10
 MAX_TYPED = 1 << 20
 """Bytes for a terminal in one call."""
@@ -63,6 +73,8 @@ def check(call: dict[str, Any]) -> dict[str, Any]:
         raise errors.InvalidRequest(f"window must be {smallest} to {wire.MAX_WINDOW} bytes")
     if op == "exec":
         _check_exec(call)
+    elif op in contexts.OPERATIONS:
+        contexts.check(call)
     elif op == "connect":
         check_target(call.get("host"), call.get("port"))
     elif op == "type":
@@ -101,14 +113,9 @@ def _check_exec(call: dict[str, Any]) -> None:
         if not isinstance(env, dict) or not all(isinstance(v, str) for v in env.values()):
             raise errors.InvalidRequest("env must map names to text")
         check_env(env)
-    exec_id = call.get("id") or ""
-    if (
-        not isinstance(exec_id, str)
-        or len(exec_id) > 64
-        or not exec_id.isascii()
-        or (not exec_id.replace("-", "a").isalnum() and exec_id)
-    ):
-        raise errors.InvalidRequest("an exec id has at most 64 letters, digits and hyphens")
+    contexts.check_id(call.get("id"), "an exec id")
+    if "context" in call:
+        contexts.check_run(call)
     if "code" in call:
         _check_code(call)
         return
@@ -125,7 +132,7 @@ def _check_exec(call: dict[str, Any]) -> None:
 def _check_code(call: dict[str, Any]) -> None:
     code = call["code"]
     language = call.get("language")
-    if language not in languages.ALIASES:
+    if language not in languages.ALIASES and "context" not in call:
         raise errors.InvalidRequest(
             f"unknown language {language!r}", hint="known are bash, python, node and ts"
         )

@@ -1,0 +1,303 @@
+"""Runs of code in a context: what is asked, what comes of it, and how it goes over the wire."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from k8e import errors
+from k8e.client import operations, requests, results
+from k8e.client.operations import Operation, Send
+from k8e.client.results import Denial, Stderr, Stdout
+from k8e.guest import wire
+from k8e.guest.records import Records
+
+MAX_RESULTS = 1 << 16  # that are kept of one run
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A value that code in a context showed: the last expression, or what ``display`` was given."""
+
+    data: Mapping[str, str | bytes] = field(repr=False)
+    """Every way in which it can be looked at, by media type; pictures and PDF as bytes."""
+    is_main_result: bool
+    """Whether it is the value of the last expression."""
+    left_out: tuple[str, ...] = ()
+    """Media types that were too large."""
+
+    def formats(self) -> list[str]:
+        """The media types that it has."""
+        return list(self.data)
+
+    def _text(self, kind: str) -> str | None:
+        value = self.data.get(kind)
+        return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+    def _bytes(self, kind: str) -> bytes | None:
+        value = self.data.get(kind)
+        return value.encode() if isinstance(value, str) else value
+
+    @property
+    def text(self) -> str | None:
+        return self._text("text/plain")
+
+    @property
+    def html(self) -> str | None:
+        return self._text("text/html")
+
+    @property
+    def markdown(self) -> str | None:
+        return self._text("text/markdown")
+
+    @property
+    def svg(self) -> str | None:
+        return self._text("image/svg+xml")
+
+    @property
+    def png(self) -> bytes | None:
+        return self._bytes("image/png")
+
+    @property
+    def jpeg(self) -> bytes | None:
+        return self._bytes("image/jpeg")
+
+    @property
+    def pdf(self) -> bytes | None:
+        return self._bytes("application/pdf")
+
+    @property
+    def latex(self) -> str | None:
+        return self._text("text/latex")
+
+    @property
+    def javascript(self) -> str | None:
+        return self._text("application/javascript")
+
+    @property
+    def json(self) -> Any:
+        """What its JSON stands for; None if it has none, or none that can be read."""
+        try:
+            return json.loads(self.data.get("application/json", "null"))
+        except (ValueError, RecursionError):
+            return None
+
+    def __repr__(self) -> str:
+        return f"Result({self.text!r}, formats={self.formats()})"
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionError:
+    """Why code in a context did not come to its end. It is the program's own word."""
+
+    name: str
+    """The exception's class, ``KeyboardInterrupt`` after an interrupt, ``ContextEnded``."""
+    value: str
+    traceback: str
+    """As the language shows it."""
+
+
+def _no_results() -> list[Result]:
+    return []
+
+
+def _no_denials() -> list[Denial]:
+    return []
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """What came of code in a context. Code that fails is a result, not an exception."""
+
+    stdout_bytes: bytes = field(repr=False)
+    stderr_bytes: bytes = field(repr=False)
+    error: ExecutionError | None
+    execution_count: int
+    """How many runs the context has had, with this one."""
+    exit_code: int
+    """0, or 1 after an error, 130 after an interrupt, or what the program itself says."""
+    status: str
+    """``completed``, ``timed_out`` or ``killed``."""
+    context_state: str
+    """``ready`` for more, or ``ended``: then only a restart helps, and the variables are gone."""
+    session_id: str
+    context_id: str
+    exec_id: str
+    duration_ms: int
+    truncated: bool
+    """Whether output or results above a limit were dropped."""
+    results: list[Result] = field(default_factory=_no_results)
+    """What was shown, in order."""
+    denials: list[Denial] = field(default_factory=_no_denials)
+    """What the session's policy refused meanwhile; usually nothing."""
+
+    @property
+    def stdout(self) -> str:
+        """The output as text; what is not UTF-8 is replaced."""
+        return self.stdout_bytes.decode("utf-8", "replace")
+
+    @property
+    def stderr(self) -> str:
+        return self.stderr_bytes.decode("utf-8", "replace")
+
+    @property
+    def text(self) -> str | None:
+        """The value of the last expression, as text."""
+        return next((item.text for item in self.results if item.is_main_result), None)
+
+
+@dataclass(frozen=True, slots=True)
+class ContextInfo:
+    """A context of a session."""
+
+    context_id: str
+    session_id: str
+    language: str
+    cwd: str
+    """Where it began."""
+    state: str
+    """``starting``, ``ready``, ``busy`` or ``ended``."""
+    ended_because: str
+    """Why, if it has ended."""
+    execution_count: int
+    waiting: int
+    """Runs in line."""
+    pid: int
+    """Of its program; 0 if it has ended."""
+
+
+ExecutionEvent = Stdout | Stderr | Result | Execution
+
+
+# What is asked.
+
+
+def context_call(op: str, session_id: str, **fields: Any) -> dict[str, Any]:
+    given = {key: value for key, value in fields.items() if value not in (None, "")}
+    return {"op": op, "session": requests.by_id(session_id), **given}
+
+
+def run_call(
+    session: Mapping[str, Any],
+    context_id: str,
+    code: str | bytes,
+    timeout: float,
+    options: requests.ExecOptions,
+    **more: Any,
+) -> dict[str, Any]:
+    """Run code in a context. It is interrupted when its caller goes away."""
+    if not context_id:
+        raise errors.InvalidRequest("the context id is empty")
+    options = {"kill_on_disconnect": True, **options}
+    call = requests.code_call(
+        session, code, language="", timeout=timeout, stdin=False, options=options
+    )
+    del call["language"]
+    return {**call, "context": context_id, **more}
+
+
+# What comes back.
+
+
+def describe(fields: Mapping[str, Any]) -> Operation[ContextInfo]:
+    told = yield from operations.call(fields)
+    return info(told, str(told["session_id"]))
+
+
+def listing(fields: Mapping[str, Any]) -> Operation[list[ContextInfo]]:
+    told = yield from operations.call(fields)
+    return [info(item, str(told["session_id"])) for item in told["contexts"]]
+
+
+def interrupt(fields: Mapping[str, Any]) -> Operation[bool]:
+    """Whether nothing runs any more."""
+    return bool((yield from operations.call(fields))["stopped"])
+
+
+def info(told: Mapping[str, Any], session_id: str) -> ContextInfo:
+    return ContextInfo(
+        context_id=str(told["id"]),
+        session_id=session_id,
+        language=str(told["language"]),
+        cwd=str(told["cwd"]),
+        state=str(told["state"]),
+        ended_because=str(told["ended_because"]),
+        execution_count=int(told["execution_count"]),
+        waiting=int(told["waiting"]),
+        pid=int(told["pid"]),
+    )
+
+
+def events(fields: Mapping[str, Any]) -> Operation[Execution]:
+    """Run code: emits Stdout, Stderr and Result as they come, and last the Execution."""
+    begun = yield from operations.call(fields)
+    session_id, exec_id = str(begun["session_id"]), str(begun["id"])
+    gathered = Gathered(str(begun["context"]))
+    records = Records()
+    consumed = operations.Consumed()
+    try:
+        while True:
+            kind, body = yield from operations.frame()
+            if kind in (wire.OUT, wire.ERR):
+                event = operations.output_event(kind, body)
+                gathered.streams[kind] += event.data
+                yield event
+                yield from consumed.add(len(event.data))
+            elif kind == wire.SHOW:
+                for record in records.feed(*wire.numbered(body)):
+                    shown = result(record)
+                    gathered.keep(shown)
+                    yield shown
+                yield from consumed.add(len(body) - wire.SEQ.size)
+            elif kind == wire.EXIT:
+                done = gathered.execution(wire.unpack_dict(body), session_id, exec_id)
+                yield done
+                return done
+    except errors.GatewayUnreachable as error:
+        raise operations.lost_exec(error, session_id, exec_id) from None
+    except wire.WireError as error:
+        yield Send(wire.CANCEL)
+        raise errors.GuestFailed(f"the context answered nonsense: {error}") from None
+
+
+def result(record: Mapping[str, Any]) -> Result:
+    return Result(record["data"], record["main"], tuple(record["left_out"]))
+
+
+class Gathered:
+    """What a run has printed and shown so far."""
+
+    def __init__(self, context_id: str) -> None:
+        self.streams = {wire.OUT: bytearray(), wire.ERR: bytearray()}
+        self._results: list[Result] = []
+        self._context_id = context_id
+        self._dropped = False
+
+    def keep(self, shown: Result) -> None:
+        if len(self._results) < MAX_RESULTS:
+            self._results.append(shown)
+        else:
+            self._dropped = True
+
+    def execution(self, told: Mapping[str, Any], session_id: str, exec_id: str) -> Execution:
+        error: Any = told.get("error")
+        return Execution(
+            stdout_bytes=bytes(self.streams[wire.OUT]),
+            stderr_bytes=bytes(self.streams[wire.ERR]),
+            error=None
+            if error is None
+            else ExecutionError(*(str(error[key]) for key in ("name", "value", "traceback"))),
+            execution_count=int(told["execution_count"]),
+            exit_code=int(told["code"]),
+            status=str(told["status"]),
+            context_state=str(told["context_state"]),
+            session_id=session_id,
+            context_id=self._context_id,
+            exec_id=exec_id,
+            duration_ms=int(told["duration_ms"]),
+            truncated=bool(told["truncated"] or told.get("lost") or self._dropped),
+            results=self._results,
+            denials=[results.denial(item) for item in told.get("denials") or ()],
+        )

@@ -1,0 +1,320 @@
+"""The program of a Python context: takes cells of code, runs them in one namespace, tells results.
+
+It is the user's own process: a program of the session like any other, and everything that it says
+is as hostile as that. It talks to ``contexts.py`` by a socket, in frames: HELLO when it is ready;
+then for each CALL, which carries a cell, any number of SHOW (a result; RESULT lets it go on, so
+that what is printed before and after keeps its place) and one EXIT.
+"""
+
+# What cells do has no static type.
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false, reportPrivateUsage=false
+
+from __future__ import annotations
+
+import _ast
+import builtins
+import os
+import signal
+import sys
+from _thread import RLock, get_ident
+from typing import Any, Callable
+
+from k8e.guest.bundles import PyplotShow, describe_value, fit_bundle, take_figures
+from k8e.guest.wire import CALL, EXIT, HEADER, HEADER_SIZE, HELLO, RESULT, SHOW, pack, unpack_dict
+
+ONLY_AST, TOP_LEVEL_AWAIT, IS_COROUTINE = 0x400, 0x2000, 0x80
+MAX_SOURCES = 500  # cells whose lines are kept for tracebacks
+MAX_VALUE_TEXT = 16 << 10
+TRACEBACK_HEAD, TRACEBACK_TAIL = 16 << 10, 48 << 10
+CELL = "<cell {}>"
+INTERRUPTED_CODE = 130
+
+
+class Kernel:
+    """One namespace and the cells that ran in it."""
+
+    def __init__(self, control: int, namespace: dict[str, Any]) -> None:
+        self._control = control
+        self._namespace = namespace
+        self._pid = os.getpid()
+        self._main_thread = get_ident()
+        self._sending = RLock()
+        self._flags = TOP_LEVEL_AWAIT
+        self._sources: list[str] = []
+        self._event_loop: Any = None
+        self._number = 0
+        self._interruptible = False
+        self._interrupted_late = False
+
+    def serve(self) -> None:
+        """Take cells until the guest closes its end."""
+        signal.signal(signal.SIGINT, self._on_interrupt)
+        os.register_at_fork(after_in_child=self._leave_to_parent)
+        self._send(HELLO, 0, {})
+        self._prepare()
+        while True:
+            kind, number, body = self._receive()
+            if kind == CALL:
+                self._number = number
+                self._answer(unpack_dict(body))
+
+    def _prepare(self) -> None:
+        """Do now, while nobody waits, what the first cell would wait for."""
+        import __future__
+
+        names = __future__.all_feature_names
+        self._futures = sum(getattr(__future__, name).compiler_flag for name in names)
+        __import__("linecache")
+
+    # The guest's end.
+
+    def _receive(self) -> tuple[int, int, bytes]:
+        length, kind, number = HEADER.unpack(self._read(HEADER_SIZE))
+        return kind, number, self._read(length)
+
+    def _read(self, size: int) -> bytes:
+        parts: list[bytes] = []
+        while size:
+            part = os.read(self._control, min(size, 1 << 20))
+            if not part:
+                os._exit(0)
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
+
+    def _send(self, kind: int, number: int, value: dict[str, Any]) -> None:
+        body = pack(value)
+        view = memoryview(HEADER.pack(len(body), kind, number) + body)
+        while view:
+            view = view[os.write(self._control, view) :]
+
+    def _leave_to_parent(self) -> None:
+        """A forked child has no part in what its parent and the guest say to each other."""
+        os.close(self._control)
+        self._control = -1
+
+    # Interrupts.
+
+    def _on_interrupt(self, *_: object) -> None:
+        if self._interruptible:
+            raise KeyboardInterrupt
+        self._interrupted_late = True
+
+    def _undisturbed(self, work: Callable[[], object]) -> None:
+        """Do what an interrupt may not cut in two; it comes afterwards."""
+        if get_ident() != self._main_thread:
+            work()
+            return
+        before, self._interruptible = self._interruptible, False
+        self._interrupted_late = False
+        try:
+            work()
+        finally:
+            self._interruptible = before
+        if before and self._interrupted_late:
+            raise KeyboardInterrupt
+
+    # Cells.
+
+    def _answer(self, asked: dict[str, Any]) -> None:
+        restore = _set_variables(asked.get("env") or {})
+        source = asked["code"].decode("utf-8", "replace")
+        told = self._guarded(lambda: self._run_cell(source))
+        if os.getpid() != self._pid:
+            os._exit(_end_child(told))
+        _flush_streams()
+        _set_variables(restore)
+        self._undisturbed(lambda: self._send(EXIT, self._number, told))
+
+    def _guarded(self, work: Callable[[], object]) -> dict[str, Any]:
+        """Do it; how it ended, as the guest is told."""
+        try:
+            try:
+                self._interruptible = True
+                work()
+                return {"code": 0}
+            except BaseException as error:
+                return describe_error(error)
+            finally:
+                self._interruptible = False
+        except BaseException as error:  # while the other was being described
+            self._interruptible = False
+            name = type(error).__name__
+            return {"code": 1, "name": name, "value": "", "traceback": name + "\n"}
+
+    def _run_cell(self, source: str) -> None:
+        name = CELL.format(self._number)
+        self._remember_source(name, source)
+        tree: Any = compile(source, name, "exec", ONLY_AST | self._flags, True)
+        last = None
+        is_shown = not source.rstrip().endswith(";")
+        if is_shown and tree.body and isinstance(tree.body[-1], _ast.Expr):
+            last = _ast.Expression(tree.body.pop().value)
+        self._evaluate(tree, name, "exec")
+        if last is not None:
+            value = self._evaluate(last, name, "eval")
+            if value is not None:
+                builtins.__dict__["_"] = value
+                self._show(describe_value(value), main=True)
+        self.show_figures()
+
+    def _evaluate(self, tree: Any, name: str, mode: str) -> Any:
+        code = compile(tree, name, mode, self._flags, True)
+        self._flags |= code.co_flags & self._futures
+        answer = eval(code, self._namespace)  # noqa: S307 - that is what it is for
+        return self._await(answer) if code.co_flags & IS_COROUTINE else answer
+
+    def _await(self, work: Any) -> Any:
+        import asyncio
+
+        if self._event_loop is None or self._event_loop.is_closed():
+            self._event_loop = asyncio.new_event_loop()
+        loop = self._event_loop
+        asyncio.set_event_loop(loop)
+        task = loop.create_task(work)
+        try:
+            return loop.run_until_complete(task)
+        except BaseException:
+            if not task.done():  # interrupted: let it clean up
+                task.cancel()
+                try:
+                    loop.run_until_complete(task)
+                except BaseException:  # noqa: S110 - the first one is what is told
+                    pass
+            raise
+
+    def _remember_source(self, name: str, source: str) -> None:
+        import linecache
+
+        lines = source.splitlines(True)
+        if lines and not lines[-1].endswith("\n"):
+            lines[-1] += "\n"
+        linecache.cache[name] = (len(source), None, lines, name)
+        self._sources.append(name)
+        if len(self._sources) > MAX_SOURCES:
+            linecache.cache.pop(self._sources.pop(0), None)
+
+    # Results.
+
+    def display(self, *values: Any, raw: bool = False, **_: Any) -> None:
+        """Show values as a notebook would; with ``raw``, dicts from media types to content."""
+        for value in values:
+            self._show(value if raw and isinstance(value, dict) else describe_value(value))
+
+    def show_figures(self, *_: Any, **__: Any) -> None:
+        for figure in take_figures():
+            self.display(figure)
+
+    def _show(self, found: dict[str, Any], main: bool = False) -> None:
+        _flush_streams()
+        if self._control < 0:  # in a forked child
+            sys.stdout.write(str(found.get("text/plain", "")) + "\n")
+            return
+        data, left_out = fit_bundle(found)
+        waits = get_ident() == self._main_thread and self._interruptible
+        record = {"data": data, "main": main, "left_out": left_out, "waits": waits}
+
+        def tell() -> None:
+            with self._sending:
+                self._send(SHOW, self._number, record)
+            if waits:
+                while self._receive()[0] != RESULT:
+                    pass
+
+        self._undisturbed(tell)
+
+
+def _set_variables(variables: dict[str, Any]) -> dict[str, Any]:
+    """Set these variables, or unset those that are None; what sets them back."""
+    before = {name: os.environ.get(name) for name in variables}
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    return before
+
+
+def _flush_streams() -> None:
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        _flush_stream(stream)
+
+
+def _flush_stream(stream: Any) -> None:
+    try:
+        stream.flush()
+    except Exception:  # noqa: S110 - the user's program may have put anything there
+        pass
+
+
+def _end_child(told: dict[str, Any]) -> int:
+    """A child that a cell forked has come to the end of that cell."""
+    _flush_streams()
+    if told.get("traceback"):
+        os.write(2, told["traceback"].encode("utf-8", "backslashreplace"))
+    return int(told["code"])
+
+
+def describe_error(error: BaseException) -> dict[str, Any]:
+    """An exception as the guest is told; frames of ours are left out."""
+    import traceback
+
+    if isinstance(error, SystemExit):
+        code = _exit_code(error.code)
+        if not code:
+            return {"code": 0}
+    else:
+        code = INTERRUPTED_CODE if isinstance(error, KeyboardInterrupt) else 1
+    try:
+        value = str(error)
+    except Exception:
+        value = "<exception str() failed>"
+    told_by = traceback.TracebackException(type(error), error, error.__traceback__)
+    ours = describe_error.__code__.co_filename
+    told_by.stack[:] = [frame for frame in told_by.stack if not _is_below(frame, ours)]
+    text = "".join(told_by.format())
+    if len(text) > TRACEBACK_HEAD + TRACEBACK_TAIL:
+        text = f"{text[:TRACEBACK_HEAD]}\n…\n{text[-TRACEBACK_TAIL:]}"
+    told = {"name": type(error).__name__, "value": value[:MAX_VALUE_TEXT], "traceback": text}
+    safe = {k: v.encode("utf-8", "backslashreplace").decode() for k, v in told.items()}
+    return {"code": code, **safe}
+
+
+def _is_below(frame: Any, ours: str) -> bool:
+    """Whether a frame is of what runs cells, and not of a cell."""
+    return frame.filename == ours or frame.name == "run_until_complete"
+
+
+def _exit_code(code: Any) -> int:
+    """What a process would end with."""
+    if code is None:
+        return 0
+    return code & 0xFF if isinstance(code, int) else 1
+
+
+def _refuse_input(prompt: object = "", /) -> str:
+    raise EOFError("input() has nobody to ask: a context has no stdin")
+
+
+def start_kernel(control: int) -> None:
+    """Make the namespace, and be ready."""
+    from types import ModuleType
+
+    os.set_inheritable(control, False)
+    module = ModuleType("__main__")
+    sys.modules["__main__"] = module
+    sys.argv[:] = [""]
+    sys.path[0] = ""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]
+    kernel = Kernel(control, module.__dict__)
+    module.__dict__["__builtins__"] = builtins
+    builtins.__dict__.update(display=kernel.display, input=_refuse_input)
+    sys.meta_path.insert(0, PyplotShow(kernel.show_figures))
+    kernel.serve()
+
+
+if __name__ == "__main__":
+    _own_module = sys.modules["__main__"]  # kept: its functions need its names
+    start_kernel(int(sys.argv[1]))
