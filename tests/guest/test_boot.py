@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from k8e.conformance.snippets import FAMILIES, Snippet
-from k8e.guest import warm
+from k8e.guest import kinds, waiting
 from k8e.runtimes import packing
 from tests.guest.test_packing import find_python
 
@@ -52,7 +52,7 @@ class Place:
         env = {**self.env, "PYTHONPATH": str(self.boot)}
         env["K8E_BOOT"] = " ".join([str(self.boot), *map(str, passed)])
         process = subprocess.Popen(
-            [self.python, warm.BOOT_FILE],
+            [self.python, kinds.BOOT_FILE],
             env=env,
             cwd="/",
             pass_fds=passed,
@@ -71,12 +71,12 @@ class Place:
         os.close(stdin)
         with process, control:
             try:
-                assert control.recv(1) == b"r"
+                assert control.recv(100) == b"r\n"
                 env = [(os.fsencode(k), os.fsencode(v)) for k, v in self.env.items()]
                 cwd = os.fsencode(self.home)
                 wants = snippet.stdin is not None
                 message = marshal.dumps((snippet.code.encode(), cwd, env, wants), 2)
-                control.sendall(len(message).to_bytes(4, "big") + message + warm.TOKEN)
+                control.sendall(len(message).to_bytes(4, "big") + message + waiting.TOKEN)
                 answer = control.recv(1)
                 out, err = process.communicate(timeout=SECONDS)
             finally:
@@ -138,7 +138,7 @@ def test_what_does_not_compile_is_refused_before_it_begins(place: Place) -> None
 def test_one_whose_guest_is_gone_ends(place: Place) -> None:
     process, control, stdin = place.start_warm()
     with process:
-        assert control.recv(1) == b"r"
+        assert control.recv(100) == b"r\n"
         control.close()
         os.close(stdin)
         assert process.wait(SECONDS) == 1
@@ -147,7 +147,7 @@ def test_one_whose_guest_is_gone_ends(place: Place) -> None:
 def test_without_its_last_byte_a_program_does_not_begin(place: Place) -> None:
     process, control, stdin = place.start_warm()
     with process:
-        assert control.recv(1) == b"r"
+        assert control.recv(100) == b"r\n"
         env = [(b"PATH", b"/usr/bin")]
         message = marshal.dumps((b"print('began')", b"/", env, False), 2)
         control.sendall(len(message).to_bytes(4, "big") + message)

@@ -6,7 +6,7 @@ begins like a compiled module. Python opens it, asks ``SourcelessFileLoader`` fo
 and only then reads it and runs what is in it, from C. The loader is ours for that moment: it waits
 for code, compiles it into the file, and leaves the interpreter as ``python3 -c`` would be.
 
-It talks to ``warm.py`` by a socket: it says ``r`` (ready), takes a message and the one byte that
+It talks to ``waiting.py`` by a socket: it says ``r`` (ready), takes a message and the one byte that
 follows it, says ``b`` and begins; or says ``n`` (not me) and ends, and the guest starts another.
 Whoever takes that byte decides: it is taken back from one that does not answer.
 """
@@ -33,7 +33,7 @@ def become_warm() -> None:
     external: Any = sys.modules["_frozen_importlib_external"]
     if not TESTED[0] <= sys.version_info[:2] <= TESTED[1]:
         posix._exit(3)
-    folder, control, stdin = posix.environ[b"K8E_BOOT"].decode().split()
+    folder, control, stdin, *modules = posix.environ[b"K8E_BOOT"].decode().split()
     fd = posix.memfd_create("code", 0)
     posix.dup2(fd, FILE)
     posix.close(fd)
@@ -43,9 +43,10 @@ def become_warm() -> None:
     def stand_in(_: str, path: str) -> object:
         external.SourcelessFileLoader = real
         try:
+            names = preload(modules, int(control))
             settle(sys.modules["__main__"].__dict__)
-            posix.write(int(control), b"r")
-            prepare(path, int(control), int(stdin))
+            posix.write(int(control), b"\n")
+            prepare(path, int(control), int(stdin), names)
         except BaseException:
             posix._exit(1)
         loader = sys.modules["_frozen_importlib"].BuiltinImporter
@@ -58,6 +59,71 @@ def become_warm() -> None:
     del sys.modules["sitecustomize"]
     # If there is none, site wants to know.
     import sitecustomize  # noqa: F401 # pyright: ignore[reportMissingImports, reportUnusedImport]
+
+
+def preload(modules: list[str], control: int) -> set[str]:
+    """Import modules; the names that a program's folder could have meant by what is there now.
+
+    It tells which variables they looked at: where those differ, a module might have done something
+    else. One that cannot be imported in silence is named, and another interpreter has to do without
+    it.
+    """
+    if not modules:
+        posix.write(control, b"r")
+        return set()
+    before, place = set(sys.modules), sys.path.pop(0)
+    seen: set[bytes] = set()
+    known: dict[bytes, bytes] = sys.modules["os"].environ._data
+
+    class Watched(dict[bytes, bytes]):
+        def __getitem__(self, name: bytes) -> bytes:
+            seen.add(name)
+            return super().__getitem__(name)
+
+        def __iter__(self) -> Any:
+            seen.add(b"*")
+            return super().__iter__()
+
+    sys.modules["os"].environ._data = Watched(known)
+    reasons = import_silently(modules)
+    if reasons:
+        posix.write(control, b"f" + b"\0".join(reasons) + b"\n")
+        posix._exit(1)
+    sys.modules["os"].environ._data = known
+    sys.path.insert(0, place)
+    posix.write(control, b"r" + (b"\0".join(seen) if b"\n" not in b"".join(seen) else b"*"))
+    loaded = {name.partition(".")[0] for name in set(sys.modules) - before}
+    return loaded - set(sys.builtin_module_names)
+
+
+def import_silently(modules: list[str]) -> list[bytes]:
+    """Import them; why some should not have been, in words that begin with the module's name."""
+    heard = posix.memfd_create("heard")
+    streams = [posix.dup(1), posix.dup(2)]
+    reasons: list[bytes] = []
+    for fd in (1, 2):
+        posix.dup2(heard, fd)
+    for name in modules:
+        reason = ""
+        try:
+            __import__(name)
+        except BaseException as error:
+            reason = f"{type(error).__name__}: {error}"
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        if posix.fstat(heard).st_size:
+            reason = reason or "it prints something when it is imported"
+            posix.ftruncate(heard, 0)
+        if len(sys._current_frames()) > 1:
+            reason = reason or "it starts a thread when it is imported"
+        if reason:
+            text = f"{name}: {reason}"[:200]
+            reasons.append(" ".join(text.replace("\0", " ").split()).encode("utf-8", "replace"))
+    for fd, stream in zip((1, 2), streams):
+        posix.dup2(stream, fd)
+        posix.close(stream)
+    posix.close(heard)
+    return reasons
 
 
 def settle(main: dict[str, Any]) -> None:
@@ -81,7 +147,7 @@ def settle(main: dict[str, Any]) -> None:
         del sys.modules["gc"]
 
 
-def prepare(path: str, control: int, stdin: int) -> None:
+def prepare(path: str, control: int, stdin: int, names: set[str]) -> None:
     """Take a program, put it where Python will look for it, and look like a new interpreter."""
     import marshal
 
@@ -92,6 +158,8 @@ def prepare(path: str, control: int, stdin: int) -> None:
         text = code.decode("utf-8")
         program = marshal.dumps(compile(text + "\n", "<string>", "exec", 0, True))
         posix.chdir(cwd)
+        if names and not names.isdisjoint([file.partition(".")[0] for file in posix.listdir()]):
+            raise ImportError("the program may mean a module in its folder")
         set_environment(environment)
     except BaseException:
         # A new interpreter has the right words for it.

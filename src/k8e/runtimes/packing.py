@@ -24,6 +24,9 @@ MODULES = (
     "languages",
     "output",
     "conditions",
+    "kinds",
+    "waiting",
+    "keeping",
     "warm",
     "execs",
     "table",
@@ -37,7 +40,9 @@ MODULES = (
     "main",
 )
 BOOT = "boot"
-"""The first program of warm interpreters: beside the guest, a file of its own."""
+"""The first program of warm Pythons: beside the guest, a file of its own."""
+BOOT_NODE = "boot_node.js"
+"""The same of warm Nodes."""
 COMPILE_TIMEOUT = 30  # seconds
 
 
@@ -117,20 +122,26 @@ def boot_source() -> str:
     return join_modules({BOOT: file.read_text("utf-8")})
 
 
+def node_boot_source() -> str:
+    """What a warm Node runs first."""
+    return (Path(k8e.guest.__file__).parent / BOOT_NODE).read_text("utf-8")
+
+
 def pack_guest(folder: Path, interpreter: str) -> Path:
     """Write the packed guest below ``folder`` (once per version) and return the file to run."""
     source = packed_source()
-    boot = boot_source()
+    boot, node_boot = boot_source(), node_boot_source()
     # An upgraded interpreter refuses what the one before it compiled.
     made_for = Path(interpreter).resolve().stat().st_mtime_ns
-    digest = hashlib.sha256(f"{made_for} {source} {boot}".encode()).hexdigest()
+    digest = hashlib.sha256(f"{made_for} {source} {boot} {node_boot}".encode()).hexdigest()
     target = folder / f"guest-{digest[:16]}.py"
     compiled = target.with_suffix(".pyc")
     if compiled.exists():
         return compiled
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o755)
-    _write_boot(folder / f"{BOOT}-{digest[:16]}", boot)
+    # Under the names by which they are looked for.
+    _write_boot(folder / f"{BOOT}-{digest[:16]}", {"sitecustomize.py": boot, "node.js": node_boot})
     target.write_text(source, "utf-8")
     target.chmod(0o644)
     # The file must suit the sandbox's interpreter, which need not be ours. Unchecked, because its
@@ -151,10 +162,10 @@ def pack_guest(folder: Path, interpreter: str) -> Path:
     return compiled
 
 
-def _write_boot(folder: Path, source: str) -> None:
-    """Write what warm interpreters run first, under the name by which Python looks for it."""
+def _write_boot(folder: Path, sources: dict[str, str]) -> None:
+    """Write what warm interpreters run first."""
     folder.mkdir(exist_ok=True)
     folder.chmod(0o755)
-    file = folder / "sitecustomize.py"
-    file.write_text(source, "utf-8")
-    file.chmod(0o644)
+    for name, source in sources.items():
+        (folder / name).write_text(source, "utf-8")
+        (folder / name).chmod(0o644)
