@@ -43,9 +43,9 @@ def become_warm() -> None:
     def stand_in(_: str, path: str) -> object:
         external.SourcelessFileLoader = real
         try:
-            names = preload(modules, int(control))
+            names, read = preload(modules, int(control))
             settle(sys.modules["__main__"].__dict__)
-            posix.write(int(control), b"\n")
+            posix.write(int(control), b"r" + read + b"\n")
             prepare(path, int(control), int(stdin), names)
         except BaseException:
             posix._exit(1)
@@ -61,16 +61,15 @@ def become_warm() -> None:
     import sitecustomize  # noqa: F401 # pyright: ignore[reportMissingImports, reportUnusedImport]
 
 
-def preload(modules: list[str], control: int) -> set[str]:
-    """Import modules; the names that a program's folder could have meant by what is there now.
+def preload(modules: list[str], control: int) -> tuple[set[str], bytes]:
+    """Import modules; the names that now mean them, and the variables that they looked at.
 
-    It tells which variables they looked at: where those differ, a module might have done something
-    else. One that cannot be imported in silence is named, and another interpreter has to do without
-    it.
+    A program's folder could have files of those names; and where those variables differ, a module
+    might have done something else. One that cannot be imported in silence is told to the guest, and
+    another interpreter has to do without it.
     """
     if not modules:
-        posix.write(control, b"r")
-        return set()
+        return set(), b""
     before, place = set(sys.modules), sys.path.pop(0)
     seen: set[bytes] = set()
     known: dict[bytes, bytes] = sys.modules["os"].environ._data
@@ -91,9 +90,9 @@ def preload(modules: list[str], control: int) -> set[str]:
         posix._exit(1)
     sys.modules["os"].environ._data = known
     sys.path.insert(0, place)
-    posix.write(control, b"r" + (b"\0".join(seen) if b"\n" not in b"".join(seen) else b"*"))
     loaded = {name.partition(".")[0] for name in set(sys.modules) - before}
-    return loaded - set(sys.builtin_module_names)
+    read = b"\0".join(seen) if b"\n" not in b"".join(seen) else b"*"
+    return loaded - set(sys.builtin_module_names), read
 
 
 def import_silently(modules: list[str]) -> list[bytes]:
