@@ -43,14 +43,14 @@ class Place:
     def env(self) -> dict[str, str]:
         return {"PATH": "/usr/bin:/bin", "HOME": str(self.home), "LANG": "C.UTF-8"}
 
-    def start_warm(self) -> tuple[subprocess.Popen[bytes], socket.socket, int]:
+    def start_warm(self, *modules: str) -> tuple[subprocess.Popen[bytes], socket.socket, int]:
         """One that waits; its control socket, and its later input."""
         ours, theirs = socket.socketpair()
         ours.settimeout(SECONDS)
         source, target = os.pipe()
         passed = (theirs.fileno(), source)
         env = {**self.env, "PYTHONPATH": str(self.boot)}
-        env["K8E_BOOT"] = " ".join([str(self.boot), *map(str, passed)])
+        env["K8E_BOOT"] = " ".join([str(self.boot), *map(str, passed), *modules])
         process = subprocess.Popen(
             [self.python, kinds.BOOT_FILE],
             env=env,
@@ -167,3 +167,41 @@ def test_a_python_that_it_was_not_tried_on_ends_at_once(place: Place) -> None:
         os.close(stdin)
         assert process.communicate(timeout=SECONDS) == (b"", b"")
         assert process.returncode == 3
+
+
+@pytest.mark.parametrize(
+    ("modules", "said"),
+    [
+        (("json", "fractions"), b"r\n"),
+        (("watching",), b"rCOLOUR\n"),
+        (("copying",), b"r*\n"),
+        (("this", "json"), b"fthis: it prints something when it is imported\n"),
+        (("no_such",), b"fno_such: ModuleNotFoundError: No module named 'no_such'\n"),
+        (("threading_on",), b"fthreading_on: it starts a thread when it is imported\n"),
+    ],
+)
+def test_modules_are_imported_before_there_is_code(
+    place: Place, modules: tuple[str, ...], said: bytes
+) -> None:
+    sources = {
+        "watching": "import os\nos.environ.get('COLOUR')",
+        "copying": "import os\ndict(os.environ)",
+        "threading_on": "import threading, time\n"
+        "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
+    }
+    done = subprocess.run(
+        [place.python, "-c", "import site; print(site.getusersitepackages())"],
+        env=place.env,
+        capture_output=True,
+        check=True,
+        timeout=SECONDS,
+    )
+    packages = Path(done.stdout.decode().strip())
+    packages.mkdir(parents=True)
+    for name, source in sources.items():
+        (packages / f"{name}.py").write_text(source, "utf-8")
+    process, control, stdin = place.start_warm(*modules)
+    with process, control:
+        assert control.recv(1000) == said
+        os.close(stdin)
+        process.kill()

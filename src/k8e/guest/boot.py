@@ -83,6 +83,9 @@ def preload(modules: list[str], control: int) -> tuple[set[str], bytes]:
             seen.add(b"*")
             return super().__iter__()
 
+    for name in (b"PYTHONPATH", b"K8E_BOOT"):  # ours, and no module's business
+        known.pop(name, None)
+        posix.unsetenv(name)
     sys.modules["os"].environ._data = Watched(known)
     reasons = import_silently(modules)
     if reasons:
@@ -91,7 +94,7 @@ def preload(modules: list[str], control: int) -> tuple[set[str], bytes]:
     sys.modules["os"].environ._data = known
     sys.path.insert(0, place)
     loaded = {name.partition(".")[0] for name in set(sys.modules) - before}
-    read = b"\0".join(seen) if b"\n" not in b"".join(seen) else b"*"
+    read = b"*" if b"*" in seen or b"\n" in b"".join(seen) else b"\0".join(seen)
     return loaded - set(sys.builtin_module_names), read
 
 
