@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from k8e.conformance.snippets import FAMILIES, Snippet
-from k8e.guest import warm
+from k8e.guest import kinds, waiting
 from k8e.runtimes import packing
 from tests.guest.test_packing import find_python
 
@@ -43,16 +43,16 @@ class Place:
     def env(self) -> dict[str, str]:
         return {"PATH": "/usr/bin:/bin", "HOME": str(self.home), "LANG": "C.UTF-8"}
 
-    def start_warm(self) -> tuple[subprocess.Popen[bytes], socket.socket, int]:
+    def start_warm(self, *modules: str) -> tuple[subprocess.Popen[bytes], socket.socket, int]:
         """One that waits; its control socket, and its later input."""
         ours, theirs = socket.socketpair()
         ours.settimeout(SECONDS)
         source, target = os.pipe()
         passed = (theirs.fileno(), source)
         env = {**self.env, "PYTHONPATH": str(self.boot)}
-        env["K8E_BOOT"] = " ".join([str(self.boot), *map(str, passed)])
+        env["K8E_BOOT"] = " ".join([str(self.boot), *map(str, passed), *modules])
         process = subprocess.Popen(
-            [self.python, warm.BOOT_FILE],
+            [self.python, kinds.BOOT_FILE],
             env=env,
             cwd="/",
             pass_fds=passed,
@@ -71,12 +71,12 @@ class Place:
         os.close(stdin)
         with process, control:
             try:
-                assert control.recv(1) == b"r"
+                assert control.recv(100) == b"r\n"
                 env = [(os.fsencode(k), os.fsencode(v)) for k, v in self.env.items()]
                 cwd = os.fsencode(self.home)
                 wants = snippet.stdin is not None
                 message = marshal.dumps((snippet.code.encode(), cwd, env, wants), 2)
-                control.sendall(len(message).to_bytes(4, "big") + message + warm.TOKEN)
+                control.sendall(len(message).to_bytes(4, "big") + message + waiting.TOKEN)
                 answer = control.recv(1)
                 out, err = process.communicate(timeout=SECONDS)
             finally:
@@ -138,7 +138,7 @@ def test_what_does_not_compile_is_refused_before_it_begins(place: Place) -> None
 def test_one_whose_guest_is_gone_ends(place: Place) -> None:
     process, control, stdin = place.start_warm()
     with process:
-        assert control.recv(1) == b"r"
+        assert control.recv(100) == b"r\n"
         control.close()
         os.close(stdin)
         assert process.wait(SECONDS) == 1
@@ -147,7 +147,7 @@ def test_one_whose_guest_is_gone_ends(place: Place) -> None:
 def test_without_its_last_byte_a_program_does_not_begin(place: Place) -> None:
     process, control, stdin = place.start_warm()
     with process:
-        assert control.recv(1) == b"r"
+        assert control.recv(100) == b"r\n"
         env = [(b"PATH", b"/usr/bin")]
         message = marshal.dumps((b"print('began')", b"/", env, False), 2)
         control.sendall(len(message).to_bytes(4, "big") + message)
@@ -167,3 +167,41 @@ def test_a_python_that_it_was_not_tried_on_ends_at_once(place: Place) -> None:
         os.close(stdin)
         assert process.communicate(timeout=SECONDS) == (b"", b"")
         assert process.returncode == 3
+
+
+@pytest.mark.parametrize(
+    ("modules", "said"),
+    [
+        (("json", "fractions"), b"r\n"),
+        (("watching",), b"rCOLOUR\n"),
+        (("copying",), b"r*\n"),
+        (("this", "json"), b"fthis: it prints something when it is imported\n"),
+        (("no_such",), b"fno_such: ModuleNotFoundError: No module named 'no_such'\n"),
+        (("threading_on",), b"fthreading_on: it starts a thread when it is imported\n"),
+    ],
+)
+def test_modules_are_imported_before_there_is_code(
+    place: Place, modules: tuple[str, ...], said: bytes
+) -> None:
+    sources = {
+        "watching": "import os\nos.environ.get('COLOUR')",
+        "copying": "import os\ndict(os.environ)",
+        "threading_on": "import threading, time\n"
+        "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
+    }
+    done = subprocess.run(
+        [place.python, "-c", "import site; print(site.getusersitepackages())"],
+        env=place.env,
+        capture_output=True,
+        check=True,
+        timeout=SECONDS,
+    )
+    packages = Path(done.stdout.decode().strip())
+    packages.mkdir(parents=True)
+    for name, source in sources.items():
+        (packages / f"{name}.py").write_text(source, "utf-8")
+    process, control, stdin = place.start_warm(*modules)
+    with process, control:
+        assert control.recv(1000) == said
+        os.close(stdin)
+        process.kill()

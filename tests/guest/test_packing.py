@@ -135,7 +135,9 @@ def talk_to(connection: socket.socket, pid: int) -> None:
     assert (kind, body) == (wire.PROOF, wire.proof(b"k" * 32, b"n" * 16, b"guest"))
     connection.sendall(wire.frame(wire.CALL, 5, wire.pack({"op": "execs"})))
     kind, channel, body = receive()
-    assert (kind, channel, wire.unpack(body)) == (wire.RESULT, 5, {"execs": [], "warm": 0})
+    waiting = {"python": 0, "node": 0}
+    assert (kind, channel) == (wire.RESULT, 5)
+    assert wire.unpack(body) == {"execs": [], "warm": 0, "waiting": waiting}
     assert Path(f"/proc/{pid}/fd/2").readlink().name == "log"
     connection.sendall(wire.frame(wire.CALL, 6, wire.pack({"op": "bind"})))
     assert receive() == (wire.RESULT, 6, wire.pack({}))

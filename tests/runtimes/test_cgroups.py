@@ -128,3 +128,44 @@ def test_version_two_lets_groups_have_limits(v2: Path) -> None:
 def test_version_one_needs_no_preparation(v1: Path) -> None:
     cgroups.prepare()
     assert not (v1 / "cgroup.subtree_control").exists()
+
+
+OTHER_LIMITS = {
+    "memory": {"limit": 200, "swap": 200},
+    "cpu": {"quota": 50000, "period": 100000},
+    "pids": {"limit": 33},
+}
+
+
+@pytest.mark.parametrize("before", [100, 300])
+def test_a_running_sandbox_gets_other_limits_on_version_one(
+    v1: Path, before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = v1 / "memory/k8e" / ID
+    together = group / "memory.memsw.limit_in_bytes"
+    for file in (together, group / "memory.limit_in_bytes"):
+        write(file, f"{before}\n")
+    write(v1 / "cpu/k8e" / ID / "cpu.cfs_quota_us", "200000\n")
+    write(v1 / "pids/k8e" / ID / "pids.max", "max\n")
+    order: list[str] = []
+    real = Path.write_text
+
+    def note(self: Path, data: str, encoding: str) -> int:
+        order.append(self.name)
+        return real(self, data, encoding)
+
+    monkeypatch.setattr(Path, "write_text", note)
+    cgroups.set_limits(ID, OTHER_LIMITS)
+    limits = [cgroups.limit_of(ID, name) for name in ("cpu", "memory", "pids")]
+    assert limits == ["50000", "200", "33"]
+    assert together.read_text() == "200"
+    # The kernel refuses less for both together than for memory alone.
+    assert (order.index(together.name) < order.index("memory.limit_in_bytes")) is (before < 200)
+
+
+def test_a_running_sandbox_gets_other_limits_on_version_two(v2: Path) -> None:
+    for name in ("cpu.max", "memory.max", "pids.max"):
+        write(v2 / "k8e" / ID / name, "max\n")
+    cgroups.set_limits(ID, OTHER_LIMITS)
+    limits = [cgroups.limit_of(ID, name) for name in ("cpu", "memory", "pids")]
+    assert limits == ["50000 100000", "200", "33"]

@@ -134,3 +134,21 @@ def test_what_a_killed_gateway_left_of_an_empty_image_is_swept_away(tmp_path: Pa
     mounts.make_private_mount(tmp_path / "empty-8.1234.mnt")
     found.sweep()
     assert list(tmp_path.iterdir()) == []
+
+
+@needs_root
+def test_a_workspace_of_another_size_takes_the_place_of_an_unused_one(
+    tmp_path: Path, target: Path
+) -> None:
+    # As in a container's slot: what lies beneath the workspace must stay mounted.
+    mounts.mount("k8e-slot", target, "tmpfs", mounts.MS_NOSUID)
+    (target / "beneath").touch()
+    found = workspaces.Workspaces(tmp_path / "images")
+    found.mount("sb-x", target, size=8 * MIB, owner=12345)
+    found.replace("sb-x", target, size=16 * MIB, owner=12345)
+    space = os.statvfs(target)
+    assert 12 * MIB < space.f_blocks * space.f_frsize <= 16 * MIB
+    assert target.stat().st_uid == 12345
+    assert len(traces.loop_devices(str(tmp_path))) == 1
+    mounts.unmount_top(target)
+    assert (target / "beneath").exists()

@@ -112,3 +112,21 @@ async def less(stage: Stage) -> None:
         expect("its limit is 64 MiB" in reason, f"the sandbox ended: {reason}")
     else:
         expect(done.code in (1, 137), f"a program that wanted too much: {done.story()}")
+
+
+@behaviour("settle.modules")
+async def modules(stage: Stage) -> None:
+    """Modules are loaded before there is code; one that cannot be is told, and left out."""
+    sandbox = await stage.settle("json", "decimal", "this", "no_such_module", "no name")
+    names = sorted(text.split(": ")[1] for text in sandbox.left_out)
+    equal(names, ["no name", "no_such_module", "this"], f"{sandbox.left_out}")
+    await sandbox.guest.bind(Binding(env={"OF_SESSION": "yes"}))
+    code = "import sys, json\nprint('decimal' in sys.modules, 'this' in sys.modules, sys.path[0])"
+    for _ in range(2):
+        await ready(sandbox)
+        done = await _python(sandbox, code)
+        equal((done.stdout, done.exit["warm"]), (b"True False \n", True), done.story())
+    await ready(sandbox)
+    await sandbox.write("/workspace/decimal.py", b"VALUE = 7")
+    done = await _python(sandbox, "import decimal\nprint(decimal.VALUE)")
+    equal((done.stdout, done.exit["warm"]), (b"7\n", False), f"its own module: {done.story()}")

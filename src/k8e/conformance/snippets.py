@@ -124,3 +124,5 @@ FAMILIES: dict[str, list[Snippet]] = {
     ],
 }
 """What differs if anything does, by what it is about."""
+NODE: list[Snippet] = _plain(_read("node"))
+"""The same for Node.js."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ class Stage:
         self.folders = folders
         """Where this host's runtimes keep their files; searched for what was left behind."""
         self._shared: Sandbox | None = None
+        self._kept: dict[str, Sandbox] = {}
         self._fresh: list[Sandbox] = []
 
     async def shared(self) -> Sandbox:
@@ -31,6 +32,13 @@ class Stage:
         if self._shared is None or await self._shared.is_gone():
             self._shared = await self.launch()
         return self._shared
+
+    async def kept(self, name: str, make: Callable[[], Awaitable[Sandbox]]) -> Sandbox:
+        """One that several behaviours use in turn, under a name; made when it is not there."""
+        found = self._kept.get(name)
+        if found is None or await found.is_gone():
+            found = self._kept[name] = await make()
+        return found
 
     async def launch(
         self, *, sharing: Sandbox | None = None, cwd: str = "", **limits: Any
@@ -73,12 +81,14 @@ class Stage:
     async def clear(self) -> None:
         """End the sandboxes that only one behaviour used."""
         # The newest first: it may share what an older one has.
-        for sandbox in [item for item in self._fresh[::-1] if item is not self._shared]:
+        spared = [self._shared, *self._kept.values()]
+        for sandbox in [item for item in self._fresh[::-1] if item not in spared]:
             await asyncio.shield(sandbox.guest.kill())
             self._fresh.remove(sandbox)
 
     async def close(self) -> None:
         self._shared = None
+        self._kept.clear()
         await self.clear()
 
 

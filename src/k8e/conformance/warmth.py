@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from k8e.conformance.behaviours import Broken, behaviour, equal, expect
 from k8e.conformance.sandbox import PATIENCE, Outcome, Sandbox
 from k8e.conformance.snippets import FAMILIES, Snippet
-from k8e.conformance.stage import Stage
+from k8e.conformance.stage import SHARED_ENV, Stage
+from k8e.runtimes.base import Binding
 
+_LANES = 2  # sandboxes that run programs at the same time: much of a comparison is waiting
 _PAUSE = 0.01  # seconds between two looks whether an interpreter is ready
 _SETUP = (
     "mkdir -p deep/er; ln -sfn deep/er linked; echo VALUE = 5 > helper_of_snippets.py; "
@@ -20,6 +23,7 @@ _SETUP = (
 _ADDRESS = re.compile(rb"0x[0-9a-f]+")
 # What does not compile goes to a new interpreter, which has the words for it.
 _NOT_COMPILED = (b"SyntaxError", b"IndentationError", b"TabError", b"RecursionError")
+Compare = Callable[[Sandbox, Snippet], Awaitable[str]]
 _SITE = "import site, os\nprint(site.getusersitepackages())"
 
 
@@ -34,10 +38,10 @@ async def _run(sandbox: Sandbox, code: str, *, stdin: bytes | None = None, **cal
     return await program.finish()
 
 
-async def ready(sandbox: Sandbox, count: int = 1) -> None:
-    """Wait until so many interpreters wait."""
+async def ready(sandbox: Sandbox, language: str = "python") -> None:
+    """Wait until an interpreter waits."""
     until = time.monotonic() + PATIENCE
-    while (await sandbox.call("execs"))["warm"] < count:
+    while not (await sandbox.call("execs"))["waiting"][language]:
         if time.monotonic() > until:
             raise Broken("no interpreter became ready")
         await asyncio.sleep(_PAUSE)
@@ -51,7 +55,7 @@ async def _warmed(stage: Stage, **limits: Any) -> Sandbox:
     return sandbox
 
 
-def _seen(done: Outcome) -> tuple[bytes, bytes, int, Any, str]:
+def seen(done: Outcome) -> tuple[bytes, bytes, int, Any, str]:
     """What a client gets to see, without addresses."""
     told = [_ADDRESS.sub(b"0x", stream) for stream in (done.stdout, done.stderr)]
     return (told[0], told[1], done.code, done.exit["signal"], done.status)
@@ -65,17 +69,31 @@ async def _compare(sandbox: Sandbox, snippet: Snippet) -> str:
     warm = await _run(sandbox, snippet.code, **call)
     if not warm.exit["warm"] and not any(word in new.stderr for word in _NOT_COMPILED):
         return f"{snippet} was not run by a warm interpreter"
-    if _seen(warm) == _seen(new):
+    if seen(warm) == seen(new):
         return ""
-    return f"{snippet}: {_seen(warm)} instead of {_seen(new)}"
+    return f"{snippet}: {seen(warm)} instead of {seen(new)}"
+
+
+async def compare_all(stage: Stage, snippets: list[Snippet], compare: Compare) -> None:
+    """Compare them, in as many sandboxes at once as there are lanes."""
+
+    async def make() -> Sandbox:
+        sandbox = await stage.settle()
+        await sandbox.guest.bind(Binding(env=SHARED_ENV))
+        equal((await sandbox.shell(_SETUP)).code, 0, "setup")
+        return sandbox
+
+    async def work(lane: int) -> list[str]:
+        sandbox = await stage.kept(f"warm {lane}", make)
+        return [await compare(sandbox, snippet) for snippet in snippets[lane::_LANES]]
+
+    lanes = await asyncio.gather(*map(work, range(_LANES)))
+    found = [text for lane in lanes for text in lane if text]
+    expect(not found, f"{len(found)} of {len(snippets)}: " + "\n".join(found))
 
 
 async def _compare_family(stage: Stage, family: str) -> None:
-    sandbox = await _warmed(stage)
-    equal((await sandbox.shell(_SETUP)).code, 0, "setup")
-    differences = [await _compare(sandbox, snippet) for snippet in FAMILIES[family]]
-    found = [text for text in differences if text]
-    expect(not found, f"{len(found)} of {len(differences)}: " + "\n".join(found))
+    await compare_all(stage, FAMILIES[family], _compare)
 
 
 @behaviour("warm.leaving")

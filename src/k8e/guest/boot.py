@@ -6,7 +6,7 @@ begins like a compiled module. Python opens it, asks ``SourcelessFileLoader`` fo
 and only then reads it and runs what is in it, from C. The loader is ours for that moment: it waits
 for code, compiles it into the file, and leaves the interpreter as ``python3 -c`` would be.
 
-It talks to ``warm.py`` by a socket: it says ``r`` (ready), takes a message and the one byte that
+It talks to ``waiting.py`` by a socket: it says ``r`` (ready), takes a message and the one byte that
 follows it, says ``b`` and begins; or says ``n`` (not me) and ends, and the guest starts another.
 Whoever takes that byte decides: it is taken back from one that does not answer. An interpreter of
 another version than those that this was tried with says ``o``, and no other one is started.
@@ -32,9 +32,9 @@ FAMILIAR = compile("for x in (1,):\n    print(x)\n", "<string>", "exec", 0, True
 def become_warm() -> None:
     """Stand in for the loader, then let the system's own ``sitecustomize`` do its work."""
     external: Any = sys.modules["_frozen_importlib_external"]
-    folder, control, stdin = posix.environ[b"K8E_BOOT"].decode().split()
+    folder, control, stdin, *modules = posix.environ[b"K8E_BOOT"].decode().split()
     if not TESTED[0] <= sys.version_info[:2] <= TESTED[1]:
-        posix.write(int(control), b"o")
+        posix.write(int(control), b"o\n")
         posix._exit(3)
     fd = posix.memfd_create("code", 0)
     posix.dup2(fd, FILE)
@@ -45,9 +45,10 @@ def become_warm() -> None:
     def stand_in(_: str, path: str) -> object:
         external.SourcelessFileLoader = real
         try:
+            names, read = preload(modules, int(control))
             settle(sys.modules["__main__"].__dict__)
-            posix.write(int(control), b"r")
-            prepare(path, int(control), int(stdin))
+            posix.write(int(control), b"r" + read + b"\n")
+            prepare(path, int(control), int(stdin), names)
         except BaseException:
             posix._exit(1)
         loader = sys.modules["_frozen_importlib"].BuiltinImporter
@@ -60,6 +61,73 @@ def become_warm() -> None:
     del sys.modules["sitecustomize"]
     # If there is none, site wants to know.
     import sitecustomize  # noqa: F401 # pyright: ignore[reportMissingImports, reportUnusedImport]
+
+
+def preload(modules: list[str], control: int) -> tuple[set[str], bytes]:
+    """Import modules; the names that now mean them, and the variables that they looked at.
+
+    A program's folder could have files of those names; and where those variables differ, a module
+    might have done something else. One that cannot be imported in silence is told to the guest, and
+    another interpreter has to do without it.
+    """
+    if not modules:
+        return set(), b""
+    before, place = set(sys.modules), sys.path.pop(0)
+    seen: set[bytes] = set()
+    known: dict[bytes, bytes] = sys.modules["os"].environ._data
+
+    class Watched(dict[bytes, bytes]):
+        def __getitem__(self, name: bytes) -> bytes:
+            seen.add(name)
+            return super().__getitem__(name)
+
+        def __iter__(self) -> Any:
+            seen.add(b"*")
+            return super().__iter__()
+
+    for name in (b"PYTHONPATH", b"K8E_BOOT"):  # ours, and no module's business
+        known.pop(name, None)
+        posix.unsetenv(name)
+    sys.modules["os"].environ._data = Watched(known)
+    reasons = import_silently(modules)
+    if reasons:
+        posix.write(control, b"f" + b"\0".join(reasons) + b"\n")
+        posix._exit(1)
+    sys.modules["os"].environ._data = known
+    sys.path.insert(0, place)
+    loaded = {name.partition(".")[0] for name in set(sys.modules) - before}
+    read = b"*" if b"*" in seen or b"\n" in b"".join(seen) else b"\0".join(seen)
+    return loaded - set(sys.builtin_module_names), read
+
+
+def import_silently(modules: list[str]) -> list[bytes]:
+    """Import them; why some should not have been, in words that begin with the module's name."""
+    heard = posix.memfd_create("heard")
+    streams = [posix.dup(1), posix.dup(2)]
+    reasons: list[bytes] = []
+    for fd in (1, 2):
+        posix.dup2(heard, fd)
+    for name in modules:
+        reason = ""
+        try:
+            __import__(name)
+        except BaseException as error:
+            reason = f"{type(error).__name__}: {error}"
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        if posix.fstat(heard).st_size:
+            reason = reason or "it prints something when it is imported"
+            posix.ftruncate(heard, 0)
+        if len(sys._current_frames()) > 1:
+            reason = reason or "it starts a thread when it is imported"
+        if reason:
+            text = f"{name}: {reason}"[:200]
+            reasons.append(" ".join(text.replace("\0", " ").split()).encode("utf-8", "replace"))
+    for fd, stream in zip((1, 2), streams):
+        posix.dup2(stream, fd)
+        posix.close(stream)
+    posix.close(heard)
+    return reasons
 
 
 def settle(main: dict[str, Any]) -> None:
@@ -83,7 +151,7 @@ def settle(main: dict[str, Any]) -> None:
         del sys.modules["gc"]
 
 
-def prepare(path: str, control: int, stdin: int) -> None:
+def prepare(path: str, control: int, stdin: int, names: set[str]) -> None:
     """Take a program, put it where Python will look for it, and look like a new interpreter."""
     import marshal
 
@@ -94,6 +162,8 @@ def prepare(path: str, control: int, stdin: int) -> None:
         text = code.decode("utf-8")
         program = marshal.dumps(compile(text + "\n", "<string>", "exec", 0, True))
         posix.chdir(cwd)
+        if names and not names.isdisjoint([file.partition(".")[0] for file in posix.listdir()]):
+            raise ImportError("the program may mean a module in its folder")
         set_environment(environment)
     except BaseException:
         # A new interpreter has the right words for it.

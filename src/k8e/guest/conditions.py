@@ -20,6 +20,15 @@ _OF_IMAGES = (
     "PYTHON_GET_PIP_URL PYTHON_GET_PIP_SHA256"
 ).split()
 _DECISIVE_PREFIXES = ("PYTHON", "LD_", "LC_", "MALLOC_", "GLIBC_")
+_NODE_PREFIXES = (*_DECISIVE_PREFIXES[1:], "UV_", "V8_", "ICU_", "OPENSSL_", "SSL_")
+# What libraries read that are not written in Python, when a module of theirs is loaded.
+_NATIVE_PREFIXES = (
+    *("OMP_", "GOMP_", "KMP_", "OPENBLAS_", "GOTO_", "MKL_", "BLIS_", "NPY_", "NUMEXPR_", "NUMBA_"),
+    *("CUDA_", "TF_", "GRPC_", "OPENSSL_", "SSL_"),
+)
+EVERY_VARIABLE = "*"  # for a module that looked at all of them
+
+FileState = tuple[str, int, int, int]
 
 
 def start_conditions(env: dict[str, str]) -> dict[str, str] | None:
@@ -34,7 +43,27 @@ def start_conditions(env: dict[str, str]) -> dict[str, str] | None:
     }
 
 
-def site_state(home: str) -> list[tuple[str, int, int, int]]:
+def node_conditions(env: dict[str, str]) -> dict[str, str] | None:
+    """What of an environment decides how Node.js starts; None if no warm one may be used."""
+    if env.get("K8E_WARM") == "0" or any(name.startswith("NODE_") for name in env):
+        return None
+    return {
+        name: value
+        for name, value in env.items()
+        if name in _DECISIVE or name.startswith(_NODE_PREFIXES)
+    }
+
+
+def suits(read: list[str], started_with: dict[str, str], env: dict[str, str]) -> bool:
+    """Whether modules that have ``read`` these variables would find the same in ``env``."""
+    if EVERY_VARIABLE in read:
+        return started_with == env
+    names = {*started_with, *env}
+    native = [name for name in names if name.startswith(_NATIVE_PREFIXES)]
+    return all(started_with.get(name) == env.get(name) for name in [*read, *native])
+
+
+def site_state(home: str) -> list[FileState]:
     """The user's own folders of packages, and the files in there that Python reads at its start.
 
     OSError if there are more than we want to look at before every run.
@@ -55,7 +84,7 @@ def _is_read(file: str) -> bool:
     return file.endswith(".pth") or file.startswith(("sitecustomize", "usercustomize"))
 
 
-def site_changed(state: list[tuple[str, int, int, int]]) -> bool:
+def site_changed(state: list[FileState]) -> bool:
     """Whether a new interpreter could start differently from one that saw ``state``."""
     with as_user():
         return [_file_state(item[0]) for item in state] != state
@@ -75,7 +104,7 @@ def _names_in(folder: str) -> list[str]:
     return names
 
 
-def _file_state(path: str) -> tuple[str, int, int, int]:
+def _file_state(path: str) -> FileState:
     try:
         found = os.stat(path)
     except OSError:

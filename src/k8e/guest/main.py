@@ -44,9 +44,7 @@ class Guest:
             "attach": self.execs.attach,
             "signal": self._signal,
             "resize": self._resize,
-            "execs": _answered(
-                lambda _: {"execs": self.execs.listing(), "warm": self.execs.warmth.ready}
-            ),
+            "execs": _answered(self._list_execs),
             "read": Download,
             "write": Upload,
             "list": self._list,
@@ -93,6 +91,11 @@ class Guest:
 
         self.loop.watch(waking, READ, on_wake)
 
+    def _list_execs(self, _: dict[str, Any]) -> dict[str, Any]:
+        waiting = self.execs.warmth.ready
+        listed = self.execs.listing()
+        return {"execs": listed, "warm": sum(waiting.values()), "waiting": waiting}
+
     def _list(self, channel: Any, spec: dict[str, Any]) -> None:
         Listing(self.loop, channel, spec)
 
@@ -134,7 +137,7 @@ class Guest:
         leave_log()
         self.execs.env = dict(spec.get("env") or {})
         self._settle_at(spec.get("cwd") or WORKSPACE)
-        self.execs.warmth.bind(self.execs.env, spec.get("warm") is True)
+        self.execs.warmth.bind(self.execs.env, spec.get("warm") or [])
         if spec.get("nproc"):
             self._limit_processes(int(spec["nproc"]))
         channel.send(RESULT, pack({}))

@@ -81,7 +81,8 @@ class Execs:
         self._exposed: list[int] = []  # programs that the kernel may spare and take the guest
         self._unseen = 0  # starts since the last look for ends
         self.warmth = Warmth(loop, lambda: self._by_pid)
-        self.warmth.on_start = self._expose
+        for keeper in self.warmth.keepers.values():
+            keeper.on_start = self._expose
 
     def start(self, channel: Any, spec: dict[str, Any]) -> None:
         credit = int(spec.get("window") or WINDOW)

@@ -13,7 +13,8 @@ from k8e.runtimes.interpreter import PLACE, Interpreter
 GUEST_CAPABILITIES = ["CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_CHOWN", "CAP_DAC_OVERRIDE"]
 ID_RANGE = 65536  # uids in a sandbox's user namespace
 CPU_PERIOD = 100_000  # microseconds
-WARM_MEMORY, WARM_PIDS = 256 * MIB, 32  # a smaller session needs all it has for its programs
+WARM = {"python": (256 * MIB, 32), "node": (512 * MIB, 64)}
+"""Memory and processes without which a session needs all it has for its programs."""
 # The guest keeps the memory of its buffers: getting it anew for every chunk of a file costs more
 # than everything else (in gVisor three quarters of the time). Programs do not inherit this.
 GUEST_MALLOC = ["MALLOC_MMAP_THRESHOLD_=8388608", "MALLOC_TRIM_THRESHOLD_=16777216"]
@@ -217,6 +218,9 @@ GVISOR_OVERHEAD = 96 * MIB
 """What gVisor itself may use beyond the session's memory: its kernel and a process per stub."""
 
 
-def has_room_for_warmth(limits: Limits) -> bool:
-    """Whether interpreters may wait in a sandbox: each takes some 8 MiB and one process."""
-    return limits.memory >= WARM_MEMORY and limits.pids >= WARM_PIDS
+def warm_languages(limits: Limits) -> list[str]:
+    """The languages whose interpreters may wait in a sandbox.
+
+    A Python takes some 8 MiB and is one process, a Node 40 MiB and seven threads.
+    """
+    return [name for name, (m, p) in WARM.items() if limits.memory >= m and limits.pids >= p]

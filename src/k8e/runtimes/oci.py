@@ -102,10 +102,10 @@ class OciGuest:
 
     async def settle(self, warm: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
         await self._mount_workspace()
-        roomy = bundle.has_room_for_warmth(self.record.limits)
+        wanted = bundle.warm_languages(self.record.limits)
         call = {
             "op": "settle",
-            "warm": {name: list(modules) for name, modules in warm.items()} if roomy else {},
+            "warm": {name: list(warm[name]) for name in wanted if name in warm},
             **self._runtime.guest_limits(self.record),
         }
         answer = await link.request(await self.connect(), call, seconds=SETTLE_SECONDS)
@@ -122,7 +122,7 @@ class OciGuest:
             "op": "bind",
             "env": {**self.record.env, **binding.env},
             "cwd": binding.cwd,
-            "warm": bundle.has_room_for_warmth(self.record.limits),
+            "warm": bundle.warm_languages(self.record.limits),
             **self._runtime.guest_limits(self.record),
             **changes,
         }

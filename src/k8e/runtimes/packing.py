@@ -24,6 +24,9 @@ MODULES = (
     "languages",
     "output",
     "conditions",
+    "kinds",
+    "waiting",
+    "keeping",
     "warm",
     "execs",
     "records",
@@ -42,7 +45,9 @@ MODULES = (
     "main",
 )
 BOOT = "boot"
-"""The first program of warm interpreters: beside the guest, a file of its own."""
+"""The first program of warm Pythons: beside the guest, a file of its own."""
+BOOT_NODE = "boot_node.js"
+"""The same of warm Nodes."""
 KERNEL_MODULES = ("wire", "bundles", "kernel")
 """The program of Python contexts; those of other languages are files as they are."""
 KERNEL_FILES = ("bash.sh", "node.js")
@@ -125,6 +130,11 @@ def boot_source() -> str:
     return join_modules({BOOT: file.read_text("utf-8")})
 
 
+def node_boot_source() -> str:
+    """What a warm Node runs first."""
+    return (Path(k8e.guest.__file__).parent / BOOT_NODE).read_text("utf-8")
+
+
 def kernel_sources() -> dict[str, str]:
     """The programs of contexts by file name."""
     folder = Path(k8e.guest.__file__).parent
@@ -136,7 +146,7 @@ def kernel_sources() -> dict[str, str]:
 def pack_guest(folder: Path, interpreter: str) -> Path:
     """Write the packed guest below ``folder`` (once per version) and return the file to run."""
     source = packed_source()
-    boot = boot_source()
+    boot = {"sitecustomize.py": boot_source(), "node.js": node_boot_source()}
     kernels = kernel_sources()
     # An upgraded interpreter refuses what the one before it compiled.
     made_for = Path(interpreter).resolve().stat().st_mtime_ns
@@ -147,7 +157,8 @@ def pack_guest(folder: Path, interpreter: str) -> Path:
         return compiled
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o755)
-    _write_files(folder / f"{BOOT}-{digest[:16]}", {"sitecustomize.py": boot})
+    # Under the names by which they are looked for.
+    _write_files(folder / f"{BOOT}-{digest[:16]}", boot)
     _write_files(folder / f"kernels-{digest[:16]}", kernels)
     target.write_text(source, "utf-8")
     target.chmod(0o644)
@@ -170,7 +181,7 @@ def pack_guest(folder: Path, interpreter: str) -> Path:
 
 
 def _write_files(folder: Path, sources: dict[str, str]) -> None:
-    """Write programs that the guest starts: ``sitecustomize`` is the name that Python looks for."""
+    """Write programs that the guest starts."""
     folder.mkdir(exist_ok=True)
     folder.chmod(0o755)
     for name, source in sources.items():
