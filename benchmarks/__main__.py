@@ -18,6 +18,7 @@ from k8e.bench import tables
 from k8e.bench.samples import Row, Skipped
 
 RESULTS = Path(__file__).parent / "results"
+TERMINATED = 143  # 128 + SIGTERM, as shells report it
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -33,8 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     runtimes = options.runtime or list(RUNTIMES)
     with staged(Amount(runtimes, options.quick, options.scale, options.cycles)) as stage:
         facts = machine.facts(stage.host)
-        for name in options.only or list(SUBJECTS):
-            _measure(stage, name, found, errors)
+        ended = _measure_all(stage, options.only or list(SUBJECTS), found, errors)
         facts["load_after"] = round(os.getloadavg()[0], 2)
     rows = [item for item in found if isinstance(item, Row)]
     skipped = list(dict.fromkeys(item for item in found if isinstance(item, Skipped)))
@@ -50,17 +50,30 @@ def main(arguments: list[str] | None = None) -> int:
     }
     written = [options.output or RESULTS / f"{now:%Y-%m-%dT%H%M%SZ}.json"]
     reporting.write(written[0], document)
-    if options.publish:
+    if options.publish and not ended:
         written += publishing.publish(document)
     print(_describe(facts), tables.table(rows), sep="\n")
     print(*(item.text() for item in skipped), sep="\n")
     print(*(f"{name}: not measured: {error}" for name, error in errors.items()), sep="\n")
     print(publishing.summary(rows), *(f"written: {path}" for path in written), sep="\n")
-    return 1 if errors else 0
+    return ended or (1 if errors else 0)
 
 
 def _terminate(*_: object) -> None:
-    sys.exit(143)
+    sys.exit(TERMINATED)
+
+
+def _measure_all(
+    stage: Stage, names: list[str], found: list[Row | Skipped], errors: dict[str, str]
+) -> int:
+    """All subjects; where somebody ends that early, the exit code, and what was found stays."""
+    for name in names:
+        try:
+            _measure(stage, name, found, errors)
+        except (KeyboardInterrupt, SystemExit):
+            errors[name] = "it was ended before it was done"
+            return TERMINATED
+    return 0
 
 
 def _measure(stage: Stage, name: str, found: list[Row | Skipped], errors: dict[str, str]) -> None:

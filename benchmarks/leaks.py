@@ -21,8 +21,7 @@ def count(folder: Path, gateway: int) -> Counts:
     return {
         "processes": len(pids),
         "namespaces": len(_namespaces(pids)),
-        "mounts": len(_mentions(Path("/proc/self/mountinfo"), str(folder))),
-        "mounts of the gateway": len(_lines(Path(f"/proc/{gateway}/mountinfo"))),
+        "mounts": len(_mentions(Path(f"/proc/{gateway}/mountinfo"), str(folder))),
         "loop devices": len(traces.loop_devices(str(folder))),
         "descriptors": _entries(Path(f"/proc/{gateway}/fd")),
         "threads": _entries(Path(f"/proc/{gateway}/task")),

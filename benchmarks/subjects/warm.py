@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from benchmarks import timing
 from benchmarks.stage import Stage
@@ -133,7 +133,7 @@ def wait_until_ready(guest: local.Connection, session_id: str, language: str) ->
 
 def ready(guest: local.Connection, session_id: str, language: str) -> int | None:
     """How many interpreters wait; None where this build keeps none of that language."""
-    return count_ready(_listed(guest, session_id)["warm"], language)
+    return count_ready(_listed(guest, session_id), language)
 
 
 def _was_warm(guest: local.Connection, session_id: str, exec_id: str) -> bool:
@@ -150,9 +150,7 @@ def _listed(guest: local.Connection, session_id: str) -> dict[str, Any]:
     return wire.unpack_dict(body)
 
 
-def count_ready(told: Any, language: str) -> int | None:
+def count_ready(told: dict[str, Any], language: str) -> int | None:
     """A guest tells a number for each language, or one number, which is that of Python."""
-    if isinstance(told, dict):
-        counts = cast("dict[str, Any]", told)
-        return int(counts[language]) if language in counts else None
-    return int(told) if language == "python" else None
+    counts: dict[str, int] = told.get("waiting", {"python": told["warm"]})
+    return counts.get(language)

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -102,13 +103,15 @@ def test_each_system_and_mode_has_one_document() -> None:
 @pytest.mark.parametrize(
     ("told", "language", "count"),
     [
-        (2, "python", 2),
-        (2, "node", None),
-        ({"python": 1, "node": 3}, "node", 3),
-        ({"python": 1}, "bash", None),
+        ({"warm": 2}, "python", 2),
+        ({"warm": 2}, "node", None),
+        ({"warm": 4, "waiting": {"python": 1, "node": 3}}, "node", 3),
+        ({"warm": 1, "waiting": {"python": 1}}, "bash", None),
     ],
 )
-def test_a_guest_tells_what_it_keeps_warm(told: object, language: str, count: int | None) -> None:
+def test_a_guest_tells_what_it_keeps_warm(
+    told: dict[str, Any], language: str, count: int | None
+) -> None:
     assert warm.count_ready(told, language) == count
 
 
