@@ -166,9 +166,12 @@ class PyplotShow:
             loader: Any = spec.loader
             load, show = loader.exec_module, self._show
 
+            def show_open(*_: Any, **__: Any) -> None:  # matplotlib sets attributes of it
+                show()
+
             def exec_module(module: Any) -> None:
                 load(module)
-                module.show = show
+                module.show = show_open
 
             loader.exec_module = exec_module
         return spec

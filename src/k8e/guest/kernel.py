@@ -202,7 +202,7 @@ class Kernel:
         for value in values:
             self._show(value if raw and isinstance(value, dict) else describe_value(value))
 
-    def show_figures(self, *_: Any, **__: Any) -> None:
+    def show_figures(self) -> None:
         for figure in take_figures():
             self.display(figure)
 
