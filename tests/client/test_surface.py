@@ -36,6 +36,7 @@ def test_the_package_exports_exactly_this() -> None:
         "Exposed",
         "FileEntry",
         "Foreground",
+        "Image",
         "Process",
         "ProcessInfo",
         "Result",

@@ -167,6 +167,7 @@ def test_a_python_that_it_was_not_tried_on_ends_at_once(place: Place) -> None:
         os.close(stdin)
         assert process.communicate(timeout=SECONDS) == (b"", b"")
         assert process.returncode == 3
+        assert control.recv(16) == b"o\n"
 
 
 @pytest.mark.parametrize(

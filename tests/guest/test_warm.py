@@ -107,7 +107,7 @@ def test_what_is_read_at_the_start_must_be_the_same(added: str) -> None:
     assert start_conditions({**ENV, added: "other"}) != start_conditions(ENV)
 
 
-@pytest.mark.parametrize("added", ["USER", "TMPDIR", "K8E_WARM", "MY_PYTHON"])
+@pytest.mark.parametrize("added", ["USER", "TMPDIR", "K8E_WARM", "MY_PYTHON", "PYTHON_VERSION"])
 def test_what_a_program_reads_itself_may_differ(added: str) -> None:
     assert start_conditions({**ENV, added: "other"}) == start_conditions(ENV)
 
@@ -241,6 +241,18 @@ def test_interpreters_that_never_become_ready_are_given_up(kept: Kept) -> None:
     assert len(kept.made) == keeping.GIVE_UP
     assert not kept.keeper.allowed
     assert kept.killed == list(range(1, keeping.GIVE_UP + 1))
+
+
+def test_one_of_a_version_that_was_not_tried_is_the_last(kept: Kept) -> None:
+    kept.run()
+    kept.clock.fire(warm.PATIENCE)
+    [item] = kept.made
+    item.theirs.send(b"o")
+    kept.warmth._on_word(item)  # pyright: ignore[reportPrivateUsage]
+    assert not kept.warmth.allowed
+    kept.run()
+    kept.clock.fire(warm.START_SECONDS)
+    assert kept.made == [item]
 
 
 def test_one_that_ended_by_itself_is_replaced_and_not_killed(kept: Kept) -> None:

@@ -66,6 +66,7 @@ def confine(folder: str, max_bytes: int) -> None:
             number = ctypes.get_errno()
             raise Refused(f"the unpacker cannot be confined: {what}: {os.strerror(number)}")
 
+    os.nice(10)  # sandboxes that run come first
     os.setgroups([])
     spaces = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS
     user, group = os.geteuid(), os.getegid()

@@ -104,12 +104,12 @@ class Images:
     async def provide(self, rootfs: Rootfs) -> Content:
         """What a sandbox's root is made of; fetched and unpacked if it is not here."""
         if rootfs.kind == "dir":
-            return await self._in_thread(self._folder, rootfs.source)
+            return await asyncio.to_thread(self._folder, rootfs.source)
         if rootfs.kind == "tar":
             image = await self._tar(rootfs.source)
         elif rootfs.kind == "image":
             name = str(self.parse(rootfs.source))
-            image = await self._in_thread(self.store.find, name)
+            image = await asyncio.to_thread(self.store.find, name)
             image = image or await self.pull(rootfs.source)
         else:
             raise errors.InvalidRequest(
@@ -143,16 +143,16 @@ class Images:
         return Content((path,), _key(str(path), stamp))
 
     async def _tar(self, source: str) -> Image:
-        path = await self._in_thread(_operators_path, source)
+        path = await asyncio.to_thread(_operators_path, source)
         name = f"tar:{path}"
-        stamp = await self._in_thread(_stamp, path)
-        known = await self._in_thread(self.store.find, name)
+        stamp = await asyncio.to_thread(_stamp, path)
+        known = await asyncio.to_thread(self.store.find, name)
         if known is not None and known.digest == stamp:
             return known
         return await self._once(name + stamp, lambda: self._unpack_tar(name, path, stamp))
 
     async def _unpack_tar(self, name: str, path: Path, stamp: str) -> Image:
-        return await self._in_thread(self._unpack_tar_now, name, path, stamp)
+        return await self._slowly(self._unpack_tar_now, name, path, stamp)
 
     def _unpack_tar_now(self, name: str, path: Path, stamp: str) -> Image:
         with open(path, "rb") as archive, self.store.scratch() as folder:
@@ -201,13 +201,13 @@ class Images:
 
     async def _pull(self, reference: Reference, tell: Tell) -> Image:
         host = reference.host
-        password = await self._in_thread(
+        password = await asyncio.to_thread(
             credentials.find, self._settings.registry_credentials, host
         )
         insecure = {item.strip() for item in self._settings.insecure_registries.split(",")}
         registry = Registry(host, plain=host in insecure, credentials=password)
-        manifest, digest = await self._in_thread(registry.manifest, reference)
-        config = await self._in_thread(self._config, registry, reference, manifest)
+        manifest, digest = await self._slowly(registry.manifest, reference)
+        config = await self._slowly(self._config, registry, reference, manifest)
         with self.store.pinned(config.diff_ids):
             size = await self._layers(registry, reference.name, manifest, config, tell)
             image = Image(
@@ -220,7 +220,7 @@ class Images:
                 workdir=config.workdir,
                 platform=config.platform,
             )
-            await self._in_thread(self.store.save, image)
+            await asyncio.to_thread(self.store.save, image)
         return image
 
     def _config(self, registry: Registry, reference: Reference, manifest: Manifest) -> Config:
@@ -249,7 +249,7 @@ class Images:
 
         async def have(diff_id: str, blob: Blob) -> None:
             async with room:
-                fetch = lambda: self._in_thread(  # noqa: E731 - named for what it does
+                fetch = lambda: self._slowly(  # noqa: E731 - named for what it does
                     self._fetch, registry, name, blob, diff_id, progress
                 )
                 await self._once(diff_id, fetch)
@@ -257,7 +257,7 @@ class Images:
         async with _together() as group:
             for diff_id, blob in missing.items():
                 group.create_task(have(diff_id, blob))
-        size = await self._in_thread(self._measure, config.diff_ids)
+        size = await asyncio.to_thread(self._measure, config.diff_ids)
         if size > self._settings.max_image_bytes:
             raise errors.ImageUnusable(
                 f"the image has {size} bytes when it is unpacked",
@@ -294,17 +294,18 @@ class Images:
     # What operators ask for.
 
     async def listing(self) -> list[Image]:
-        return await self._in_thread(self.store.listing)
+        return await asyncio.to_thread(self.store.listing)
 
     async def remove(self, text: str) -> None:
         """Forget an image; its layers go when nothing uses them any more."""
         name = text if text.startswith("tar:") else str(self.parse(text))
-        if not await self._in_thread(self.store.remove, name):
+        if not await asyncio.to_thread(self.store.remove, name):
             raise errors.ImageNotFound(
                 f"there is no image {name!r} here", hint="k8e image list shows those that are"
             )
 
-    async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
+    async def _slowly(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Do in a thread of our own what may take minutes: others need theirs."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, function, *arguments)
 

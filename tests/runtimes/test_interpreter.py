@@ -1,0 +1,67 @@
+"""The guest's own Python, and what our layer of an image says."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from k8e import errors
+from k8e.runtimes import packing
+from k8e.runtimes.host import GUEST_PYTHON
+from k8e.runtimes.interpreter import PLACE, imports_of, make_interpreter
+from k8e.runtimes.roots import merge_users
+
+SEEN = """
+import sys
+outside = [m.__file__ for m in sys.modules.values() if getattr(m, "__file__", None)]
+print([path for path in [*outside, *sys.path] if not path.startswith(sys.argv[1])])
+print([line for line in open("/proc/self/maps") if ".so" in line and sys.argv[1] not in line])
+"""
+
+
+def test_imports_are_found_wherever_they_are() -> None:
+    source = "import a, b.c\ndef f():\n    from d import e\n    import g as h\n"
+    assert imports_of(source) == ["a", "b.c", "d", "g"]
+
+
+def test_the_small_python_has_all_that_the_guest_imports_and_uses_nothing_else(
+    tmp_path: Path,
+) -> None:
+    source = packing.packed_source()
+    made = make_interpreter(tmp_path, GUEST_PYTHON, source)
+    argv = [word.replace(PLACE, str(made.folder)) for word in made.argv]
+    program = "import " + ", ".join(imports_of(source)) + SEEN
+    done = subprocess.run(
+        [*argv, "-I", "-S", "-B", "-c", program, str(made.folder)],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "[]\n[]\n"), done.stderr
+    assert make_interpreter(tmp_path, GUEST_PYTHON, source) == made
+    assert list(tmp_path.iterdir()) == [made.folder], "it is made once"
+    closed = [path for path in made.folder.rglob("*") if not path.stat().st_mode & 0o004]
+    assert closed == [], "sandboxes with uids of their own read it"
+
+
+def test_a_python_that_cannot_be_copied_is_named(tmp_path: Path) -> None:
+    fake = tmp_path / "python3"
+    fake.write_text("#!/bin/sh\necho broken >&2\nexit 1\n")
+    fake.chmod(0o755)
+    with pytest.raises(errors.RuntimeUnusable, match="broken"):
+        make_interpreter(tmp_path / "made", str(fake), "import os")
+    assert list((tmp_path / "made").iterdir()) == []
+
+
+def test_our_users_come_first_and_those_of_the_image_stay() -> None:
+    ours = b"root:x:0:0::/root:/bin/sh\nuser:x:1000:1000::/home/user:/bin/sh\n"
+    theirs = b"root:x:0:0:evil:/:/bin/evil\nnode:x:1000:1000::/home/node:/bin/sh\nuser:x:5:5:::\n"
+    merged = merge_users(ours, theirs + b"\nnot a user\npostgres:x:70:70::/:/bin/sh").splitlines()
+    assert merged == [
+        *ours.splitlines(),
+        b"node:x:1000:1000::/home/node:/bin/sh",
+        b"postgres:x:70:70::/:/bin/sh",
+    ]
