@@ -89,15 +89,6 @@ def test_agents_see_and_use_templates_but_no_path_of_the_machine(
     assert {item["name"]: item["rootfs"] for item in framed}["whole"] == "dir"
 
 
-def test_a_root_file_system_that_no_runtime_has_yet_is_refused_in_words(
-    stub: Stub, agent: Metadata, whole: pb.Template
-) -> None:
-    asked = pb.CreateSessionRequest(template=whole.name)
-    failed = serving.failing(lambda: stub.CreateSession(asked, metadata=agent))
-    assert failed.status is grpc.StatusCode.UNIMPLEMENTED
-    assert "root file systems of the kind 'dir'" in failed.details
-
-
 CHANGES: list[Callable[[Stub, Metadata], object]] = [
     lambda stub, who: stub.ApplyTemplate(
         pb.ApplyTemplateRequest(template=pb.Template(name="mine", rootfs="dir:/etc")), metadata=who

@@ -245,13 +245,13 @@ def test_interpreters_that_never_become_ready_are_given_up(kept: Kept) -> None:
 
 def test_one_of_a_version_that_was_not_tried_is_the_last(kept: Kept) -> None:
     kept.run()
-    kept.clock.fire(warm.PATIENCE)
+    kept.clock.fire(keeping.PATIENCE)
     [item] = kept.made
-    item.theirs.send(b"o")
-    kept.warmth._on_word(item)  # pyright: ignore[reportPrivateUsage]
-    assert not kept.warmth.allowed
+    item.theirs.send(b"o\n")
+    kept.keeper._on_word(item)  # pyright: ignore[reportPrivateUsage]
+    assert not kept.keeper.allowed
     kept.run()
-    kept.clock.fire(warm.START_SECONDS)
+    kept.clock.fire(keeping.START_SECONDS)
     assert kept.made == [item]
 
 

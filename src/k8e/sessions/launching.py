@@ -21,8 +21,11 @@ class Launcher:
     def __init__(self, runtimes: Runtimes, network: Network) -> None:
         self._runtimes = runtimes
         self._network = network
+        cpus = os.cpu_count() or 1
         # One more would only make each of them slower.
-        self._gate = asyncio.Semaphore(max(2, os.cpu_count() or 1))
+        self._gate = asyncio.Semaphore(max(2, cpus))
+        # Whoever makes a session meanwhile needs a CPU too.
+        self._ahead = asyncio.Semaphore(max(1, cpus - 1))
 
     async def launch(self, recipe: Recipe, sandbox_id: str, workspace_of: str = "") -> Guest:
         """A sandbox that belongs to nobody yet."""
@@ -34,7 +37,7 @@ class Launcher:
 
         With it comes what of the recipe's warmth could not be had, and why.
         """
-        async with self._gate:
+        async with self._ahead, self._gate:
             guest = await self._launch(recipe, new_id("sb"))
             try:
                 left_out = await guest.settle(dict(recipe.warm))

@@ -15,9 +15,10 @@ from k8e.sessions.sizing import Demand, Sizes
 
 log = logging.getLogger(__name__)
 
-QUIET = 0.05
-"""Seconds without a claim after which refilling begins: whoever claims needs the CPUs first."""
-PATIENCE = 0.5
+QUIET, SOON = 0.3, 0.05
+"""Seconds without a claim after which refilling begins, and those if less than half is left:
+whoever claims needs the CPUs first."""
+PATIENCE = 2.0
 """Seconds after which it begins even if claims keep coming."""
 LONGEST_PAUSE = 60.0
 """Seconds until the next try, once several have failed."""
@@ -74,13 +75,14 @@ class Shelf:
     def take(self) -> Guest | None:
         """A sandbox that is the caller's from now on; None if none is ready."""
         self._demand.claimed(time.monotonic())
-        self._plan(QUIET)
         if not self._ready:
             self.misses += 1
+            self._plan(SOON)
             return None
         guest = next(iter(self._ready))  # the oldest
         self._ready.pop(guest).cancel()
         self.hits += 1
+        self._plan(QUIET if 2 * len(self._ready) >= self.target else SOON)
         return guest
 
     # Filling.

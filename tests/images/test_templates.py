@@ -1,0 +1,56 @@
+"""Templates with an image: from a registry through the pool to a session and its sub-agent."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import pytest
+
+from k8e import SandboxClient, errors
+from tests.images import registries
+from tests.images.building import Built, busybox
+from tests.places import Place, eventually
+
+
+@pytest.fixture(scope="module")
+def boxes(registry: str) -> Generator[Place]:
+    """A gateway whose template ``box`` is an image with nothing but busybox."""
+    layer = busybox(registries.program("busybox")).file("etc/mark", b"from the image\n")
+    Built([layer], env=["PATH=/bin"]).push(registry, "box", "1")
+    place = Place(K8E_POOL_MAX="2", K8E_POOL_MIN="0")
+    place.cli("template", "apply", "-", stdin=f"name: box\nrootfs: image:{registry}/box:1".encode())
+    yield place
+    place.close()
+
+
+def test_sessions_of_an_image_are_made_and_kept_ready(boxes: Place, runtime: str) -> None:
+    with SandboxClient(boxes.endpoint) as client:
+        first = client.create_session(runtime, template="box")
+        assert client.exec(first, ["cat", "/etc/mark"]).stdout == "from the image\n"
+        child = client.run_subagent(first)
+        assert client.exec(child, "cat /etc/mark > seen").exit_code == 0
+        assert client.exec(first, "cat seen").stdout == "from the image\n"
+
+        def ready() -> bool:
+            pools = {(item["template"], item["runtime"]): item for item in client.pool()}
+            return pools["box", runtime]["ready"] > 0
+
+        eventually(ready, seconds=30)
+        second = client.create_session(runtime, template="box", env={"MARK": "late"})
+        assert client.exec(second, "echo $MARK; cat /etc/mark").stdout == "late\nfrom the image\n"
+        pools = {(item["template"], item["runtime"]): item for item in client.pool()}
+        assert pools["box", runtime]["hits"] == 1
+        with pytest.raises(FileNotFoundError, match="the image has no python3"):
+            client.run("print(1)", "python", session_id=second)
+        for session_id in (first, second):
+            client.destroy_session(session_id)
+
+
+def test_an_image_that_there_is_not_is_told_to_whoever_wants_a_session(
+    boxes: Place, registry: str
+) -> None:
+    recipe = {"name": "nowhere", "rootfs": f"image:{registry}/nothing:1"}
+    with SandboxClient(boxes.endpoint) as client:
+        client.apply_template(recipe)
+        with pytest.raises(errors.ImageNotFound):
+            client.create_session("container", template="nowhere")
