@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from k8e import errors, settings
 from k8e.link import Link
-from k8e.model import Limits, Principal, SandboxSpec
+from k8e.model import Limits, Principal, Rootfs, SandboxSpec
 from k8e.runtimes.base import Binding, Guest, Support
 from k8e.runtimes.host import Host
 from k8e.runtimes.registry import Runtimes
@@ -128,6 +128,9 @@ class FakeRuntime:
 
     async def probe(self) -> Support:
         return Support(self.name, usable=True)
+
+    async def fetch(self, rootfs: Rootfs) -> None:
+        pass
 
     async def launch(self, spec: SandboxSpec) -> Guest:
         self.specs.append(spec)

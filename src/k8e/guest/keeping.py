@@ -48,6 +48,10 @@ class Keeper:
         self.env = env
         self.allowed = self.kind.is_there()
         self._wanted = 1
+        self._load_ahead(modules)
+        self._fill()
+
+    def _load_ahead(self, modules: list[str]) -> None:
         for name in modules:
             if not self.kind.loads_modules:
                 self._tell(f"{name}: modules are loaded ahead only for python")
@@ -55,13 +59,14 @@ class Keeper:
                 self._tell(f"{name}: this is no name of a module")
             else:
                 self.modules.append(name)
-        self._fill()
 
     def _tell(self, reason: str) -> None:
         self.left_out.append(f"{self.kind.language}: {reason}")
 
-    def bind(self, env: dict[str, str], allowed: bool) -> None:
+    def bind(self, env: dict[str, str], allowed: bool, modules: list[str] | None = None) -> None:
         """A session has this environment, and room for interpreters that wait, or not."""
+        if modules and not self.modules and not self.left_out:  # else they were told before
+            self._load_ahead(modules)
         self.env = env
         self.allowed = allowed and self.kind.is_there()
         if not self.allowed:

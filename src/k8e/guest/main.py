@@ -120,7 +120,8 @@ class Guest:
     def _settle(self, channel: Any, spec: dict[str, Any]) -> None:
         """Do what needs no session; answered when the interpreters that it asks for wait."""
         self._settle_once(spec)
-        Preparation(channel, self.execs.warmth, spec.get("warm") or {})
+        wanted, env = dict(spec.get("warm") or {}), dict(spec.get("env") or {})
+        Preparation(channel, self.execs.warmth, wanted, env)
 
     def _settle_once(self, spec: dict[str, Any]) -> None:
         self.execs.oom_score_adj = int(spec.get("oom_score_adj") or 0)
@@ -137,7 +138,7 @@ class Guest:
         leave_log()
         self.execs.env = dict(spec.get("env") or {})
         self._settle_at(spec.get("cwd") or WORKSPACE)
-        self.execs.warmth.bind(self.execs.env, spec.get("warm") or [])
+        self.execs.warmth.bind(self.execs.env, dict(spec.get("warm") or {}))
         if spec.get("nproc"):
             self._limit_processes(int(spec["nproc"]))
         channel.send(RESULT, pack({}))

@@ -37,10 +37,13 @@ class Warmth:
     def keeps(self, pid: int) -> bool:
         return any(pid in keeper.kept for keeper in self.keepers.values())
 
-    def bind(self, env: dict[str, str], languages: list[str]) -> None:
-        """A session has this environment, and room for interpreters of these languages."""
+    def bind(self, env: dict[str, str], languages: dict[str, list[str]]) -> None:
+        """A session has this environment, and room for interpreters of these languages.
+
+        With each language come the modules that are loaded ahead.
+        """
         for name, keeper in self.keepers.items():
-            keeper.bind(dict(BASE_ENV, **env), name in languages)
+            keeper.bind(dict(BASE_ENV, **env), name in languages, languages.get(name))
 
     def limit_processes(self, most: int) -> None:
         """Those that wait have no limit yet; only what has the user's ids may set one for them."""
@@ -86,14 +89,16 @@ class Warmth:
 class Preparation:
     """Somebody who waits until interpreters wait."""
 
-    def __init__(self, channel: Any, warmth: Warmth, wanted: dict[str, list[str]]) -> None:
+    def __init__(
+        self, channel: Any, warmth: Warmth, wanted: dict[str, list[str]], env: dict[str, str]
+    ) -> None:
         self._channel = channel
         self._asked = [warmth.keepers[name] for name in wanted if name in warmth.keepers]
         channel.handler = self
         for keeper in self._asked:
             keeper.on_news = self._look
             if not keeper.ready:
-                keeper.prepare(dict(BASE_ENV), list(wanted[keeper.kind.language]))
+                keeper.prepare(dict(BASE_ENV, **env), list(wanted[keeper.kind.language]))
         self._look()
 
     def on_frame(self, kind: int, body: bytes) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from k8e.link import Link
-from k8e.model import Limits, SandboxSpec
+from k8e.model import Limits, Rootfs, SandboxSpec
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,10 @@ class Support:
         return any(item.usable for item in self.features if item.name == feature)
 
 
+def _python() -> dict[str, tuple[str, ...]]:
+    return {"python": ()}
+
+
 @dataclass(frozen=True)
 class Binding:
     """What turns a sandbox into one session's: said once, when it is handed over."""
@@ -54,6 +58,9 @@ class Binding:
     total of ``/proc/meminfo``. Another ``disk`` costs as much as a new workspace, which is most of
     what settling saved; the others are written to a few files.
     """
+    warm: Mapping[str, Sequence[str]] = field(default_factory=_python)
+    """Languages with the modules that are loaded ahead; others wait once they were used. Nothing
+    waits where this is empty."""
 
 
 class Guest(Protocol):
@@ -112,6 +119,10 @@ class Runtime(Protocol):
 
     async def probe(self) -> Support:
         """What this host can do, and why not. May start sandboxes; bounded in time."""
+        ...
+
+    async def fetch(self, rootfs: Rootfs) -> None:
+        """Have a root file system here, before a launch needs it; that may take minutes."""
         ...
 
     async def launch(self, spec: SandboxSpec) -> Guest:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from k8e import errors, link
 from k8e.guest.spawn import UID
 from k8e.images.images import Content
-from k8e.model import MIB, SandboxSpec
+from k8e.model import MIB, Rootfs, SandboxSpec
 from k8e.runtimes import bundle, cgroups, mounts, tools
 from k8e.runtimes.base import Binding, Feature, Guest, Support
 from k8e.runtimes.host import Host, Record, start_time
@@ -106,6 +106,7 @@ class OciGuest:
         call = {
             "op": "settle",
             "warm": {name: list(warm[name]) for name in wanted if name in warm},
+            "env": self.record.env,  # an image's: interpreters start with it
             **self._runtime.guest_limits(self.record),
         }
         answer = await link.request(await self.connect(), call, seconds=SETTLE_SECONDS)
@@ -122,7 +123,7 @@ class OciGuest:
             "op": "bind",
             "env": {**self.record.env, **binding.env},
             "cwd": binding.cwd,
-            "warm": bundle.warm_languages(self.record.limits),
+            "warm": self._warm_languages(binding.warm),
             **self._runtime.guest_limits(self.record),
             **changes,
         }
@@ -137,6 +138,11 @@ class OciGuest:
         if self.record.limits != before.limits:
             # Not before: with less memory, interpreters that waited had to go first.
             await _to_the_end(self._runtime.hold_limits, self.record)
+
+    def _warm_languages(self, asked: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+        """The languages whose interpreters may wait, each with its modules; none if none shall."""
+        roomy = bundle.warm_languages(self.record.limits) if asked else []
+        return {name: list(asked.get(name, ())) for name in roomy}
 
     async def _mount_workspace(self) -> None:
         if not self.record.settled:
@@ -215,6 +221,10 @@ class OciRuntime:
         """Choose again what an earlier probe chose."""
 
     # What is the same.
+
+    async def fetch(self, rootfs: Rootfs) -> None:
+        if rootfs.kind != "host":
+            await self.host.images.provide(rootfs)
 
     async def launch(self, spec: SandboxSpec) -> Guest:
         record = Record(

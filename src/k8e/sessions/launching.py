@@ -29,6 +29,7 @@ class Launcher:
 
     async def launch(self, recipe: Recipe, sandbox_id: str, workspace_of: str = "") -> Guest:
         """A sandbox that belongs to nobody yet."""
+        await self._runtimes.all[recipe.runtime].fetch(recipe.rootfs)
         async with self._gate:
             return await self._launch(recipe, sandbox_id, workspace_of)
 
@@ -37,6 +38,7 @@ class Launcher:
 
         With it comes what of the recipe's warmth could not be had, and why.
         """
+        await self._runtimes.all[recipe.runtime].fetch(recipe.rootfs)
         async with self._ahead, self._gate:
             guest = await self._launch(recipe, new_id("sb"))
             try:

@@ -193,7 +193,7 @@ class Maker:
         # Until here, the kernel refuses everything; the guest has run nothing yet.
         await self._network.bind(guest.sandbox_id, policy)
         spec, cwd = session.spec, kin.cwd if kin else ""
-        await guest.bind(Binding(env=spec.env, cwd=cwd, limits=spec.limits))
+        await guest.bind(Binding(spec.env, cwd, spec.limits, dict(spec.warm)))
 
     async def _or_discard(self, guest: Guest, work: Awaitable[T]) -> T:
         """What ``work`` gives; if it fails, nothing is left of the sandbox."""
