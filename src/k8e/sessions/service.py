@@ -29,6 +29,7 @@ from k8e.sessions.operations import Operation
 from k8e.sessions.pausing import Pauses
 from k8e.sessions.pool import Pool
 from k8e.sessions.snapshots import Snapshots
+from k8e.sessions.standing import Standing
 from k8e.sessions.store import Store
 from k8e.sessions.templating import Templates, checker
 from k8e.sessions.tending import Tender
@@ -41,7 +42,7 @@ KEEP_ENDED = 24 * 3600.0  # seconds that an ended session can still be asked abo
 COUNT_SECONDS = 5.0  # that a guest may need to list its programs for somebody who looks
 
 
-class Sessions:
+class Sessions(Standing):
     """All sessions of this gateway. Everything runs on one event loop."""
 
     def __init__(self, settings: Settings, store: Store, host: Host, runtimes: Runtimes) -> None:
@@ -196,56 +197,6 @@ class Sessions:
         task = self._maker.task(key)
         return await asyncio.shield(task) if task is not None else known
 
-    def auto_now(
-        self,
-        principal: Principal,
-        tenant: str,
-        runtime: str = "",
-        allowed_hosts: tuple[str, ...] | None = None,
-        content: SessionSpec | None = None,
-        template: str = "",
-    ) -> Session | None:
-        """The default session of a tenant, if it has a live one; it must be as it is asked for."""
-        asked = self.runtimes.resolve(runtime)
-        known = self._store.find_auto(principal.name, tenant)
-        live = self._live.get(known.session_id) if known is not None else None
-        if known is None or live is None or live.ending is not None:
-            return None
-        refusals.check_standing(known, asked, allowed_hosts, content, template)
-        return known
-
-    async def standing(self, principal: Principal, fields: dict[str, Any]) -> Session:
-        """The session of a tenant that names none, as a client describes it; from its template."""
-        asked = self._maker.with_defaults(SessionSpec.from_json(fields))
-        known = self._standing(principal, asked)
-        if known is not None:
-            return known
-        return await self.auto(principal, asked, await self.templates.specify(fields))
-
-    async def auto(
-        self, principal: Principal, asked: SessionSpec, spec: SessionSpec | None = None
-    ) -> Session:
-        """The session that a tenant gets when it names none; made at first use.
-
-        Args:
-            principal: whose it is.
-            asked: what it has to be like.
-            spec: what it is made of, if that is more.
-        """
-        spec = self._maker.with_defaults(spec or asked)
-        known = self._standing(principal, asked)
-        if known is not None:
-            return known
-        await self._bury(principal, spec.tenant)
-        key = f"auto {principal.name} {spec.tenant}"
-        made = await self._make(key, principal, spec, auto=True)
-        # Another call may have begun it, for another runtime.
-        return self._standing(principal, asked) or made
-
-    def _standing(self, principal: Principal, asked: SessionSpec) -> Session | None:
-        hosts, template = asked.allowed_hosts, asked.template
-        return self.auto_now(principal, asked.tenant, asked.runtime, hosts, asked, template)
-
     async def run_subagent(
         self, principal: Principal, parent_id: str, kind: str = "", path: str = ""
     ) -> Session:
@@ -254,13 +205,6 @@ class Sessions:
         made = await self._children.make(parent, kind, path, self._make)
         self.events.write(parent.session, "subagent.started", child_id=made.session_id)
         return made
-
-    async def _bury(self, principal: Principal, tenant: str) -> None:
-        """Wait until a standing session that is being destroyed has made room for the next."""
-        known = self._store.find_auto(principal.name, tenant)
-        live = self._live.get(known.session_id) if known is not None else None
-        if live is not None and live.ending is not None:
-            await asyncio.shield(live.ending)
 
     async def _make(
         self,
