@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 import posixpath
 import re
 import tomllib
@@ -162,7 +161,7 @@ def load(data: bytes, file_name: str) -> Any:
         if file_name.endswith(".toml"):
             return tomllib.loads(data.decode("utf-8"))
         return _load_yaml(data)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
         kind = "TOML" if file_name.endswith(".toml") else "YAML"
         what = " ".join(str(error).split()) or type(error).__name__
         raise errors.InvalidRequest(f"{file_name}: it is not {kind}: {what[:500]}") from None
@@ -177,10 +176,11 @@ def _load_yaml(data: bytes) -> Any:
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
             seen: set[str] = set()
             for key, _ in node.value:
-                if key.value in seen:
+                name = str(key.value)
+                if name in seen:
                     line = key.start_mark.line + 1
-                    raise ValueError(f"the key {str(key.value)[:80]!r} is there twice, line {line}")
-                seen.add(str(key.value))
+                    raise ValueError(f"the key {name[:80]!r} is there twice, line {line}")
+                seen.add(name)
             return super().construct_mapping(node, deep)
 
     try:
@@ -349,8 +349,8 @@ class _Reader:
     def _seconds(self, key: str, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise self.wrong(key, f"must be a number of seconds, not {_kind(value)}")
-        if not math.isfinite(value) or not 0 < value < 1e9:
-            raise self.wrong(key, f"is {value:g}, which is no number of seconds above 0")
+        if not 0 < value < 1e9:  # NaN is not either
+            raise self.wrong(key, f"is {str(value)[:40]}, which is no number of seconds above 0")
         return float(value)
 
 

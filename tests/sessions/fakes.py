@@ -114,6 +114,7 @@ class FakeGuest:
 class FakeRuntime:
     name = "gvisor"
     networked = False
+    gains_cpus = False
 
     def __init__(self) -> None:
         self.launched: list[FakeGuest] = []

@@ -81,10 +81,10 @@ async def _main(settings: Settings, *, background: bool, ready_fd: int) -> None:
                 log.info("ready on %s", settings.socket)
                 _tell(ready_fd, "ready")
                 await _until_stopped(gateway, idle_exit=settings.idle_exit if background else 0)
+            for say in list(gateway.farewells):
+                say()  # now: what is read later would begin and be lost
             if gateway.destroy_on_stop:
                 await sessions.destroy_all("the gateway was stopped with its sessions")
-        for say in list(gateway.farewells):
-            say()
     finally:
         exposures.close()
         keys.close()

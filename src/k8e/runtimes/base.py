@@ -116,6 +116,8 @@ class Runtime(Protocol):
     name: str
     networked: bool
     """Whether its sandboxes can be given a network."""
+    gains_cpus: bool
+    """Whether one that runs can be given more CPUs than it was launched with."""
 
     async def probe(self) -> Support:
         """What this host can do, and why not. May start sandboxes; bounded in time."""

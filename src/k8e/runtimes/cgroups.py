@@ -84,6 +84,10 @@ def set_limits(sandbox_id: str, resources: dict[str, Any]) -> None:
     memory, cpu, pids = resources["memory"], resources["cpu"], resources["pids"]
     if is_unified():
         group = ROOT / PARENT / sandbox_id
+        with contextlib.suppress(FileNotFoundError):
+            if int((group / "memory.current").read_text("ascii")) > memory["limit"]:
+                # The kernel would make room by killing what is there.
+                raise OSError(errno.EBUSY, "the sandbox uses more memory than it may have")
         _set(group / "cpu.max", f"{cpu['quota']} {cpu['period']}")
         _set(group / "memory.max", memory["limit"])  # beside it, memory.swap.max stays 0
         _set(group / "pids.max", pids["limit"])
@@ -91,6 +95,8 @@ def set_limits(sandbox_id: str, resources: dict[str, Any]) -> None:
     _set(ROOT / "cpu" / PARENT / sandbox_id / "cpu.cfs_quota_us", cpu["quota"])
     _set(ROOT / "pids" / PARENT / sandbox_id / "pids.max", pids["limit"])
     group = ROOT / "memory" / PARENT / sandbox_id
+    if not group.exists():
+        return
     # Memory and swap together may never be less than memory alone, not even for a moment.
     files = [group / "memory.memsw.limit_in_bytes", group / "memory.limit_in_bytes"]
     if memory["limit"] < int((files[1]).read_text("ascii")):

@@ -60,7 +60,9 @@ class Container(OciRuntime):
         return {"oom_score_adj": CHILD_OOM_SCORE}
 
     def resize_folders(self, record: Record) -> dict[str, Any]:
-        resizing.resize_folders(record.pid, bundle.memory_folders(record.limits))
+        resizing.resize_folders(
+            record.pid, record.pid_started, bundle.memory_folders(record.limits)
+        )
         return {}
 
     def mount_point(self, sandbox_id: str) -> Path:

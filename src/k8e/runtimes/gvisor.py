@@ -30,6 +30,7 @@ class GVisor(OciRuntime):
 
     name = "gvisor"
     tool_name = "runsc"
+    gains_cpus = False  # it takes the number of its CPUs from the quota of its launch
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)

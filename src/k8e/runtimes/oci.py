@@ -30,7 +30,7 @@ FREEZE_SECONDS = 30.0
 HOLD_SECONDS = 5.0  # that a guest has to stop its clocks; one that does not is frozen all the same
 CONNECT_SECONDS = 20.0
 REDIAL_SECONDS = 5.0
-SETTLE_SECONDS = 30.0
+SETTLE_SECONDS = 60.0
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +110,11 @@ class OciGuest:
             **self._runtime.guest_limits(self.record),
         }
         answer = await link.request(await self.connect(), call, seconds=SETTLE_SECONDS)
-        return tuple(str(item) for item in answer.get("left_out") or ())
+        too_large = [name for name in warm if name not in wanted and name in bundle.WARM]
+        return (
+            *(f"{name}: the limits leave no room for one that waits" for name in too_large),
+            *(str(item) for item in answer.get("left_out") or ()),
+        )
 
     async def bind(self, binding: Binding) -> None:
         before = self.record
@@ -184,6 +188,7 @@ class OciRuntime:
     name = ""
     tool_name = ""
     networked = True
+    gains_cpus = True
 
     def __init__(self, host: Host) -> None:
         self.host = host

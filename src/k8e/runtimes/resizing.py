@@ -13,6 +13,7 @@ import struct
 from collections.abc import Generator, Iterable
 
 from k8e.runtimes.bundle import MemoryFolder
+from k8e.runtimes.host import start_time
 
 # The numbers are the same on every architecture of Linux since 5.2.
 _FSCONFIG, _FSPICK, _OPENAT2 = 431, 433, 437
@@ -25,9 +26,11 @@ _STATFS_BYTES = 512  # more than the structure has anywhere
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def resize_folders(pid: int, folders: Iterable[MemoryFolder]) -> None:
+def resize_folders(pid: int, started: int, folders: Iterable[MemoryFolder]) -> None:
     """Give folders of the sandbox whose first process is ``pid`` their sizes."""
     with _closing(os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
+        if start_time(pid) != started:  # the root is another one's, perhaps this host's own
+            raise ProcessLookupError(f"process {pid} is not the sandbox's any more")
         for folder in folders:
             with _closing(_open_beneath(root, folder.path.lstrip("/"))) as place:
                 _resize(place, folder)

@@ -14,6 +14,9 @@ from k8e.runtimes.registry import Runtimes
 from k8e.sessions.network import Network
 from k8e.sessions.recipes import Recipe
 
+FEWEST_CPUS = 2.0
+"""That a sandbox sees, however few it may use."""
+
 
 class Launcher:
     """Starts and discards sandboxes, network included."""
@@ -26,6 +29,7 @@ class Launcher:
         self._gate = asyncio.Semaphore(max(2, cpus))
         # Whoever makes a session meanwhile needs a CPU too.
         self._ahead = asyncio.Semaphore(max(1, cpus - 1))
+        self._removing = asyncio.Semaphore(max(4, 2 * cpus))
 
     async def launch(self, recipe: Recipe, sandbox_id: str, workspace_of: str = "") -> Guest:
         """A sandbox that belongs to nobody yet."""
@@ -49,8 +53,17 @@ class Launcher:
             return guest, left_out
 
     async def discard(self, guest: Guest) -> None:
-        await guest.kill()
-        await self._network.detach(guest.sandbox_id)
+        async with self._removing:
+            try:
+                await guest.kill()
+            finally:
+                await self._network.detach(guest.sandbox_id)
+
+    def suits(self, wanted: Recipe, waiting: Recipe) -> bool:
+        """Whether a sandbox that waits can be given the limits of another recipe."""
+        if self._runtimes.all[wanted.runtime].gains_cpus:
+            return True
+        return wanted.limits.cpus <= max(FEWEST_CPUS, waiting.limits.cpus)
 
     async def _launch(self, recipe: Recipe, sandbox_id: str, workspace_of: str = "") -> Guest:
         runtime = self._runtimes.all[recipe.runtime]

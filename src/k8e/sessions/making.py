@@ -171,16 +171,17 @@ class Maker:
     async def _claim(self, recipe: Recipe, session: Session, policy: Policy) -> Guest | None:
         """A sandbox that waited, bound to this session; None if there is none in good health."""
         guest = self._warming.claim(recipe)
-        metrics.count_claim("miss" if guest is None else "hit")
         if guest is None:
+            metrics.count_claim("miss")
             return None
         try:
             async with asyncio.timeout(BIND_SECONDS):
                 await self._or_discard(guest, self._bind(guest, session, policy))
-        except (errors.SandboxDied, errors.GuestFailed, TimeoutError) as error:
-            log.warning("sandbox %s waited and does not answer: %s", guest.sandbox_id, error)
+        except (errors.K8eError, OSError) as error:  # if it is the session's fault, it comes again
+            log.warning("sandbox %s waited and cannot be used: %s", guest.sandbox_id, error)
             metrics.count_claim("unhealthy")
             return None
+        metrics.count_claim("hit")
         return guest
 
     async def _bind(

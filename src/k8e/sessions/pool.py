@@ -28,11 +28,14 @@ class Pool:
         self._launcher = launcher
         self._shelves: dict[tuple[str, str], Shelf] = {}
         self._old: set[Shelf] = set()  # whose sandboxes are still being removed
+        self.stopped = False
 
     def keep(self, recipe: Recipe, sizes: Sizes, *, after: float = 0) -> Shelf:
         """Have sandboxes of this recipe ready from now on; begin ``after`` so many seconds."""
         key = recipe.template, recipe.runtime
         shelf = self._shelves.get(key)
+        if self.stopped:
+            raise errors.GatewayUnreachable("the gateway is being stopped", hint="try again")
         if shelf is None or shelf.recipe != recipe:
             self._drop(key)
             shelf = self._shelves[key] = Shelf(recipe, sizes, self._launcher)
@@ -46,7 +49,7 @@ class Pool:
             return None
         # A template may have changed since a session was told what it is made of.
         is_same = replace(recipe, limits=shelf.recipe.limits) == shelf.recipe
-        return shelf.take() if is_same else None
+        return shelf.take() if is_same and self._launcher.suits(recipe, shelf.recipe) else None
 
     def keeps(self, recipe: Recipe) -> bool:
         """Whether there is a pool of this recipe's template and runtime, whatever its size."""
@@ -80,10 +83,11 @@ class Pool:
             self._shelves[key].fill()
         return drained
 
-    def forget(self, template: str) -> None:
-        """Keep nothing of a template that there is not any more."""
+    def forget(self, template: str, runtime: str = "") -> None:
+        """Keep nothing of a template, or of it on one runtime."""
         for key in [key for key in self._shelves if key[0] == template]:
-            self._drop(key)
+            if not runtime or key[1] == runtime:
+                self._drop(key)
 
     async def filled(self, shelf: Shelf) -> None:
         try:
@@ -91,14 +95,16 @@ class Pool:
                 await shelf.filled()
         except TimeoutError:
             raise errors.LimitExceeded(
-                f"the pool was not full after {FILL_SECONDS:g} s: {shelf.ready} are ready"
+                f"the pool was not full after {FILL_SECONDS:g} s: {shelf.ready} are ready",
+                hint="k8e pool shows how it goes on",
             ) from None
 
     def listing(self) -> list[dict[str, Any]]:
         return [shelf.describe() for _, shelf in sorted(self._shelves.items())]
 
     async def stop(self) -> None:
-        """Remove every sandbox that waits."""
+        """Remove every sandbox that waits, and keep none from now on."""
+        self.stopped = True
         for key in list(self._shelves):
             self._drop(key)
         for shelf in list(self._old):

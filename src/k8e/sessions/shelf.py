@@ -42,6 +42,7 @@ class Shelf:
         self._making: set[asyncio.Task[None]] = set()
         self._leaving: set[asyncio.Task[None]] = set()
         self._failures = 0
+        self._retry_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0  # when refilling begins at the latest; 0 while nothing is planned
         self._closed = False
@@ -113,13 +114,16 @@ class Shelf:
         """Wait until as many are ready as it keeps at least, or until starting them fails."""
         while len(self._ready) < self.sizes.min and not self._closed:
             if self.failure:
-                raise errors.GuestFailed(f"the pool cannot be filled: {self.failure}")
+                raise errors.GuestFailed(
+                    f"the pool cannot be filled: {self.failure}",
+                    hint="k8e pool shows the newest try",
+                )
             self._changed.clear()
             await self._changed.wait()
 
     def _plan(self, seconds: float) -> None:
-        """Fill after a moment of quiet."""
-        if self._closed:
+        """Fill after a moment of quiet; after a failure, when it is time for the next try."""
+        if self._closed or (self._failures and self._timer is not None):
             return
         now = time.monotonic()
         self._due = self._due or now + PATIENCE
@@ -145,11 +149,11 @@ class Shelf:
     async def _make_one(self) -> None:
         try:
             guest, self.left_out = await self._launcher.prepare(self.recipe)
-        except (errors.K8eError, OSError) as error:
-            self._failed(str(error))
+        except Exception as error:
+            self._failed(str(error) or repr(error))
             return
         if self._closed or len(self._ready) >= self.target:
-            await self._launcher.discard(guest)
+            self._start(self._launcher.discard(guest), self._leaving)
             return
         task = asyncio.current_task()
         if task is not None:
@@ -162,13 +166,16 @@ class Shelf:
 
     def _failed(self, why: str) -> None:
         self.failure = why
+        self._changed.set()
+        now = time.monotonic()
+        if self._failures and now < self._retry_at:
+            return  # of those that were tried at once
         self._failures += 1
         if self._failures == 1:
             log.warning("a sandbox of template %s did not start: %s", self.recipe.template, why)
-        self._changed.set()
         if not self._closed:
-            pause = min(LONGEST_PAUSE, 2.0 ** min(self._failures - 1, 10))
-            self._wake_at(time.monotonic() + pause)
+            self._retry_at = now + min(LONGEST_PAUSE, 2.0 ** min(self._failures - 1, 10))
+            self._wake_at(self._retry_at)
 
     async def _watch(self, guest: Guest) -> None:
         """Replace a sandbox that ends while it waits."""

@@ -257,6 +257,10 @@ def _read_all(folder: Path, names: list[str]) -> dict[str, Template | errors.K8e
             found[name] = template_files.read(folder / name)
         except errors.K8eError as error:
             found[name] = error
+        except Exception as error:
+            # Whatever is wrong with one file must not keep the others from being used.
+            log.exception("the template %s cannot be read", name)
+            found[name] = errors.InvalidRequest(f"{name}: it cannot be read: {error!r}"[:500])
     return found
 
 

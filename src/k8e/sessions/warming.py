@@ -63,11 +63,19 @@ class Warming:
         except errors.K8eError as error:  # its sessions will say so too
             log.warning("no sandbox of template %s is kept ready: %s", template.name, error)
             return
+        if not self._is_current(template):  # whoever changed it has asked anew
+            return
         recipe = recipes.of_template(template, runtime.name)
         sizes = self._sizes(template, runtime.name)
         # If there is a pool already, somebody was quicker who knows what they want.
         if sizes.min and not self._pool.keeps(recipe):
             self._pool.keep(recipe, sizes, after=after)
+
+    def _is_current(self, template: Template) -> bool:
+        try:
+            return self._templates.get(template.name) is template
+        except errors.K8eError:
+            return False
 
     def _sizes(self, template: Template, runtime: str) -> Sizes:
         chosen = self._set.get((template.name, runtime))
@@ -89,7 +97,11 @@ class Warming:
         except errors.K8eError:
             self._pool.forget(name)
             return
+        wanted = self._runtimes.resolve(template.runtime)
         for runtime in self._pool.runtimes(name):
+            if wanted and runtime != wanted and (name, runtime) not in self._set:
+                self._pool.forget(name, runtime)
+                continue
             self._pool.keep(recipes.of_template(template, runtime), self._sizes(template, runtime))
         self._spawn(self._keep_ahead(template))
 
@@ -106,7 +118,7 @@ class Warming:
             except errors.K8eError:
                 return None  # it went while this session was being made
             sizes = self._sizes(template, recipe.runtime)
-            if not sizes.max:
+            if not sizes.max or self._pool.stopped:
                 return None
             self._pool.keep(recipes.of_template(template, recipe.runtime), sizes)
         return self._pool.take(recipe)
@@ -122,6 +134,7 @@ class Warming:
         """Change how many are ready of a template on a runtime; None leaves a size as it is."""
         template = await self._templates.find(name)
         chosen = await self._runtimes.choose(runtime or template.runtime, self._default_runtime)
+        template = self._templates.get(name)  # as it is after that wait
         before = self._sizes(template, chosen.name)
         least = before.min if least is None else least
         sizes = Sizes(least, max(least, before.max) if most is None else most)
