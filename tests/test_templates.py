@@ -182,6 +182,20 @@ def test_a_file_that_cannot_be_read_says_why(text: bytes, file: str, said: str) 
     assert said in caught.value.message
 
 
+@pytest.mark.parametrize(
+    "text", [b"? [a]\n: 1", b"{}: 1", b"env: {[a]: b}", b'lifetime: !!int ""', b"!!timestamp x"]
+)
+def test_yaml_that_python_cannot_hold_is_an_error_like_any_other(text: bytes) -> None:
+    with pytest.raises(errors.InvalidRequest):
+        templates.parse(templates.load(text, "data.yaml"), "data")
+
+
+@pytest.mark.parametrize("seconds", [10**400, float("nan"), float("inf"), -1, 0])
+def test_a_lifetime_that_is_no_time_is_refused(seconds: float) -> None:
+    with pytest.raises(errors.InvalidRequest, match="lifetime"):
+        templates.parse({"lifetime": seconds}, "data")
+
+
 def test_a_file_is_no_larger_than_anybody_needs() -> None:
     with pytest.raises(errors.LimitExceeded, match="longer than"):
         templates.load(b"#" * (templates.MAX_FILE + 1), "data.yaml")

@@ -161,7 +161,7 @@ def load(data: bytes, file_name: str) -> Any:
         if file_name.endswith(".toml"):
             return tomllib.loads(data.decode("utf-8"))
         return _load_yaml(data)
-    except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
+    except Exception as error:  # PyYAML fails in many ways on what it cannot construct
         kind = "TOML" if file_name.endswith(".toml") else "YAML"
         what = " ".join(str(error).split()) or type(error).__name__
         raise errors.InvalidRequest(f"{file_name}: it is not {kind}: {what[:500]}") from None

@@ -80,10 +80,13 @@ async def test_a_rush_makes_the_pool_larger_and_more_than_it_has_starts_cold(
     await until(lambda: sessions.pool.ready == 4)
 
 
-async def test_a_sandbox_that_does_not_answer_is_replaced_by_a_new_one(
-    world: World, sessions: Sessions
+@pytest.mark.parametrize(
+    "failure", [errors.GuestFailed("no answer"), FileNotFoundError("/proc/1/root"), TimeoutError()]
+)
+async def test_a_sandbox_that_cannot_be_bound_is_replaced_by_a_new_one(
+    world: World, sessions: Sessions, failure: Exception
 ) -> None:
-    world.runtime.launched[0].unhealthy = errors.GuestFailed("no answer")
+    world.runtime.launched[0].unhealthy = failure
     made = await sessions.create(ME, SessionSpec())
     assert made.sandbox_id not in (item.sandbox_id for item in world.runtime.launched[:2])
     assert world.runtime.launched[0].killed.is_set()
@@ -200,3 +203,39 @@ async def test_a_template_that_is_used_gets_a_pool_of_its_own(
     await until(lambda: sessions.pool.ready == 3)
     waiting = world.runtime.launched[-1]
     assert (await sessions.create(ME, spec)).sandbox_id == waiting.sandbox_id
+
+
+async def test_more_cpus_than_a_running_sandbox_can_get_mean_a_new_one(
+    world: World, sessions: Sessions
+) -> None:
+    made = await sessions.create(ME, SessionSpec(limits=Limits(cpus=8)))
+    assert made.sandbox_id not in {item.sandbox_id for item in world.runtime.launched[:2]}
+    assert world.runtime.specs[-1].limits.cpus == 8
+    fewer = await sessions.create(ME, SessionSpec(limits=Limits(cpus=1)))
+    assert fewer.sandbox_id == world.runtime.launched[0].sandbox_id
+
+
+async def test_a_template_that_changes_while_its_runtime_is_tried_is_kept_as_it_is_then(
+    world: World, sessions: Sessions
+) -> None:
+    for memory in (256, 512):
+        recipe = {"name": "two", "pool": {"min": 1}, "limits": {"memory": memory * MIB}}
+        await sessions.templates.apply(recipe, "me")
+    await sessions.templates.apply({"name": "gone", "pool": {"min": 1}}, "me")
+    await sessions.templates.delete("gone", "me")
+    await until(lambda: sessions.pool.ready == 3)
+    assert [pool["template"] for pool in sessions.pool.listing()] == ["default", "two"]
+    waiting = [guest for guest in world.runtime.launched if not guest.killed.is_set()]
+    sizes = {spec.sandbox_id: spec.limits.memory for spec in world.runtime.specs}
+    assert [sizes[guest.sandbox_id] for guest in waiting].count(512 * MIB) == 1
+
+
+async def test_nothing_is_kept_ready_once_the_gateway_is_being_stopped(
+    world: World, sessions: Sessions
+) -> None:
+    await sessions.pool.stop()
+    made = await sessions.create(ME, SessionSpec())
+    assert made.sandbox_id == world.runtime.launched[-1].sandbox_id
+    assert sessions.pool.listing() == []
+    with pytest.raises(errors.GatewayUnreachable):
+        await sessions.warming.set("", "", 1, 1, wait=False)
