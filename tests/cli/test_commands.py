@@ -101,9 +101,11 @@ def test_a_file_outside_the_workspace_is_the_sandbox_s_own(place: Place, session
 def test_status_tells_the_standing_session_if_it_lives(place: Place) -> None:
     ran = place.json("sandbox", "run", "--tenant", "st", "--runtime", "container", "true")
     expected = {"available": True, "session_id": ran["session_id"], "tenant_id": "st"}
-    assert place.json("sandbox", "status", "--tenant", "st") == expected
+    told = place.json("sandbox", "status", "--tenant", "st")
+    assert told == {**expected, "template": "default"}
     place.json("sandbox", "destroy", ran["session_id"])
-    assert place.json("sandbox", "status", "--tenant", "st") == {**expected, "session_id": ""}
+    told = place.json("sandbox", "status", "--tenant", "st")
+    assert told == {**expected, "session_id": "", "template": ""}
 
 
 def test_status_without_a_gateway_says_why(place: Place) -> None:

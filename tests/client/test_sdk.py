@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from k8e import Exit, SandboxClient, Stderr, Stdout, errors, sandbox_session
-from tests.places import NewPlace, Place, eventually
+from tests.places import NewPlace, Place, eventually, wait_readable
 
 MIB = 1 << 20
 
@@ -398,14 +398,15 @@ def test_a_gateway_that_dies_during_a_command_is_told_and_nothing_runs_twice(
     place = new_place()
     session_id = place.json("sandbox", "create", "--runtime", "container")["session_id"]
     with SandboxClient(place.endpoint) as client:
-        idle = client.status()
-        assert idle["pid"] == place.pid()
+        process = os.pidfd_open(client.status()["pid"])
         command = "echo ran >> runs; echo begun; sleep 0.5; echo ended >> runs"
         events = client.exec_events(session_id, command, exec_id="long")
         assert isinstance(next(events), Stdout)
-        place.kill_gateway()
+        signal.pidfd_send_signal(process, signal.SIGKILL)
         with pytest.raises(errors.GatewayUnreachable, match=f"long ran in session {session_id}"):
             list(events)
+        assert wait_readable(process)
+        os.close(process)
         with pytest.raises(errors.GatewayUnreachable, match="no gateway listens"):
             client.status()
         place.json("gateway", "--background")

@@ -136,6 +136,10 @@ FIELDS: dict[str, dict[str, Any]] = {
     "UpdateAllowedHosts": {"hosts": ["none"]},
     "ExposeService": {"port": 8000},
     "UnexposeService": {"port": 8000},
+    "RemoveContext": {"context_id": "x"},
+    "RestartContext": {"context_id": "x"},
+    "InterruptContext": {"context_id": "x"},
+    "ExecuteCode": {"context_id": "x", "code": b"1"},
 }
 
 

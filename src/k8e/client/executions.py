@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from k8e import errors
 from k8e.client import operations, requests, results
 from k8e.client.operations import Operation, Send
+from k8e.client.records import Record, field
 from k8e.client.results import Denial, Stderr, Stdout
 from k8e.guest import wire
 from k8e.guest.records import Records
@@ -17,8 +17,7 @@ from k8e.guest.records import Records
 MAX_RESULTS = 1 << 16  # that are kept of one run
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(Record):
     """A value that code in a context showed: the last expression, or what ``display`` was given."""
 
     data: Mapping[str, str | bytes] = field(repr=False)
@@ -88,8 +87,7 @@ class Result:
         return f"Result({self.text!r}, formats={self.formats()})"
 
 
-@dataclass(frozen=True, slots=True)
-class ExecutionError:
+class ExecutionError(Record):
     """Why code in a context did not come to its end. It is the program's own word."""
 
     name: str
@@ -107,8 +105,7 @@ def _no_denials() -> list[Denial]:
     return []
 
 
-@dataclass(frozen=True, slots=True)
-class Execution:
+class Execution(Record):
     """What came of code in a context. Code that fails is a result, not an exception."""
 
     stdout_bytes: bytes = field(repr=False)
@@ -148,8 +145,7 @@ class Execution:
         return next((item.text for item in self.results if item.is_main_result), None)
 
 
-@dataclass(frozen=True, slots=True)
-class ContextInfo:
+class ContextInfo(Record):
     """A context of a session."""
 
     context_id: str

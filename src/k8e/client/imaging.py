@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from k8e.client import operations, snapshotting
 from k8e.client.operations import Operation
+from k8e.client.records import Record
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Image:
+class Image(Record):
     """An image that the gateway's host has."""
 
     name: str

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, cast
 
 from k8e import errors
 from k8e.client import operations
 from k8e.client.operations import Operation
+from k8e.client.records import Record, field
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Template:
+class Template(Record):
     """A named recipe that sessions are made from. What it does not say is empty."""
 
     name: str
@@ -41,7 +40,7 @@ class Template:
     """Changes with whatever a ready sandbox is made of."""
 
 
-_FIELDS = frozenset(item.name for item in fields(Template))
+_FIELDS = frozenset(Template.__match_args__)
 
 
 def _template(data: Mapping[str, Any]) -> Template:

@@ -27,6 +27,7 @@ MAX_WAITING = 16  # cells in the line of one context
 BETWEEN_MOST = 64 << 10  # bytes that are kept of what is printed between cells
 UNTAKEN_MOST = 16 << 20  # bytes that its program may leave unread: code, and a few answers
 DRAINED = 4  # reads of each stream, before something that came after it counts
+AGAIN, AGAIN_SECONDS = 5, 0.2  # Ctrl-C to a Node that goes on, and how long after
 
 
 class ContextRefused(Exception):
@@ -273,10 +274,18 @@ class Context:
             if self._paused:  # else it could not say its last words, for want of a reader
                 self.current.output.ring = True
                 self.listen()
-            try:
-                os.killpg(self.pid, signal.SIGINT)
-            except OSError:
-                pass  # it has ended
+            self._press(self.current, AGAIN if self.language == "node" else 0)
+
+    def _press(self, current: Any, again: int) -> None:
+        """Ctrl-C for one run. Node loses one that comes just as a cell begins to wait."""
+        if self.current is not current:
+            return
+        try:
+            os.killpg(self.pid, signal.SIGINT)
+        except OSError:
+            return  # it has ended
+        if again:
+            self._loop.later(AGAIN_SECONDS, lambda: self._press(current, again - 1))
 
     # Ending.
 

@@ -120,7 +120,7 @@ def _spawn(argv: list[str], env: dict[str, str], cwd: str, stdio: list[int]) -> 
     from _posixsubprocess import fork_exec
 
     program = find_program(argv[0], env.get("PATH", PATH), cwd)
-    environment = [f"{name}={value}".encode(*_ENCODING) for name, value in env.items()]
+    environment = [(name + "=" + value).encode(*_ENCODING) for name, value in env.items()]
     streams = (stdio[0], -1, -1, stdio[1], -1, stdio[2])
     error, report = os.pipe2(os.O_CLOEXEC)
     try:
