@@ -27,7 +27,8 @@ MAX_WAITING = 16  # cells in the line of one context
 BETWEEN_MOST = 64 << 10  # bytes that are kept of what is printed between cells
 UNTAKEN_MOST = 16 << 20  # bytes that its program may leave unread: code, and a few answers
 DRAINED = 4  # reads of each stream, before something that came after it counts
-AGAIN, AGAIN_SECONDS = 5, 0.2  # Ctrl-C to a Node that goes on, and how long after
+WORD_SECONDS = 0.05  # that a program has to stop when it is told, before it gets a signal
+AGAIN, AGAIN_SECONDS = 5, 0.2  # signals to one that goes on, and how long after
 
 
 class ContextRefused(Exception):
@@ -274,18 +275,26 @@ class Context:
             if self._paused:  # else it could not say its last words, for want of a reader
                 self.current.output.ring = True
                 self.listen()
-            self._press(self.current, AGAIN if self.language == "node" else 0)
+            told = self._talk.interruption(self.current.number)
+            if not told:
+                self._press()
+                return
+            self._tell(told)
+            current = self.current
+            self._loop.later(WORD_SECONDS, lambda: self._press_again(current, AGAIN))
 
-    def _press(self, current: Any, again: int) -> None:
-        """Ctrl-C for one run. Node loses one that comes just as a cell begins to wait."""
-        if self.current is not current:
-            return
+    def _press(self) -> None:
         try:
             os.killpg(self.pid, signal.SIGINT)
         except OSError:
-            return  # it has ended
-        if again:
-            self._loop.later(AGAIN_SECONDS, lambda: self._press(current, again - 1))
+            pass  # it has ended
+
+    def _press_again(self, current: Execution, again: int) -> None:
+        """Words did not stop it, so it computes. What is just about to begin takes no notice."""
+        if self.current is current:
+            self._press()
+            if again:
+                self._loop.later(AGAIN_SECONDS, lambda: self._press_again(current, again - 1))
 
     # Ending.
 

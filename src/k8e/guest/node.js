@@ -10,7 +10,7 @@ const { Socket } = require("net");
 const { inspect } = require("util");
 const vm = require("vm");
 
-const CALL = 1, EXIT = 20, SHOW = 21, HELLO = 32;
+const CALL = 1, CANCEL = 5, EXIT = 20, SHOW = 21, HELLO = 32;
 const HEADER_SIZE = 9;
 const MAX_TEXT = 1 << 20, MAX_RICH = 6 << 20, MAX_VALUE = 16 << 10, MAX_STACK = 64 << 10;
 const INTERRUPTED = 130;
@@ -240,11 +240,14 @@ control.on("data", (data) => {
     const kind = received.readUInt8(4), number = received.readUInt32BE(5);
     const body = received.subarray(HEADER_SIZE, HEADER_SIZE + length);
     received = received.subarray(HEADER_SIZE + length);
+    if (kind === CANCEL && number === cell) interrupted?.();
     if (kind === CALL) line = line.then(() => answer(number, unpacked(body)));
   }
 });
 control.on("end", () => process.exit(0));
-process.on("SIGINT", () => interrupted?.());
+// One that waits is stopped by CANCEL. Only one that computes gets a signal: after that one Node
+// would, now and then, take it for the next cell's.
+process.on("SIGINT", () => {});
 process.on("uncaughtException", (error) => console.error(inspect(error)));
 process.on("unhandledRejection", (error) => console.error("unhandled rejection:", inspect(error)));
 

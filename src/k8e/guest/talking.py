@@ -11,7 +11,18 @@ import sys
 from typing import Any
 
 from k8e.guest.spawn import as_user
-from k8e.guest.wire import CALL, EXIT, HELLO, SHOW, Splitter, WireError, frame, pack, unpack_dict
+from k8e.guest.wire import (
+    CALL,
+    CANCEL,
+    EXIT,
+    HELLO,
+    SHOW,
+    Splitter,
+    WireError,
+    frame,
+    pack,
+    unpack_dict,
+)
 
 MAX_MESSAGE = 8 << 20  # bytes that a program may say at once
 MAX_LINE = 256
@@ -58,8 +69,19 @@ class FramedTalk:
             told.append((kind, number, unpack_dict(body)))
         return told
 
+    def interruption(self, number: int) -> bytes:
+        """What stops a cell that waits; empty where a signal does."""
+        return b""
+
     def finished(self) -> None:
         """A cell has ended."""
+
+
+class NodeTalk(FramedTalk):
+    """Node cannot tell for which cell a signal was that comes while one waits."""
+
+    def interruption(self, number: int) -> bytes:
+        return frame(CANCEL, number)
 
 
 class BashTalk:
@@ -115,6 +137,9 @@ class BashTalk:
             raise WireError("not a word of a context")
         return (EXIT, int(words[0]), {"code": int(words[1])})
 
+    def interruption(self, number: int) -> bytes:
+        return b""
+
     def finished(self) -> None:
         try:
             with as_user():
@@ -133,5 +158,5 @@ def talk_in(language: str, name: str) -> FramedTalk | BashTalk:
     if language == "bash":
         return BashTalk(name)
     if language == "node":
-        return FramedTalk(["node", folder + "/node.js"])
+        return NodeTalk(["node", folder + "/node.js"])
     return FramedTalk(["python3", folder + "/python.py"])
