@@ -36,6 +36,7 @@ except ImportError:  # before Python 3.14
 USER = 1000  # the sandbox's user
 CHUNK = 1 << 18
 MOST_DEPTH, MOST_NAME = 128, 4000
+LEAST_READ = 1 << 20  # of an archive, however little it may unpack
 MOST_MEMORY = 1 << 30
 MOST_SECONDS = 3600  # of CPU
 WHITEOUT, OPAQUE = ".wh.", ".wh..wh..opq"
@@ -202,6 +203,7 @@ class Unpacker:
         self._source = source
         self._left, self._max_bytes = max_bytes, max_bytes
         self._max_entries = max_entries
+        self._parent = ""  # the last one that was found not to be too deep
         self.entries = 0
         self.size = 0
         self.skipped = 0
@@ -225,7 +227,11 @@ class Unpacker:
                 os.chmod("/", _mode(member))
             return
         parent, name = os.path.split(path)
-        os.makedirs(parent, 0o755, exist_ok=True)
+        if parent != self._parent:
+            os.makedirs(parent, 0o755, exist_ok=True)
+            _check_depth(parent)
+        # Whatever is no file may change where the same names lead.
+        self._parent = parent if member.isreg() else ""
         if name == OPAQUE:
             os.setxattr(parent, "user.overlay.opaque", b"y")
         elif name.startswith(WHITEOUT):
@@ -292,6 +298,12 @@ def _safe(name: str) -> str:
     return "/" + "/".join(parts)
 
 
+def _check_depth(folder: str) -> None:
+    """Links of the archive's own may lead deeper than names: nobody could remove that tree."""
+    if os.path.realpath(folder).count("/") > MOST_DEPTH:
+        raise Refused(f"the path {_shown(folder)} leads too deep")
+
+
 def _shown(name: str) -> str:
     return repr(name if len(name) < 100 else name[:97] + "...")
 
@@ -328,7 +340,7 @@ def main() -> int:
     folder, max_bytes, max_entries = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     try:
         confine(folder, max_bytes)
-        source = Inflated(sys.stdin.buffer, 2 * max_bytes)
+        source = Inflated(sys.stdin.buffer, 2 * max_bytes + LEAST_READ)
         unpacker = Unpacker(source, max_bytes, max_entries)
         unpacker.unpack()
         told: dict[str, Any] = {
