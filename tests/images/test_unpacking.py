@@ -232,6 +232,27 @@ def test_names_that_are_too_deep_or_long_are_refused(unpack: Unpack) -> None:
     assert "too long" in refused(unpack, Archive().file("a" * 5000))
 
 
+def test_links_that_lead_deeper_than_names_are_refused(unpack: Unpack, target: Path) -> None:
+    """Each name is short, and begins where the one before has ended."""
+    step = "/".join("d" * 100)
+    archive, here = Archive(), ""
+    for number in range(3):
+        archive.folder(f"{here}{step}").link(f"l{number}", f"{here}{step}")
+        here = f"l{number}/"
+    assert "leads too deep" in refused(unpack, archive.file(f"{here}f"))
+    assert max(len(path.relative_to(target).parts) for path in target.rglob("*")) < 300
+
+
+def test_an_unpacker_that_says_too_much_is_ended(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chatty = tmp_path / "chatty.py"
+    chatty.write_text("while True: print('x' * 10_000)")
+    monkeypatch.setattr(confined, "__file__", str(chatty))
+    with open("/dev/null", "rb") as nothing, pytest.raises(errors.ImageUnusable, match="too much"):
+        Unpacking().unpack(nothing, target, MOST_BYTES, MOST_ENTRIES)
+
+
 def test_names_that_are_no_text_stay_as_they_are(unpack: Unpack, target: Path) -> None:
     unpack(Archive().file("\udcff\udcfe", b"x").file("new\nline", b"y").gzipped())
     assert {path.name for path in target.iterdir()} == {"\udcff\udcfe", "new\nline"}
