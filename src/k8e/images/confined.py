@@ -36,6 +36,7 @@ except ImportError:  # before Python 3.14
 USER = 1000  # the sandbox's user
 CHUNK = 1 << 18
 MOST_DEPTH, MOST_NAME = 128, 4000
+RESERVE = 256 << 20  # bytes of the disk that are left to others
 LEAST_READ = 1 << 20  # of an archive, however little it may unpack
 MOST_MEMORY = 1 << 30
 MOST_SECONDS = 3600  # of CPU
@@ -282,10 +283,18 @@ class Unpacker:
         with open(fd, "wb", buffering=0) as file:
             while content is not None and (data := content.read(CHUNK)):
                 self.size += len(data)
+                _refuse_if_full()
                 view = memoryview(data)
                 while view:
                     view = view[file.write(view) :]
             os.fchmod(fd, _mode(member))
+
+
+def _refuse_if_full() -> None:
+    """However much an image may have: several are unpacked at once, and others need the disk."""
+    found = os.statvfs("/")
+    if found.f_bavail * found.f_frsize < RESERVE:
+        raise Refused("the disk is full")
 
 
 def _safe(name: str) -> str:

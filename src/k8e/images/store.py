@@ -26,9 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from k8e import errors
-
-RESERVE = 256 << 20
-"""Bytes of the disk that images leave to others."""
+from k8e.images.confined import RESERVE
 
 log = logging.getLogger(__name__)
 
