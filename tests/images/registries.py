@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -178,7 +178,8 @@ def serve(answer: Any) -> ThreadingHTTPServer:
             for key, value in {"Content-Length": str(len(body)), **headers}.items():
                 self.send_header(key, value)
             self.end_headers()
-            self.wfile.write(body)
+            with suppress(ConnectionError):  # a client may have heard enough
+                self.wfile.write(body)
 
         def log_request(self, code: object = "-", size: object = "-") -> None:
             pass

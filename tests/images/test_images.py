@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from k8e import errors, settings
+from k8e.images import store
 from k8e.images.images import Images
-from k8e.images.unpacking import Unpacked, Unpacking
+from k8e.images.unpacking import Budget, Unpacked, Unpacking
 from k8e.model import Rootfs
 from tests.images import registries
 from tests.images.building import Archive, Built, digest
@@ -125,6 +126,7 @@ async def test_what_is_being_pulled_is_not_pruned(registry: str, images: Images)
 KILLED = """
 import asyncio, sys
 from k8e import settings
+from k8e.images import store
 from k8e.images.images import Images
 images = Images(settings.load())
 images.prepare()
@@ -179,7 +181,7 @@ def test_an_unpacker_ends_with_whoever_started_it(tmp_path: Path) -> None:
 import os
 from pathlib import Path
 from typing import Any
-from k8e.images.unpacking import Unpacked, Unpacking
+from k8e.images.unpacking import Budget, Unpacked, Unpacking
 reading, writing = os.pipe()
 Unpacking().unpack(open(reading, "rb"), Path({str(target)!r}), 1000)
 """
@@ -273,3 +275,97 @@ async def test_an_unknown_kind_is_refused(images: Images) -> None:
     with pytest.raises(errors.InvalidRequest, match="unknown kind") as caught:
         await images.provide(Rootfs("floppy", "/x"))
     assert "host, dir, tar and image" in caught.value.hint
+
+
+# What does not fit.
+
+
+def limited(place: Path, most: int) -> Images:
+    folders = {"K8E_DATA_DIR": str(place / "d"), "K8E_RUN_DIR": str(place / "r")}
+    images = Images(settings.load(folders | {"K8E_MAX_IMAGE_BYTES": str(most)}))
+    images.prepare()
+    return images
+
+
+async def test_layers_that_fit_alone_but_not_together_are_refused_and_do_not_stay(
+    registry: str, place: Path
+) -> None:
+    parts = [Archive().file(f"f{number}", bytes(600_000)) for number in range(5)]
+    Built(parts).push(registry, "together", "1")
+    Built(parts[:1]).push(registry, "alone", "1")
+    images = limited(place, 1_000_000)
+    try:
+        alone = await images.pull(f"{registry}/alone:1")
+        with pytest.raises(errors.ImageUnusable, match="more than"):
+            await images.pull(f"{registry}/together:1")
+    finally:
+        images.close()
+    assert layers(place) == {alone.layers[0].removeprefix("sha256:")}
+    assert not [path for path in (place / "d/images/scratch").iterdir() if (path / "size").exists()]
+
+
+async def test_entries_count_over_all_layers(
+    registry: str, images: Images, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Budget.__init__, "__defaults__", (5,))
+    parts = [Archive().file(f"{n}/a").file(f"{n}/b").file(f"{n}/c") for n in range(2)]
+    Built(parts).push(registry, "entries", "1")
+    with pytest.raises(errors.ImageUnusable, match="entries"):
+        await images.pull(f"{registry}/entries:1")
+    images.close()
+    assert layers(place) == set()
+
+
+async def test_an_image_for_which_there_is_no_room_is_not_fetched(
+    registry: str, images: Images, counting: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Built([Archive().file("f", b"room")]).push(registry, "room", "1")
+    monkeypatch.setattr(store, "RESERVE", 1 << 60)
+    with pytest.raises(errors.LimitExceeded, match="no room on the disk"):
+        await images.pull(f"{registry}/room:1")
+    assert counting.count == 0
+
+
+DEEP = """
+import os, sys
+for _ in range(sys.getrecursionlimit() + 500):
+    os.mkdir("d")
+    os.chdir("d")
+"""
+
+
+def test_a_folder_that_cannot_be_removed_keeps_no_other(images: Images, place: Path) -> None:
+    scratch = place / "d/images/scratch"
+    for name in "0ab":
+        (scratch / name).mkdir()
+    try:
+        subprocess.run([sys.executable, "-c", DEEP], cwd=scratch / "a", check=True, timeout=60)
+        images.store.sweep()
+        left = {path.name for path in scratch.iterdir()}
+        assert left <= {"a"}, "newer Pythons can remove that, too"
+    finally:
+        subprocess.run(["rm", "-rf", scratch], check=True, timeout=60)
+
+
+async def test_a_gateway_stops_while_a_registry_keeps_it_waiting(place: Path) -> None:
+    asked, over = threading.Event(), threading.Event()
+
+    def answer(request: BaseHTTPRequestHandler) -> tuple[int, dict[str, str], bytes]:
+        asked.set()
+        while not over.wait(0.05):
+            request.wfile.write(b"x")  # of a header that never ends
+        return 200, {}, b""
+
+    server = registries.serve(answer)
+    images = limited(place, 1000)
+    pull = asyncio.create_task(images.pull(f"127.0.0.1:{server.server_port}/tools:1"))
+    try:
+        assert await asyncio.to_thread(asked.wait, 20)
+        async with asyncio.timeout(10):
+            await asyncio.to_thread(images.close)
+            with pytest.raises(errors.ImageUnusable, match="is being stopped"):
+                await pull
+    finally:
+        over.set()
+        server.shutdown()
+        server.server_close()

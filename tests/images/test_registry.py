@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
+import threading
 from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler
@@ -228,6 +230,65 @@ def test_a_password_does_not_follow_a_redirect_to_another_host(serve: Serve) -> 
 
     fetch(serve(answer), credentials=registries.BASIC.removeprefix("Basic "))
     assert seen == [None]
+
+
+def test_a_password_does_not_go_where_the_target_of_a_redirect_says(serve: Serve) -> None:
+    seen: list[str | None] = []
+
+    def thief(request: BaseHTTPRequestHandler) -> Answer:
+        seen.append(request.headers.get("Authorization"))
+        return 200, {}, b'{"token": "x"}'
+
+    realm = f'Bearer realm="http://{serve(thief)}/token"'
+    other = serve(lambda _: (401, {"WWW-Authenticate": realm}, b""))
+    host = serve(lambda request: (307, {"Location": f"http://{other}{request.path}"}, b""))
+    with pytest.raises(errors.ImageUnusable, match="a host that asks who we are"):
+        fetch(host, credentials=registries.BASIC.removeprefix("Basic "))
+    assert seen == []
+
+
+@pytest.mark.parametrize("where", ["http://other.example/x", "http://127.0.0.1/x"])
+def test_a_registry_without_tls_sends_us_without_it_only_to_itself(where: str) -> None:
+    client = registry.Registry("r.example:5000", plain=True)
+    check = client._check_address  # pyright: ignore[reportPrivateUsage]
+    check("http://r.example:6000/token")
+    check("https://other.example/x")
+    with pytest.raises(errors.ImageUnusable, match="not to https"):
+        check(where)
+
+
+@pytest.mark.parametrize("part", ["header", "body"])
+def test_an_answer_that_comes_byte_by_byte_ends_in_time(
+    serve: Serve, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over = threading.Event()
+
+    def answer(request: BaseHTTPRequestHandler) -> Answer:
+        if part == "body":
+            request.send_response(200)
+            request.send_header("Content-Length", "100000")
+            request.end_headers()
+        with contextlib.suppress(OSError):
+            while not over.wait(0.05):
+                request.wfile.write(b"x")
+        return 200, {}, b""
+
+    host = serve(answer)
+    client = registry.Registry(host, plain=False)
+    client._scheme = "http"  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(registry, "DOCUMENT_SECONDS", 0.5)
+    try:
+        with pytest.raises(errors.ImageUnusable, match=r"took more than 0\.5 s"):
+            client.manifest(parse(f"{host}/tools:1"))
+    finally:
+        over.set()
+
+
+def test_what_is_both_a_list_and_an_image_is_refused(serve: Serve) -> None:
+    both = json.loads(manifest_of(small())) | {"manifests": []}
+    host = serve(lambda _: (200, {}, json.dumps(both).encode()))
+    with pytest.raises(errors.ImageUnusable, match="both a list of images and an image"):
+        fetch(host)
 
 
 @pytest.mark.parametrize("where", ["file:///etc/passwd", "ftp://127.0.0.1/x", "gopher://x/"])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from k8e.conformance.sandbox import Outcome, Sandbox
 from k8e.model import Limits, Rootfs, SandboxSpec, new_id
 from k8e.runtimes import mounts
 from k8e.runtimes.base import Binding
-from k8e.runtimes.host import Host
+from k8e.runtimes.host import GUEST_PYTHON, Host
 from k8e.runtimes.registry import Runtimes
 from tests.images import registries
 from tests.images.building import Archive, Built, busybox
@@ -145,6 +147,41 @@ async def test_an_image_with_one_static_program_runs_it(
         assert (done.code, done.stdout) == (0, b"alone\n"), done.story()
         with pytest.raises(FileNotFoundError):
             await sh(sandbox, "echo there is no shell")
+
+
+ZIP = Path(GUEST_PYTHON).resolve().name.replace(".", "") + ".zip"
+PRELOADED = """
+#include <fcntl.h>
+__attribute__((constructor)) static void start(void) { open("/tmp/preloaded", O_CREAT, 0666); }
+"""
+
+
+def preloaded(folder: Path) -> Path:
+    """A library that leaves a mark wherever it is loaded."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no C compiler to make a library with")
+    library = folder / "preloaded.so"
+    argv = [compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", str(library)]
+    subprocess.run(argv, input=PRELOADED.encode(), check=True, timeout=60)
+    return library
+
+
+async def test_no_code_of_an_image_runs_in_the_guest(
+    host: Host, runtime: str, registry: str, folder: Path
+) -> None:
+    layer = busybox(registries.program("busybox"))
+    layer.program(preloaded(folder), "lib/preloaded.so")
+    layer.file("etc/ld.so.preload", b"/lib/preloaded.so\n")
+    zipped = io.BytesIO()
+    with zipfile.ZipFile(zipped, "w") as archive:
+        archive.writestr("encodings/__init__.py", "open('/tmp/imported', 'w')")
+    for above in ("run", "run/k8e"):  # where Python would look for its modules
+        layer.file(f"{above}/lib/{ZIP}", zipped.getvalue())
+    Built([layer]).push(registry, "hostile", "1")
+    async with launched(host, runtime, "image", f"{registry}/hostile:1") as sandbox:
+        done = await sh(sandbox, "ls /tmp; cat /etc/ld.so.preload; echo $LANG $LC_ALL $TZ")
+        assert done.text == "C.UTF-8\n", done.story()
 
 
 @pytest.fixture(scope="module")

@@ -195,6 +195,14 @@ def test_a_bomb_is_refused_before_it_fills_the_disk(unpack: Unpack, target: Path
     assert sum(path.stat().st_size for path in target.iterdir()) <= MOST_BYTES
 
 
+def test_a_disk_that_becomes_full_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = confined._refuse_if_full  # pyright: ignore[reportPrivateUsage]
+    check()
+    monkeypatch.setattr(confined, "RESERVE", 1 << 60)
+    with pytest.raises(confined.Refused, match="disk is full"):
+        check()
+
+
 def test_what_follows_the_archive_is_bounded_too(unpack: Unpack) -> None:
     tail = gzip.compress(bytes(4 * MOST_BYTES))
     with pytest.raises(errors.ImageUnusable, match="more than"):
@@ -230,6 +238,27 @@ def test_zstd_is_read_or_refused_in_words(unpack: Unpack) -> None:
 def test_names_that_are_too_deep_or_long_are_refused(unpack: Unpack) -> None:
     assert "too long" in refused(unpack, Archive().file("/".join("a" * 200)))
     assert "too long" in refused(unpack, Archive().file("a" * 5000))
+
+
+def test_links_that_lead_deeper_than_names_are_refused(unpack: Unpack, target: Path) -> None:
+    """Each name is short, and begins where the one before has ended."""
+    step = "/".join("d" * 100)
+    archive, here = Archive(), ""
+    for number in range(3):
+        archive.folder(f"{here}{step}").link(f"l{number}", f"{here}{step}")
+        here = f"l{number}/"
+    assert "leads too deep" in refused(unpack, archive.file(f"{here}f"))
+    assert max(len(path.relative_to(target).parts) for path in target.rglob("*")) < 300
+
+
+def test_an_unpacker_that_says_too_much_is_ended(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chatty = tmp_path / "chatty.py"
+    chatty.write_text("while True: print('x' * 10_000)")
+    monkeypatch.setattr(confined, "__file__", str(chatty))
+    with open("/dev/null", "rb") as nothing, pytest.raises(errors.ImageUnusable, match="too much"):
+        Unpacking().unpack(nothing, target, MOST_BYTES, MOST_ENTRIES)
 
 
 def test_names_that_are_no_text_stay_as_they_are(unpack: Unpack, target: Path) -> None:

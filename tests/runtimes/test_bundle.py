@@ -14,6 +14,7 @@ from k8e.runtimes import bundle, rootfs, seccomp
 from k8e.runtimes.container import Container
 from k8e.runtimes.gvisor import GVisor
 from k8e.runtimes.host import FIRST_ID, Host, Record
+from k8e.runtimes.interpreter import Interpreter
 
 LIMITS = Limits(cpus=0.5, memory=128 * MIB, pids=40, disk=8 * MIB)
 WRITABLE = {"/tmp", "/var/tmp", "/home", "/dev/shm", "/dev", "/dev/pts", "/proc"}
@@ -25,8 +26,7 @@ def runtime(request: pytest.FixtureRequest, tmp_path: Path) -> GVisor | Containe
     return GVisor(host) if request.param == "gvisor" else Container(host)
 
 
-@pytest.fixture
-def config(runtime: GVisor | Container) -> dict[str, Any]:
+def make_config(runtime: GVisor | Container, python: Interpreter | None = None) -> dict[str, Any]:
     record = runtime.assign(Record("sb-x", runtime.name, LIMITS, None))
     layout = bundle.Layout(
         rootfs=Path("/k8e/rootfs"),
@@ -36,8 +36,14 @@ def config(runtime: GVisor | Container) -> dict[str, Any]:
         slot=Path("/k8e/sb-x/slot"),
         tools=Path("/k8e/tools"),
         open_files=1000,
+        python=python,
     )
     return bundle.make_config("sb-x", layout, runtime.flavour(record), LIMITS)
+
+
+@pytest.fixture
+def config(runtime: GVisor | Container) -> dict[str, Any]:
+    return make_config(runtime)
 
 
 def test_a_bundle_is_plain_data(config: dict[str, Any]) -> None:
@@ -198,3 +204,15 @@ def test_the_root_file_system_holds_nothing_private(tmp_path: Path) -> None:
     for path in skeleton.rglob("*"):
         if not path.is_symlink():
             assert path.stat().st_mode & 0o7022 == 0, path
+
+
+def test_the_guest_in_an_image_reads_neither_its_cache_nor_its_locales_nor_its_zones(
+    runtime: GVisor | Container,
+) -> None:
+    process = make_config(runtime, Interpreter(Path("/k8e/python"), "ld-linux.so.2"))["process"]
+    python = process["args"].index("/run/k8e/python/bin/python3")
+    assert "--inhibit-cache" in process["args"][:python]
+    assert process["args"][python + 1 : python + 3] == ["-X", "utf8"]
+    assert {"LC_ALL=C", "TZ=:"} < set(process["env"])
+    assert not [item for item in process["env"] if item.startswith("LANG")]
+    assert Interpreter(Path("/k8e/python"), "ld-musl-x86_64.so.1").argv[1] == "--library-path"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from k8e import errors
-from k8e.runtimes import packing
+from k8e.runtimes import interpreter, packing
 from k8e.runtimes.host import GUEST_PYTHON
 from k8e.runtimes.interpreter import PLACE, imports_of, make_interpreter
 from k8e.runtimes.roots import merge_users
@@ -30,7 +32,14 @@ def test_the_small_python_has_all_that_the_guest_imports_and_uses_nothing_else(
     tmp_path: Path,
 ) -> None:
     source = packing.packed_source()
-    made = make_interpreter(tmp_path, GUEST_PYTHON, source)
+    # What Python takes for its modules if it finds it above its own folder.
+    name = Path(GUEST_PYTHON).resolve().name.replace(".", "")
+    decoy = tmp_path / "lib" / f"{name}.zip"
+    decoy.parent.mkdir()
+    with zipfile.ZipFile(decoy, "w") as archive:
+        archive.writestr("encodings/__init__.py", "raise SystemExit('of the image')")
+    folder = tmp_path / "made"
+    made = make_interpreter(folder, GUEST_PYTHON, source)
     argv = [word.replace(PLACE, str(made.folder)) for word in made.argv]
     program = "import " + ", ".join(imports_of(source)) + SEEN
     done = subprocess.run(
@@ -41,10 +50,25 @@ def test_the_small_python_has_all_that_the_guest_imports_and_uses_nothing_else(
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "[]\n[]\n"), done.stderr
-    assert make_interpreter(tmp_path, GUEST_PYTHON, source) == made
-    assert list(tmp_path.iterdir()) == [made.folder], "it is made once"
+    assert make_interpreter(folder, GUEST_PYTHON, source) == made
+    assert list(folder.iterdir()) == [made.folder], "it is made once"
     closed = [path for path in made.folder.rglob("*") if not path.stat().st_mode & 0o004]
     assert closed == [], "sandboxes with uids of their own read it"
+
+
+def test_a_library_that_was_updated_makes_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library, python = tmp_path / "libc.so.6", Path(GUEST_PYTHON).resolve()
+    library.touch()
+
+    def libraries(_: Path) -> list[Path]:
+        return [library]
+
+    monkeypatch.setattr(interpreter, "_libraries", libraries)
+    before = interpreter._stamps(python)  # pyright: ignore[reportPrivateUsage]
+    os.utime(library, (1, 1))
+    assert interpreter._stamps(python) != before  # pyright: ignore[reportPrivateUsage]
 
 
 def test_a_python_that_cannot_be_copied_is_named(tmp_path: Path) -> None:

@@ -232,6 +232,15 @@ async def test_what_is_no_template_is_not_kept(sessions: Sessions, recipe: Any) 
     assert sources(sessions.templates) == {"default": "built-in"}
 
 
+async def test_an_image_that_nobody_could_find_is_refused_when_it_is_applied(
+    sessions: Sessions,
+) -> None:
+    for rootfs, said in (("image:tools:1", "in which registry"), ("image:r.example/A", "a name")):
+        with pytest.raises(errors.InvalidRequest, match=said):
+            await sessions.templates.apply({"name": "a", "rootfs": rootfs}, "me")
+    assert sources(sessions.templates) == {"default": "built-in"}
+
+
 async def test_a_file_wins_and_is_not_changed_by_api(world: World, files: Files) -> None:
     async with world.running() as sessions:
         templates = sessions.templates
@@ -286,7 +295,7 @@ async def test_a_session_keeps_what_it_was_made_of_whatever_becomes_of_the_templ
 ) -> None:
     recipe: dict[str, Any] = {
         "name": "a",
-        "rootfs": "image:x:1",
+        "rootfs": "image:r.example/x:1",
         "limits": {"pids": 10},
         "warm": {"bash": []},
     }
@@ -294,11 +303,11 @@ async def test_a_session_keeps_what_it_was_made_of_whatever_becomes_of_the_templ
         await sessions.templates.apply(recipe, "me")
         spec = await sessions.templates.specify({"template": "a"})
         made = await sessions.create(ME, spec)
-        assert world.runtime.specs[-1].rootfs == Rootfs("image", "x:1")
+        assert world.runtime.specs[-1].rootfs == Rootfs("image", "r.example/x:1")
         await sessions.templates.delete("a", "me")
         child = await sessions.run_subagent(ME, made.session_id)
         assert child.spec.template == "a"
-        assert world.runtime.specs[-1].rootfs == Rootfs("image", "x:1")
+        assert world.runtime.specs[-1].rootfs == Rootfs("image", "r.example/x:1")
         assert world.runtime.specs[-1].limits == Limits(pids=10)
         assert child.spec.warm == (("bash", ()),)
         assert made.to_json()["template"] == "a"

@@ -90,7 +90,7 @@ async def _main(settings: Settings, *, background: bool, ready_fd: int) -> None:
         keys.close()
         approvals.close()
         store.close()
-        host.close()
+        await asyncio.to_thread(host.close)  # waits for threads that fetch images
         cgroups.remove_parent()
 
 

@@ -36,6 +36,8 @@ except ImportError:  # before Python 3.14
 USER = 1000  # the sandbox's user
 CHUNK = 1 << 18
 MOST_DEPTH, MOST_NAME = 128, 4000
+RESERVE = 256 << 20  # bytes of the disk that are left to others
+LEAST_READ = 1 << 20  # of an archive, however little it may unpack
 MOST_MEMORY = 1 << 30
 MOST_SECONDS = 3600  # of CPU
 WHITEOUT, OPAQUE = ".wh.", ".wh..wh..opq"
@@ -202,6 +204,7 @@ class Unpacker:
         self._source = source
         self._left, self._max_bytes = max_bytes, max_bytes
         self._max_entries = max_entries
+        self._parent = ""  # the last one that was found not to be too deep
         self.entries = 0
         self.size = 0
         self.skipped = 0
@@ -225,7 +228,11 @@ class Unpacker:
                 os.chmod("/", _mode(member))
             return
         parent, name = os.path.split(path)
-        os.makedirs(parent, 0o755, exist_ok=True)
+        if parent != self._parent:
+            os.makedirs(parent, 0o755, exist_ok=True)
+            _check_depth(parent)
+        # Whatever is no file may change where the same names lead.
+        self._parent = parent if member.isreg() else ""
         if name == OPAQUE:
             os.setxattr(parent, "user.overlay.opaque", b"y")
         elif name.startswith(WHITEOUT):
@@ -276,10 +283,18 @@ class Unpacker:
         with open(fd, "wb", buffering=0) as file:
             while content is not None and (data := content.read(CHUNK)):
                 self.size += len(data)
+                _refuse_if_full()
                 view = memoryview(data)
                 while view:
                     view = view[file.write(view) :]
             os.fchmod(fd, _mode(member))
+
+
+def _refuse_if_full() -> None:
+    """However much an image may have: several are unpacked at once, and others need the disk."""
+    found = os.statvfs("/")
+    if found.f_bavail * found.f_frsize < RESERVE:
+        raise Refused("the disk is full")
 
 
 def _safe(name: str) -> str:
@@ -290,6 +305,12 @@ def _safe(name: str) -> str:
     if len(parts) > MOST_DEPTH or len(name) > MOST_NAME or "\0" in name:
         raise Refused(f"the path {_shown(name)} is too long")
     return "/" + "/".join(parts)
+
+
+def _check_depth(folder: str) -> None:
+    """Links of the archive's own may lead deeper than names: nobody could remove that tree."""
+    if os.path.realpath(folder).count("/") > MOST_DEPTH:
+        raise Refused(f"the path {_shown(folder)} leads too deep")
 
 
 def _shown(name: str) -> str:
@@ -328,7 +349,7 @@ def main() -> int:
     folder, max_bytes, max_entries = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     try:
         confine(folder, max_bytes)
-        source = Inflated(sys.stdin.buffer, 2 * max_bytes)
+        source = Inflated(sys.stdin.buffer, 2 * max_bytes + LEAST_READ)
         unpacker = Unpacker(source, max_bytes, max_entries)
         unpacker.unpack()
         told: dict[str, Any] = {

@@ -82,6 +82,12 @@ def parse(body: bytes, what: str) -> dict[str, Any]:
     return cast("dict[str, Any]", found)
 
 
+def refuse_ambiguous(document: dict[str, Any]) -> None:
+    """What is an index to some and a manifest to others is two images under one digest."""
+    if "manifests" in document and not document.keys().isdisjoint(("layers", "config")):
+        raise _wrong("it is both a list of images and an image")
+
+
 def is_index(document: dict[str, Any], media_type: str) -> bool:
     return document.get("mediaType", media_type) in INDEXES
 

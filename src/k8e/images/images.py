@@ -9,7 +9,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,11 +18,12 @@ from typing import Any, TypeVar
 from k8e import errors
 from k8e.guest.spawn import HOME
 from k8e.images import credentials, descriptions, references
+from k8e.images.calls import Calls
 from k8e.images.descriptions import Blob, Config, Manifest
 from k8e.images.references import Reference
 from k8e.images.registry import Registry
 from k8e.images.store import Image, Store
-from k8e.images.unpacking import Unpacking
+from k8e.images.unpacking import Budget, Unpacking
 from k8e.model import Rootfs
 from k8e.settings import Settings
 
@@ -78,6 +79,7 @@ class Images:
         self._settings = settings
         self.store = Store(settings.data_dir / "images")
         self._unpacking = Unpacking()
+        self._calls = Calls()
         self._threads = ThreadPoolExecutor(THREADS, "images")
         self._stopped = threading.Event()
         self._making: dict[str, asyncio.Task[Any]] = {}
@@ -94,6 +96,7 @@ class Images:
         """Stop what is being fetched; the next gateway begins it again."""
         self._stopped.set()
         self._unpacking.stop()
+        self._calls.stop()
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def parse(self, text: str) -> Reference:
@@ -205,10 +208,10 @@ class Images:
             credentials.find, self._settings.registry_credentials, host
         )
         insecure = {item.strip() for item in self._settings.insecure_registries.split(",")}
-        registry = Registry(host, plain=host in insecure, credentials=password)
+        registry = Registry(host, plain=host in insecure, credentials=password, calls=self._calls)
         manifest, digest = await self._slowly(registry.manifest, reference)
         config = await self._slowly(self._config, registry, reference, manifest)
-        with self.store.pinned(config.diff_ids):
+        async with self._kept(config.diff_ids):
             size = await self._layers(registry, reference.name, manifest, config, tell)
             image = Image(
                 name=str(reference),
@@ -222,6 +225,20 @@ class Images:
             )
             await asyncio.to_thread(self.store.save, image)
         return image
+
+    @contextlib.asynccontextmanager
+    async def _kept(self, diff_ids: Iterable[str]) -> AsyncGenerator[None]:
+        """Keep layers while an image is made of them; if that fails, those that came go again."""
+        missing: list[str] = []
+        try:
+            with self.store.pinned(diff_ids):
+                missing += (item for item in diff_ids if not self.store.has(item))
+                yield
+        except Exception:
+            await asyncio.to_thread(self.store.drop, missing)
+            with contextlib.suppress(RuntimeError):  # closed: the next gateway sweeps
+                self.sweep()
+            raise
 
     def _config(self, registry: Registry, reference: Reference, manifest: Manifest) -> Config:
         most = self._settings.max_image_bytes
@@ -244,13 +261,18 @@ class Images:
         """Have all layers here, a few at a time; what they hold, in bytes."""
         pairs = list(zip(config.diff_ids, manifest.layers, strict=True))
         missing = {diff_id: blob for diff_id, blob in pairs if not self.store.has(diff_id)}
-        progress = Progress(tell, sum(blob.size for blob in missing.values()))
+        coming = sum(blob.size for blob in missing.values())
+        await asyncio.to_thread(self.store.refuse_if_full, coming)
+        budget = Budget(self._settings.max_image_bytes)
+        here = [diff_id for diff_id in config.diff_ids if diff_id not in missing]
+        budget.take(await asyncio.to_thread(self._measure, here))
+        progress = Progress(tell, coming)
         room = asyncio.Semaphore(AT_ONCE)
 
         async def have(diff_id: str, blob: Blob) -> None:
             async with room:
                 fetch = lambda: self._slowly(  # noqa: E731 - named for what it does
-                    self._fetch, registry, name, blob, diff_id, progress
+                    self._fetch, registry, name, blob, diff_id, progress, budget
                 )
                 await self._once(diff_id, fetch)
 
@@ -258,15 +280,17 @@ class Images:
             for diff_id, blob in missing.items():
                 group.create_task(have(diff_id, blob))
         size = await asyncio.to_thread(self._measure, config.diff_ids)
-        if size > self._settings.max_image_bytes:
-            raise errors.ImageUnusable(
-                f"the image has {size} bytes when it is unpacked",
-                hint="K8E_MAX_IMAGE_BYTES sets how large one may be",
-            )
+        Budget(self._settings.max_image_bytes).take(size)  # some may have come with another image
         return size
 
     def _fetch(
-        self, registry: Registry, name: str, blob: Blob, diff_id: str, progress: Progress
+        self,
+        registry: Registry,
+        name: str,
+        blob: Blob,
+        diff_id: str,
+        progress: Progress,
+        budget: Budget,
     ) -> None:
         """Download and unpack one layer."""
 
@@ -275,17 +299,17 @@ class Images:
                 raise errors.ImageUnusable("the gateway is being stopped")
             progress.add(size)
 
-        most = self._settings.max_image_bytes
         with self.store.scratch() as folder:
             with tempfile.TemporaryFile(dir=folder) as archive:
                 registry.fetch(name, blob, archive, tell)
                 archive.seek(0)
-                found = self._unpacking.unpack(archive, folder / "fs", most)
+                found = self._unpacking.unpack(archive, folder / "fs", *budget.left())
             if found.diff_id != diff_id:
                 raise errors.ImageUnusable(
                     f"a layer is not what the image says: {found.diff_id}, not {diff_id}",
                     hint="build the image again",
                 )
+            budget.take(found.size, found.entries)
             self.store.keep(folder, diff_id, found.size)
 
     def _measure(self, diff_ids: Iterable[str]) -> int:

@@ -14,7 +14,6 @@ import json
 import re
 import ssl
 import threading
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -24,6 +23,7 @@ from typing import Any, BinaryIO
 from k8e import errors
 from k8e._version import __version__
 from k8e.images import descriptions
+from k8e.images.calls import Call, Calls, failed
 from k8e.images.descriptions import Blob
 from k8e.images.references import Reference
 
@@ -62,8 +62,11 @@ def is_loopback(host: str) -> bool:
 class Registry:
     """One registry, for one pull; safe to use from several threads."""
 
-    def __init__(self, host: str, *, plain: bool, credentials: str = "") -> None:
+    def __init__(
+        self, host: str, *, plain: bool, credentials: str = "", calls: Calls | None = None
+    ) -> None:
         self._host = host
+        self._calls = calls or Calls()
         self._plain = plain or is_loopback(host)
         self._credentials = credentials  # user:password as base64
         self._lock = threading.Lock()
@@ -89,7 +92,9 @@ class Registry:
             body = _read(response, MOST_DOCUMENT)
             kind = response.headers.get_content_type()
         digest = "sha256:" + hashlib.sha256(body).hexdigest()
-        return descriptions.parse(body, "its manifest"), kind, digest
+        document = descriptions.parse(body, "its manifest")
+        descriptions.refuse_ambiguous(document)
+        return document, kind, digest
 
     def config(self, name: str, blob: Blob) -> dict[str, Any]:
         with self._get(f"/v2/{name}/blobs/{blob.digest}") as response:
@@ -112,18 +117,17 @@ class Registry:
             except Broken as error:
                 tell(-got)
                 if not left:
-                    raise _failed(self._host, f"the connection broke: {error}") from None
+                    raise failed(self._host, f"the connection broke: {error}") from None
 
     def _pieces(self, name: str, blob: Blob) -> Generator[bytes]:
-        deadline = time.monotonic() + BLOB_SECONDS
         hashed, got = hashlib.sha256(), 0
-        with self._get(f"/v2/{name}/blobs/{blob.digest}") as response:
-            while piece := _piece(response):
+        with self._get(f"/v2/{name}/blobs/{blob.digest}", seconds=BLOB_SECONDS) as response:
+            if _announced(response) > blob.size:
+                raise failed(self._host, "a layer is larger than its manifest says")
+            while got < blob.size and (piece := _piece(response)):
                 got += len(piece)
                 if got > blob.size:
-                    raise _failed(self._host, "a layer is larger than its manifest says")
-                if time.monotonic() > deadline:
-                    raise _failed(self._host, f"a layer took more than {BLOB_SECONDS:g} s")
+                    raise failed(self._host, "a layer is larger than its manifest says")
                 hashed.update(piece)
                 yield piece
         if got < blob.size:
@@ -133,45 +137,54 @@ class Registry:
     # How.
 
     @contextlib.contextmanager
-    def _get(self, path: str, accept: str = "*/*") -> Generator[Response]:
+    def _get(
+        self, path: str, accept: str = "*/*", seconds: float | None = None
+    ) -> Generator[Response]:
         """An answer with content; errors say what the registry said."""
         url = f"{self._find_scheme()}://{self._host}{path}"
         known = self._authorization
-        response = self._follow(url, accept, known)
-        if response.status == 401:
-            challenge = response.headers.get_all("WWW-Authenticate") or []
-            response.close()
-            response = self._follow(url, accept, self._authorize(challenge, known))
-        with response:
-            if response.status != 200:
-                raise self._refused(response)
-            yield response
+        with self._calls.begin(self._host, seconds or DOCUMENT_SECONDS) as call:
+            response = self._follow(call, url, accept, known)
+            if response.status == 401:
+                challenge = response.headers.get_all("WWW-Authenticate") or []
+                response.close()
+                response = self._follow(call, url, accept, self._authorize(challenge, known))
+            with response:
+                if response.status != 200:
+                    raise self._refused(response)
+                yield response
 
-    def _follow(self, url: str, accept: str, authorization: str) -> Response:
+    def _follow(self, call: Call, url: str, accept: str, authorization: str) -> Response:
         home = urllib.parse.urlsplit(url)
         for _ in range(MOST_REDIRECTS):
             here = urllib.parse.urlsplit(url)
             same = (here.scheme, here.netloc) == (home.scheme, home.netloc)
-            response = self._send(url, accept, authorization if same else "")
+            response = self._send(call, url, accept, authorization if same else "")
             if response.status not in _REDIRECTS:
+                if response.status == 401 and not same:
+                    response.close()  # whom it names is not whom the password is for
+                    raise failed(self._host, "it sends us to a host that asks who we are")
                 return response
             url = urllib.parse.urljoin(url, response.headers.get("Location") or "")
             response.close()
             self._check_address(url)
-        raise _failed(self._host, "it redirects again and again")
+        raise failed(self._host, "it redirects again and again")
 
     def _check_address(self, url: str) -> None:
         """Refuse an address that the registry sends us to, unless it is TLS, or as plain as it."""
-        parts = urllib.parse.urlsplit(url)
-        plain = parts.scheme == "http" and self._plain and parts.hostname
+        parts, home = urllib.parse.urlsplit(url), urllib.parse.urlsplit(f"//{self._host}")
+        near = parts.hostname == home.hostname or (
+            is_loopback(self._host) and is_loopback(parts.netloc)
+        )
+        plain = parts.scheme == "http" and self._plain and near
         if not plain and parts.scheme != "https":
-            raise _failed(self._host, f"it sends us to {parts.scheme[:20]}://, not to https://")
+            raise failed(self._host, f"it sends us to {parts.scheme[:20]}://, not to https://")
 
-    def _send(self, url: str, accept: str, authorization: str) -> Response:
+    def _send(self, call: Call, url: str, accept: str, authorization: str) -> Response:
         headers = {"Accept": accept, "User-Agent": f"k8e/{__version__}"}
         if authorization:
             headers["Authorization"] = authorization
-        handlers: list[urllib.request.BaseHandler] = [_Stay()]
+        handlers: list[urllib.request.BaseHandler] = [_Stay(), *call.handlers()]
         if is_loopback(urllib.parse.urlsplit(url).netloc):
             handlers.append(urllib.request.ProxyHandler({}))
         request = urllib.request.Request(url, headers=headers)  # noqa: S310 - scheme is checked
@@ -183,7 +196,7 @@ class Registry:
             reason = getattr(error, "reason", error)
             if isinstance(reason, ssl.SSLError):
                 raise _no_tls(self._host, reason) from None
-            raise _failed(self._host, f"it cannot be reached: {reason}") from None
+            raise failed(self._host, f"it cannot be reached: {reason}") from None
 
     def _find_scheme(self) -> str:
         """TLS wherever it is spoken; without it only where that is allowed, and before any word."""
@@ -192,7 +205,8 @@ class Registry:
                 self._scheme = "https"
             if not self._scheme:
                 try:
-                    self._send(f"https://{self._host}/v2/", "*/*", "").close()
+                    with self._calls.begin(self._host, DOCUMENT_SECONDS) as call:
+                        self._send(call, f"https://{self._host}/v2/", "*/*", "").close()
                     self._scheme = "https"
                 except _NoTls:
                     self._scheme = "http"
@@ -223,13 +237,16 @@ class Registry:
         )
         url = f"{realm}{'&' if '?' in realm else '?'}{query}"
         basic = "Basic " + self._credentials if self._credentials else ""
-        with self._follow(url, "application/json", basic) as response:
+        with (
+            self._calls.begin(self._host, DOCUMENT_SECONDS) as call,
+            self._follow(call, url, "application/json", basic) as response,
+        ):
             if response.status != 200:
                 raise _unknown_caller(self._host, bool(self._credentials))
             found = descriptions.parse(_read(response, MOST_TOKEN), "its token")
         token = found.get("token") or found.get("access_token")
         if not isinstance(token, str) or not token.isascii() or not token.isprintable():
-            raise _failed(self._host, "it gave no token")
+            raise failed(self._host, "it gave no token")
         return token
 
     def _refused(self, response: Response) -> errors.K8eError:
@@ -242,29 +259,34 @@ class Registry:
         said = ""
         with contextlib.suppress(ValueError, KeyError, IndexError, TypeError, errors.ImageUnusable):
             said = ": " + str(json.loads(_read(response, MOST_TOKEN))["errors"][0]["message"])[:200]
-        return _failed(self._host, f"it answers {response.status}{said}")
+        return failed(self._host, f"it answers {response.status}{said}")
 
 
 class _NoTls(errors.ImageUnusable):
     """What was said to the registry was no TLS to it, or its certificate is not trusted."""
 
 
-def _piece(response: Response) -> bytes:
+def _announced(response: Any) -> int:
+    """How many bytes are to come, if it says so."""
+    length: int | None = response.length
+    return length or 0
+
+
+def _piece(response: Any) -> bytes:
+    """What has come, without waiting for a whole chunk."""
     try:
-        return response.read(CHUNK)
+        return response.read1(CHUNK)
     except (OSError, http.client.HTTPException) as error:
         raise Broken(str(error) or type(error).__name__) from None
 
 
 def _read(response: Response, most: int) -> bytes:
-    body, deadline = b"", time.monotonic() + DOCUMENT_SECONDS
+    body = b""
     try:
         while piece := _piece(response):
             body += piece
             if len(body) > most:
                 raise errors.ImageUnusable(f"an answer of the registry has more than {most} bytes")
-            if time.monotonic() > deadline:
-                raise Broken(f"an answer took more than {DOCUMENT_SECONDS:g} s")
     except Broken as error:
         raise errors.ImageUnusable(
             f"the connection to the registry broke: {error}", hint="try again"
@@ -282,13 +304,6 @@ def _check(wanted: str, found: str, what: str) -> None:
             f"{what} is not what it should be: its digest is {found}, not {wanted}",
             hint="the registry, or somebody on the way to it, changed it; do not use it",
         )
-
-
-def _failed(host: str, why: str) -> errors.ImageUnusable:
-    return errors.ImageUnusable(
-        f"the registry {host} failed: {why}",
-        hint="try again; if it stays so, ask whoever runs the registry",
-    )
 
 
 def _no_tls(host: str, why: ssl.SSLError) -> _NoTls:

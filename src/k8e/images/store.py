@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import hashlib
 import json
+import logging
 import os
 import secrets
 import shutil
@@ -23,6 +24,11 @@ from collections.abc import Generator, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from k8e import errors
+from k8e.images.confined import RESERVE
+
+log = logging.getLogger(__name__)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -64,6 +70,7 @@ class Store:
         self.lock = threading.RLock()
         """Held while layers are taken into use or away."""
         self._pinned: Counter[str] = Counter()
+        self._named: set[str] = set()  # layers of all images that were saved by us
         self._making: set[Path] = set()
 
     def prepare(self) -> None:
@@ -75,9 +82,17 @@ class Store:
         with self.lock:
             left = [path for path in self._scratch.iterdir() if path not in self._making]
         for path in left:
-            shutil.rmtree(path, ignore_errors=True)  # another thread may do the same
+            _discard(path)  # another thread may do the same
 
     # Layers.
+
+    def refuse_if_full(self, coming: int) -> None:
+        """Say so before so many bytes are fetched that would leave others no room."""
+        if shutil.disk_usage(self._scratch).free < coming + RESERVE:
+            raise errors.LimitExceeded(
+                f"there is no room on the disk for an image of {coming} bytes",
+                hint="k8e image prune removes what nobody uses",
+            )
 
     def layer(self, diff_id: str) -> Path:
         """The folder with the layer's files."""
@@ -104,12 +119,15 @@ class Store:
         try:
             yield folder
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            _discard(folder)
             with self.lock:
                 self._making.discard(folder)
 
     def keep(self, folder: Path, diff_id: str, size: int) -> None:
-        """Make a scratch folder the layer of this digest, on disk before it is seen."""
+        """Make a scratch folder the layer of this digest, on disk before it is seen.
+
+        Unless nobody wants it any more, which a pull that failed does not.
+        """
         (folder / "size").write_text(str(size), "ascii")
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -117,7 +135,7 @@ class Store:
         finally:
             os.close(fd)
         with self.lock:
-            if not self.has(diff_id):
+            if self._pinned[diff_id] and not self.has(diff_id):
                 folder.rename(self._home(diff_id))
 
     @contextlib.contextmanager
@@ -131,6 +149,13 @@ class Store:
         finally:
             with self.lock:
                 self._pinned -= wanted
+
+    def drop(self, diff_ids: Iterable[str]) -> None:
+        """Put away what a pull that failed has brought, unless somebody else came to want it."""
+        with self.lock:
+            for diff_id in set(diff_ids) - self._named:
+                if self.has(diff_id) and not self._pinned[diff_id]:
+                    self._home(diff_id).rename(self._scratch / secrets.token_hex(8))
 
     def prune(self, used: Iterable[Path]) -> list[str]:
         """Put away the layers of no image that are not ``used`` either; their digests.
@@ -162,7 +187,9 @@ class Store:
         file = self._file(image.name)
         scratch = file.with_suffix(f".{secrets.token_hex(4)}.tmp")
         scratch.write_text(json.dumps(asdict(image)), "utf-8")
-        scratch.rename(file)
+        with self.lock:
+            self._named.update(image.layers)
+            scratch.rename(file)
 
     def remove(self, name: str) -> bool:
         try:
@@ -181,3 +208,11 @@ class Store:
             return Image(**data)
         except (OSError, ValueError, TypeError, KeyError):
             return None
+
+
+def _discard(folder: Path) -> None:
+    """Remove a folder, whatever an archive made of it; what cannot go must not keep the others."""
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+    except RecursionError:
+        log.error("%s is too deep to be removed (rm -r does it)", folder)

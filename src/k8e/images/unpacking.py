@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import selectors
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -28,6 +31,30 @@ class Unpacked:
     size: int
     entries: int
     skipped: int
+
+
+class Budget:
+    """What one image may still unpack, whichever of its layers are unpacked at once."""
+
+    def __init__(self, most_bytes: int, most_entries: int = MOST_ENTRIES) -> None:
+        self._most, self._bytes, self._entries = most_bytes, most_bytes, most_entries
+        self._lock = threading.Lock()
+
+    def left(self) -> tuple[int, int]:
+        """Bytes and entries."""
+        with self._lock:
+            return max(0, self._bytes), max(0, self._entries)
+
+    def take(self, size: int, entries: int = 0) -> None:
+        with self._lock:
+            self._bytes -= size
+            self._entries -= entries
+            if self._bytes < 0 or self._entries < 0:
+                raise errors.ImageUnusable(
+                    f"the image has more than {self._most} bytes or {MOST_ENTRIES} entries "
+                    "when it is unpacked",
+                    hint="K8E_MAX_IMAGE_BYTES sets how large one may be",
+                )
 
 
 class Unpacking:
@@ -57,16 +84,17 @@ class Unpacking:
             )
             self._running.add(process)
         try:
-            said, complaint = process.communicate(timeout=UNPACK_SECONDS)
+            said, complaint = _listen(process)
         except subprocess.TimeoutExpired:
             raise _unusable(f"unpacking it took more than {UNPACK_SECONDS:g} s") from None
         finally:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
-            process.wait()
+            with process:  # closes its pipes
+                process.wait()
             with self._lock:
                 self._running.discard(process)
-        return _read(said[:MOST_SAID], complaint, process.returncode)
+        return _read(said, complaint, process.returncode)
 
     def stop(self) -> None:
         """End all that run, and start none any more."""
@@ -74,6 +102,29 @@ class Unpacking:
             self._stopped = True
             for process in self._running:
                 process.kill()
+
+
+def _listen(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+    """What it says and complains of until it has ended; not more than it can have to say."""
+    said = {item.fileno(): b"" for item in (process.stdout, process.stderr) if item is not None}
+    deadline = time.monotonic() + UNPACK_SECONDS
+    with selectors.DefaultSelector() as waiting:
+        for fd in said:
+            waiting.register(fd, selectors.EVENT_READ)
+        while waiting.get_map():
+            ready = waiting.select(max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise subprocess.TimeoutExpired(process.args, UNPACK_SECONDS)
+            for key, _ in ready:
+                piece = os.read(key.fd, MOST_SAID)
+                said[key.fd] += piece
+                if not piece:
+                    waiting.unregister(key.fd)
+                elif len(said[key.fd]) > MOST_SAID:
+                    raise _unusable("the unpacker says too much")
+    process.wait(max(0.0, deadline - time.monotonic()))
+    output, complaint = said.values()
+    return output, complaint
 
 
 def _read(said: bytes, complaint: bytes, status: int) -> Unpacked:

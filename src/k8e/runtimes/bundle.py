@@ -18,6 +18,9 @@ WARM = {"python": (256 * MIB, 32), "node": (512 * MIB, 64)}
 # The guest keeps the memory of its buffers: getting it anew for every chunk of a file costs more
 # than everything else (in gVisor three quarters of the time). Programs do not inherit this.
 GUEST_MALLOC = ["MALLOC_MMAP_THRESHOLD_=8388608", "MALLOC_TRIM_THRESHOLD_=16777216"]
+HOST_LOCALE = ["LANG=C.UTF-8"]
+# In an image's root these open no file: neither locales nor converters nor zones are the image's.
+IMAGE_LOCALE = ["LC_ALL=C", "TZ=:"]
 OPEN_FILES = 65536
 """Open files per process, or the gateway's own hard limit where that is lower."""
 MASKED = (
@@ -167,11 +170,12 @@ def make_resources(flavour: Flavour, limits: Limits) -> dict[str, Any]:
 def _process(layout: Layout, flavour: Flavour) -> dict[str, Any]:
     held = ("bounding", "effective", "permitted")
     python = ["/usr/bin/python3"] if layout.python is None else layout.python.argv
+    locale = HOST_LOCALE if layout.python is None else IMAGE_LOCALE
     return {
         "terminal": False,
         "user": {"uid": 0, "gid": 0},
         "args": [*python, "-I", "-S", "-B", f"/run/k8e/guest/{layout.guest.name}"],
-        "env": ["PATH=/usr/bin:/bin", "LANG=C.UTF-8", *GUEST_MALLOC],
+        "env": ["PATH=/usr/bin:/bin", *locale, *GUEST_MALLOC],
         "cwd": "/",
         "noNewPrivileges": True,
         "capabilities": dict.fromkeys(held, flavour.capabilities),

@@ -90,6 +90,7 @@ class Host:
         self.lend_network: Callable[[], AbstractAsyncContextManager[str]] = _no_network
         """A network namespace to try runtimes with; its path is empty where there is none."""
         self._lock = threading.Lock()  # of ids and shared files: launches prepare in threads
+        self._making_python = threading.Lock()  # takes a second: launches without it go on
 
     def prepare(self) -> None:
         """Make the folders; raises an error that says what is wrong with them."""
@@ -165,7 +166,7 @@ class Host:
         with self._lock:
             if self._guest is None or not self._guest.exists():
                 self._guest = packing.pack_guest(self.settings.data_dir / "guest", GUEST_PYTHON)
-            root, python = self._root(record)
+        root, python = self._root(record)
         tools = self.settings.home / "tools"
         folder = self.folder(record.sandbox_id)
         return bundle.Layout(
@@ -183,14 +184,16 @@ class Host:
     def _root(self, record: Record) -> tuple[Path, interpreter.Interpreter | None]:
         """The root file system of a sandbox, and the guest's Python where that has none for it."""
         if record.root:
-            if self._python is None or not self._python.folder.exists():
-                self._python = interpreter.make_interpreter(
-                    self.settings.data_dir / "python", GUEST_PYTHON, packing.packed_source()
-                )
-            return self.roots.path(record.root), self._python
-        if self._skeleton is None or not self._skeleton.exists():
-            self._skeleton = rootfs.make_skeleton(self.settings.data_dir / "rootfs")
-        return self._skeleton, None
+            with self._making_python:
+                if self._python is None or not self._python.folder.exists():
+                    self._python = interpreter.make_interpreter(
+                        self.settings.data_dir / "python", GUEST_PYTHON, packing.packed_source()
+                    )
+                return self.roots.path(record.root), self._python
+        with self._lock:
+            if self._skeleton is None or not self._skeleton.exists():
+                self._skeleton = rootfs.make_skeleton(self.settings.data_dir / "rootfs")
+            return self._skeleton, None
 
 
 def start_time(pid: int) -> int:

@@ -24,7 +24,7 @@ PLACE = "/run/k8e/python"
 """Where it is in a sandbox."""
 ALWAYS = ("encodings.ascii", "encodings.latin_1", "encodings.utf_8")
 SECONDS = 60
-FORM = 1  # to be raised when what is made here changes
+FORM = 2  # to be raised when what is made here changes
 _LIBRARY = re.compile(r"^\s*(?:\S+ => )?(/\S+) \(0x[0-9a-f]+\)$", re.MULTILINE)
 _LOADER = re.compile(r"ld(-linux.*|-musl-.*|64)?\.so(\.\d+)?")
 # What the interpreter has loaded after it has imported the names it is given.
@@ -51,8 +51,11 @@ class Interpreter:
 
     @property
     def argv(self) -> list[str]:
+        """The loader reads no file of the root (musl's has no cache), and Python no locale."""
         libraries = f"{PLACE}/so"
-        return [f"{libraries}/{self.loader}", "--library-path", libraries, f"{PLACE}/bin/python3"]
+        blind = [] if "musl" in self.loader else ["--inhibit-cache"]
+        loader = [f"{libraries}/{self.loader}", *blind, "--library-path", libraries]
+        return [*loader, f"{PLACE}/bin/python3", "-X", "utf8"]
 
 
 def imports_of(source: str) -> list[str]:
@@ -70,7 +73,7 @@ def make_interpreter(folder: Path, interpreter: str, source: str) -> Interpreter
     """The small Python for a program, made below ``folder`` once per version of either."""
     names = [*imports_of(source), *ALWAYS]
     real = Path(interpreter).resolve()
-    stamp = f"{FORM} {real} {real.stat().st_mtime_ns} {names}"
+    stamp = f"{FORM} {_stamps(real)} {names}"
     target = folder / hashlib.sha256(stamp.encode()).hexdigest()[:16]
     if not target.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -90,6 +93,15 @@ def make_interpreter(folder: Path, interpreter: str, source: str) -> Interpreter
     return Interpreter(target, _loader_in(target / "so"))
 
 
+def _stamps(real: Path) -> list[tuple[str, int]]:
+    """What tells whether the interpreter or a library of it was updated since."""
+    try:
+        libraries = _libraries(real)
+    except (OSError, subprocess.SubprocessError):
+        libraries = []  # making it says why
+    return [(str(path), path.stat().st_mtime_ns) for path in [real, *libraries]]
+
+
 def _make(scratch: Path, real: Path, names: list[str]) -> None:
     told: dict[str, Any] = json.loads(_run([str(real), "-I", "-S", "-c", _LOOK, *names]))
     library = Path(told["library"]).parent
@@ -99,6 +111,8 @@ def _make(scratch: Path, real: Path, names: list[str]) -> None:
     for file in files:
         if file.is_relative_to(library):
             _copy(file, target / file.relative_to(library))
+    # Python looks for this in all folders above it, and would take an image's for its modules.
+    (scratch / "lib" / f"{library.name.replace('.', '')}.zip").touch()
     _copy(real, scratch / "bin/python3")
     extensions = [file for file in files if ".so" in file.suffixes]
     for file in sorted({item for path in [real, *extensions] for item in _libraries(path)}):

@@ -31,6 +31,8 @@ FOLDERS = (
 ).split()
 KEPT = ("hosts", "hostname", "resolv.conf")
 """Files of the host's root that are the same everywhere."""
+EMPTY = ("ld.so.preload",)
+"""Files in ``/etc`` that would bring an image's code into the guest: its loader reads them."""
 MOST_BYTES = 1 << 18  # of an image's passwd or group
 SYS_OPENAT2 = 437
 RESOLVE_NO_XDEV, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH = 1, 2, 4, 8
@@ -145,7 +147,7 @@ def _remove(folder: Path) -> None:
 
 
 def _fingerprint() -> str:
-    return repr((FOLDERS, sorted(rootfs.FILES.items())))
+    return repr((FOLDERS, EMPTY, sorted(rootfs.FILES.items())))
 
 
 # Our layer.
@@ -156,6 +158,8 @@ def _make_top(top: Path, below: list[int]) -> None:
         (top / name).mkdir(parents=True)
     for name in KEPT:
         (top / "etc" / name).write_text(rootfs.FILES[name], "ascii")
+    for name in EMPTY:
+        (top / "etc" / name).touch()
     for name in ("passwd", "group"):
         theirs = _read(below, f"etc/{name}")
         (top / "etc" / name).write_bytes(merge_users(_ours(name), theirs))

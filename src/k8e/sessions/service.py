@@ -55,7 +55,7 @@ class Sessions(Standing):
         self.templates = Templates(
             settings.template_dir,
             settings.data_dir / "templates.db",
-            checker(runtimes, settings.max_lifetime),
+            checker(runtimes, settings.max_lifetime, settings.default_registry),
         )
         self.snapshots = Snapshots(settings.data_dir, self, max_bytes=settings.max_snapshot_bytes)
         furnisher = Furnisher(self._network, self.snapshots)

@@ -17,6 +17,7 @@ from typing import Any
 
 from k8e import errors, templates
 from k8e.egress.policy import parse_policy
+from k8e.images import references
 from k8e.model import DEFAULT_TEMPLATE, SessionSpec
 from k8e.runtimes.registry import Runtimes
 from k8e.sessions import template_files
@@ -44,12 +45,16 @@ class Entry:
     """The name of its file."""
 
 
-def checker(runtimes: Runtimes, longest: float) -> Callable[[Template], None]:
+def checker(
+    runtimes: Runtimes, longest: float, default_registry: str = ""
+) -> Callable[[Template], None]:
     """What refuses a template from which no session could be made, as far as that is known."""
 
     def check(template: Template) -> None:
         runtimes.resolve(template.runtime)
         parse_policy(template.allowed_hosts or ())
+        if template.rootfs.kind == "image":
+            references.parse(template.rootfs.source, default_registry)
         if template.lifetime > longest:
             raise errors.LimitExceeded(
                 f"its lifetime of {template.lifetime:g} s is above the limit of {longest:g} s "
