@@ -45,6 +45,7 @@ class Warming:
         self._spawn = spawn
         self._default_runtime = settings.default_runtime
         self._usual = Sizes(min(settings.pool_min, settings.pool_max), settings.pool_max)
+        self._usual_runtime = ""  # of the default template, once that is known
         self._set: dict[tuple[str, str], Sizes] = {}  # by an operator
 
     # Keeping.
@@ -65,6 +66,8 @@ class Warming:
             return
         if not self._is_current(template):  # whoever changed it has asked anew
             return
+        if template.name == DEFAULT_TEMPLATE:
+            self._usual_runtime = runtime.name
         recipe = recipes.of_template(template, runtime.name)
         sizes = self._sizes(template, runtime.name)
         # If there is a pool already, somebody was quicker who knows what they want.
@@ -83,7 +86,8 @@ class Warming:
             return chosen
         least, most = template.pool_min, template.pool_max
         if least is None:
-            least = self._usual.min if template.name == DEFAULT_TEMPLATE else 0
+            usual = template.name == DEFAULT_TEMPLATE and runtime == self._usual_runtime
+            least = self._usual.min if usual else 0
             return Sizes(least if most is None else min(least, most), self._most(most))
         return Sizes(least, max(least, self._most(most)))
 
