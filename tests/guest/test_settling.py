@@ -32,7 +32,10 @@ class Processes:
         self.killed: list[int] = []
         self._breeding = breeding
         monkeypatch.setattr(spawn, "_all_processes", self._list)
-        monkeypatch.setattr(spawn, "_send_signal_to", lambda pid, _: self.killed.append(pid))
+        monkeypatch.setattr(spawn, "_send_signal_to", self._kill)
+
+    def _kill(self, pid: int, _: int) -> None:
+        self.killed.append(pid)
 
     def _list(self) -> list[int]:
         if self._breeding:
