@@ -281,13 +281,15 @@ class Context:
             if self._paused:  # else it could not say its last words, for want of a reader
                 self.current.output.ring = True
                 self.listen()
-            told = self._talk.interruption(self.current.number)
-            if not told:
-                self._press()
-                return
-            self._tell(told)
             current = self.current
-            self._loop.later(WORD_SECONDS, lambda: self._press_again(current, AGAIN))
+            told = self._talk.interruption(current.number)
+            if told:
+                self._tell(told)
+                self._loop.later(WORD_SECONDS, lambda: self._press_again(current, AGAIN))
+                return
+            self._press()
+            if self.language == "bash":  # a child that it is just about to start takes no notice
+                self._loop.later(AGAIN_SECONDS, lambda: self._press_again(current, AGAIN))
 
     def _press(self) -> None:
         try:
@@ -296,7 +298,7 @@ class Context:
             pass  # it has ended
 
     def _press_again(self, current: Execution, again: int) -> None:
-        """Words did not stop it, so it computes. What is just about to begin takes no notice."""
+        """It goes on, so it computes, or missed the one before."""
         if self.current is current:
             self._press()
             if again:
