@@ -29,6 +29,21 @@ def test_code_that_is_no_text_keeps_its_bytes() -> None:
     assert argv[-1].encode("utf-8", "surrogateescape") == b"printf '\xff'"
 
 
+@pytest.mark.parametrize(
+    ("language", "code", "argv"),
+    [
+        ("python", "-1", ["python3", "-c", "-1"]),
+        ("bash", "-l", ["bash", "-c", "--", "-l"]),
+        ("bash", "+x", ["bash", "-c", "--", "+x"]),
+        ("node", "-1+2", ["node", "-e", " -1+2"]),
+        ("node", "\\-1", ["node", "-e", " \\-1"]),
+    ],
+)
+def test_code_that_looks_like_an_option_is_none(language: str, code: str, argv: list[str]) -> None:
+    found = languages.language_command(language, code.encode(), "id", "/workspace")
+    assert found == (argv, None)
+
+
 def test_an_unknown_language_is_a_lookup_error() -> None:
     with pytest.raises(LookupError):
         languages.language_command("cobol", b"x", "id", "/workspace")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -158,7 +159,7 @@ class Kept:
         self.killed: list[int] = []
         monkeypatch.setattr(keeping, "Waiting", self._make)
         monkeypatch.setattr(keeping, "end_process", self.killed.append)
-        monkeypatch.setattr(keeping, "wait_for_end", answering(None))
+        monkeypatch.setattr(keeping, "wait_for_ends", answering(None))
         monkeypatch.setattr(Stand, "is_current", answering(True))
         loop: Any = self.clock
         self.warmth = warm.Warmth(loop, lambda: self.busy)
@@ -299,6 +300,23 @@ def test_what_only_a_new_interpreter_can_do_uses_none(kept: Kept, call: dict[str
 
 def test_the_boot_program_is_beside_the_guest() -> None:
     assert kinds.boot_folder("/run/k8e/guest/guest-0123.pyc") == "/run/k8e/guest/boot-0123"
+
+
+def test_those_that_were_killed_are_reaped() -> None:
+    pids = [os.posix_spawn("/bin/sleep", ["sleep", "100"], {}) for _ in range(2)]
+    for pid in pids:
+        waiting.end_process(pid)
+    waiting.wait_for_ends(pids)
+    for pid in pids:
+        with pytest.raises(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+
+
+def test_nobody_waits_for_ends_that_a_tracer_holds_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting.os, "waitpid", answering((0, 0)))
+    began = time.monotonic()
+    waiting.wait_for_ends([7, 8, 9])
+    assert time.monotonic() - began < 10 * waiting.END_SECONDS
 
 
 NOTHING_MORE: tuple[str, list[str]] = ("r", [])

@@ -29,6 +29,20 @@ _STUBBORN = (
     "while True: time.sleep(1)"
 )
 
+_VICTIM = (
+    "import ctypes, os, time\n"
+    "ctypes.CDLL(None).prctl(0x59616d61, ctypes.c_ulong(-1), 0, 0, 0)\n"  # anybody may trace it
+    "print(os.getpid(), flush=True)\n"
+    "time.sleep(1000)"
+)
+_TRACER = (
+    "import ctypes, sys, time\n"
+    "libc = ctypes.CDLL(None)\n"
+    "seized = libc.ptrace(0x4206, int(sys.argv[1]), None, None)\n"
+    "print('refused' if seized else 'seized', flush=True)\n"
+    "time.sleep(1000)"
+)
+
 
 def marker() -> str:
     """A word by which the processes of one behaviour are found."""
@@ -71,6 +85,24 @@ async def timeout_stubborn(stage: Stage) -> None:
     done = await sandbox.run([PYTHON, "-c", _STUBBORN, word, "0"], timeout=1.0)
     equal((done.status, done.code), ("timed_out", 137), done.story())
     equal(done.stdout, b"started\n", "output before the end")
+
+
+@behaviour("exec.kill-traced")
+async def kill_traced(stage: Stage) -> None:
+    """Who traces a program can keep neither its end from those that wait, nor the guest busy."""
+    sandbox = await stage.shared()
+    victim = await sandbox.start([PYTHON, "-c", _VICTIM])
+    await victim.until(b"\n")
+    pid = bytes(victim.outcome.stdout).decode().strip()
+    tracer = await sandbox.start([PYTHON, "-c", _TRACER, pid])
+    await tracer.until(b"ed\n")
+    await sandbox.call("signal", id=victim.id, terminate=True)
+    done = await victim.finish()
+    seized = tracer.outcome.stdout == b"seized\n"
+    equal((done.status, done.code), ("killed", 137 if seized else 143), "the traced program")
+    await sandbox.call("signal", id=tracer.id, terminate=True)
+    equal((await tracer.finish()).status, "killed", "who traced it")
+    equal((await sandbox.describe(victim.id))["code"], done.code, "its code afterwards")
 
 
 @behaviour("exec.timeout-children")

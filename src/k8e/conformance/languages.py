@@ -108,3 +108,17 @@ async def binary(stage: Stage) -> None:
     equal(done.stdout, b"\xff\xfe", "bash")
     done = await sandbox.run(code=b"print('\xff')", language="python")
     expect(done.code == 1 and done.stderr, f"python: {done.story()}")
+
+
+@behaviour("code.hyphen")
+async def hyphen(stage: Stage) -> None:
+    """Code that begins like an option is code."""
+    sandbox = await stage.shared()
+    programs = {
+        "python": ("-1; print(3)", b"3\n", 0),
+        "bash": ("-l; echo 3", b"3\n", 0),
+        "node": ("-1; console.log(process.execArgv[1] === process._eval)", b"true\n", 0),
+    }
+    for language, (code, *wanted) in programs.items():
+        done = await sandbox.run(code=code.encode(), language=language)
+        equal([done.stdout, done.code], wanted, f"{language}: {done.story()}")

@@ -8,6 +8,7 @@ from typing import Any
 from k8e import errors
 from k8e.conformance.behaviours import behaviour, equal, expect
 from k8e.conformance.confinement import ask
+from k8e.conformance.ending import count_processes, marker, none_left
 from k8e.conformance.limits import BOMB, FILL, HOG, check_quarter
 from k8e.conformance.sandbox import PYTHON, Outcome, Sandbox
 from k8e.conformance.stage import Stage
@@ -130,3 +131,16 @@ async def modules(stage: Stage) -> None:
     await sandbox.write("/workspace/decimal.py", b"VALUE = 7")
     done = await _python(sandbox, "import decimal\nprint(decimal.VALUE)")
     equal((done.stdout, done.exit["warm"]), (b"7\n", False), f"its own module: {done.story()}")
+
+
+@behaviour("settle.strays")
+async def strays(stage: Stage) -> None:
+    """What ran before there was a session does not run in it, but for interpreters that wait."""
+    sandbox, word = await stage.settle(), marker()
+    loop = f"(while :; do sleep 1; done; : {word}) >/dev/null 2>&1 &"
+    await sandbox.shell(f"setsid sh -c '{loop}'; {loop}")
+    equal(await count_processes(sandbox, word), 2, "programs before there is a session")
+    await sandbox.guest.bind(Binding(env={"OF_SESSION": "yes"}))
+    done = await _python(sandbox, "print(1)")
+    equal((done.stdout, done.exit["warm"]), (b"1\n", True), done.story())
+    await none_left(sandbox, word)

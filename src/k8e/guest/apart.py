@@ -3,7 +3,7 @@
 Linux delivers no signal to the first process of a PID namespace that this has no handler for.
 gVisor does, and for the moment of a spawn the guest has the user's real uid, so ``kill -9 1`` in a
 loop would hit it. What is not in one's namespace cannot be named at all. The first process in
-there belongs to root and never lends its ids; it does nothing, and leaves orphans to the kernel.
+there has ids of its own and no rights; it does nothing, and leaves orphans to the kernel.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ FIRST_PROCESS = ["/usr/bin/sleep", "infinity"]
 OWN_PYTHON = "/run/k8e/python"
 
 MS_BIND = 0x1000
+CAPABILITIES_V3 = 0x20080522
+NOBODYS_ID = 65533
 # The guest's own /proc, when programs have another one at that place: behind a folder of root's,
 # and not behind a descriptor, which a program's working directory could be made of.
 HIDDEN = "/dev/.k8e"
 _proc = ["/proc"]
+_first: list[int] = []
 
 
 def in_image() -> bool:
@@ -40,20 +43,25 @@ def is_apart() -> bool:
     return _proc[0] != "/proc"
 
 
+def first_process() -> int:
+    """The pid, as the guest sees it, of the first process beside it; 0 where there is none."""
+    return _first[0] if _first else 0
+
+
 def separate_programs(libc: Any) -> None:
     """From now on, start programs in a new PID namespace, with a ``/proc`` that shows it."""
     os.mkdir(HIDDEN, 0o700)
     os.mkdir(HIDDEN + "/proc")
     if libc.mount(b"/proc", (HIDDEN + "/proc").encode(), None, MS_BIND, None):
         raise OSError("keeping the guest's /proc failed")
-    _proc[0] = HIDDEN + "/proc"
     if libc.unshare(CLONE_NEWPID):
         raise OSError("making a PID namespace failed")
     told, tell = os.pipe2(os.O_CLOEXEC)
-    if os.fork() == 0:
+    pid = os.fork()
+    if pid == 0:
         try:
             flags = MS_NOSUID | MS_NODEV | MS_NOEXEC
-            failed = libc.mount(b"proc", b"/proc", b"proc", flags, None)
+            failed = libc.mount(b"proc", b"/proc", b"proc", flags, None) or _be_nobody(libc)
             # Ignored, also after exec: the kernel then reaps who becomes this process's child.
             signal.signal(signal.SIGCHLD, signal.SIG_IGN)
             os.write(tell, b"no" if failed else b"ok")
@@ -62,11 +70,24 @@ def separate_programs(libc: Any) -> None:
             os.execv(FIRST_PROCESS[0], FIRST_PROCESS)  # noqa: S606 - a constant
         finally:
             os._exit(1)
+    os.close(tell)
     answer = os.read(told, 2)
     os.close(told)
-    os.close(tell)
     if answer != b"ok":
         raise OSError("mounting /proc for programs failed")
+    _first.append(pid)
+    _proc[0] = HIDDEN + "/proc"
+
+
+def _be_nobody(libc: Any) -> int:
+    """Have no rights from now on; not 0 if that fails."""
+    from struct import pack as pack_struct
+
+    os.setgroups([])
+    os.setresgid(NOBODYS_ID, NOBODYS_ID, NOBODYS_ID)
+    os.setresuid(NOBODYS_ID, NOBODYS_ID, NOBODYS_ID)
+    failed: int = libc.capset(pack_struct("=Ii", CAPABILITIES_V3, 0), bytes(24))
+    return failed
 
 
 def _stay() -> None:

@@ -25,8 +25,11 @@ from k8e.guest.wire import ERR, EXIT, HELLO, OUT, RESULT, SHOW, WireError, frame
 START_PATIENCE = 60.0  # seconds that the program has to be ready for code
 MAX_WAITING = 16  # cells in the line of one context
 BETWEEN_MOST = 64 << 10  # bytes that are kept of what is printed between cells
-UNTAKEN_MOST = 16 << 20  # bytes that its program may leave unread: code, and a few answers
-DRAINED = 4  # reads of each stream, before something that came after it counts
+UNTAKEN_MOST = 64 << 10  # bytes of answers that its program may leave unread
+CONTROL_READ = 64 << 10
+DRAINED = 4  # reads of each stream, before a result that came after it counts
+DRAINED_LAST = (1 << 20) // PIPE_READ + 1  # the same at the end: all that a pipe can hold
+DRAINED_AHEAD = 4 * BUFFER  # bytes without a reader; then results overtake what is printed
 WORD_SECONDS = 0.05  # that a program has to stop when it is told, before it gets a signal
 AGAIN, AGAIN_SECONDS = 5, 0.2  # signals to one that goes on, and how long after
 
@@ -57,7 +60,7 @@ class Context:
         self._streams: dict[int, int] = {}
         self._paused = False
         self._between: list[tuple[int, bytes]] = []
-        self._outgoing = b""
+        self._outgoing = bytearray()
         self._talk = talk_in(language, name)
 
     # Starting.
@@ -69,7 +72,7 @@ class Context:
         self._talk = talk_in(self.language, self.id)
         self.count = 0
         self._between.clear()
-        self._outgoing = b""
+        self._outgoing.clear()
         control, theirs = socket.socketpair()
         reads_control = self._talk.reads_stdin
         given = [
@@ -148,9 +151,9 @@ class Context:
                 return
             del self._between[0]
 
-    def _drain(self) -> None:
+    def _drain(self, reads: int) -> None:
         for fd in list(self._streams):
-            for _ in range(DRAINED):
+            for _ in range(reads):
                 if not self._on_output(fd):
                     break
 
@@ -165,7 +168,7 @@ class Context:
         if not events & ~WRITE:
             return
         try:
-            data = control.recv(BUFFER)
+            data = control.recv(CONTROL_READ)
         except BlockingIOError:
             return
         except OSError:
@@ -186,14 +189,16 @@ class Context:
             self.kill("its program closed its connection to the guest")
 
     def _on_message(self, kind: int, number: int, value: dict[str, Any]) -> None:
-        self._drain()
         current = self.current
         if kind == HELLO and self.state == "starting":
+            self._drain(DRAINED)
             if self.language == "bash":
                 self._between.clear()  # that it has no terminal
             self.state = "ready"
             self._next()
         elif kind == SHOW:
+            if current is None or current.output.held < DRAINED_AHEAD:
+                self._drain(DRAINED)
             if current is not None:
                 current.show(value)
             if value.get("waits") is True:
@@ -201,6 +206,7 @@ class Context:
                     raise WireError("it takes no answers")
                 self._tell(frame(RESULT, number))
         elif kind == EXIT and current is not None and number == current.number:
+            self._drain(DRAINED_LAST)
             code: Any = value.get("code")
             known = type(code) is int and 0 <= code <= 255
             current.end(code if known else 1, error=checked_error(value))
@@ -215,12 +221,12 @@ class Context:
             return
         try:
             while self._outgoing:
-                self._outgoing = self._outgoing[control.send(self._outgoing) :]
+                del self._outgoing[: control.send(self._outgoing)]
         except BlockingIOError:
             self._loop.watch(control.fileno(), READ | WRITE, self._on_control)
             return
         except OSError:
-            self._outgoing = b""  # its end is told by others
+            self._outgoing.clear()  # its end is told by others
             return
         self._loop.watch(control.fileno(), READ, self._on_control)
 
@@ -275,13 +281,15 @@ class Context:
             if self._paused:  # else it could not say its last words, for want of a reader
                 self.current.output.ring = True
                 self.listen()
-            told = self._talk.interruption(self.current.number)
-            if not told:
-                self._press()
-                return
-            self._tell(told)
             current = self.current
-            self._loop.later(WORD_SECONDS, lambda: self._press_again(current, AGAIN))
+            told = self._talk.interruption(current.number)
+            if told:
+                self._tell(told)
+                self._loop.later(WORD_SECONDS, lambda: self._press_again(current, AGAIN))
+                return
+            self._press()
+            if self.language == "bash":  # a child that it is just about to start takes no notice
+                self._loop.later(AGAIN_SECONDS, lambda: self._press_again(current, AGAIN))
 
     def _press(self) -> None:
         try:
@@ -290,7 +298,7 @@ class Context:
             pass  # it has ended
 
     def _press_again(self, current: Execution, again: int) -> None:
-        """Words did not stop it, so it computes. What is just about to begin takes no notice."""
+        """It goes on, so it computes, or missed the one before."""
         if self.current is current:
             self._press()
             if again:
@@ -317,7 +325,7 @@ class Context:
         kill_session(self.pid, signal.SIGKILL)
         if self.current is None and self._line:
             self._give_between(self._line[0])  # why it did not start, perhaps
-        self._drain()
+        self._drain(DRAINED_LAST)
         self.state, self.ended_because = "ended", because
         self._talk.finished()
         if self._control is not None:

@@ -13,8 +13,9 @@ import time
 from typing import Any, Callable
 
 from k8e.guest.apart import in_image
+from k8e.guest.inputs import Input, set_terminal_size, terminal_name
 from k8e.guest.languages import language_command, need_language
-from k8e.guest.loop import READ, WRITE, Loop, Timer
+from k8e.guest.loop import READ, Loop, Timer
 from k8e.guest.output import Output, Reader
 from k8e.guest.spawn import (
     BASE_ENV,
@@ -28,21 +29,13 @@ from k8e.guest.spawn import (
     spawn_by_actions,
 )
 from k8e.guest.warm import Warmth
-from k8e.guest.wire import (
-    CREDIT,
-    CREDIT_BODY,
-    ERR,
-    EXIT,
-    OUT,
-    pack,
-)
+from k8e.guest.wire import ERR, EXIT, OUT, pack
 
 TERM_GRACE = 0.5  # seconds between SIGTERM and SIGKILL
+DEATH_GRACE = 1.0  # seconds between SIGKILL and an end that nobody has told
 LAST_WORDS = 0.2  # seconds that a program's output may go on after its end
 PIPE_READ = 64 << 10
 INPUT_HELD = 1 << 20  # bytes of input that wait for a program, from those who do not wait for it
-TIOCSWINSZ = 0x5414
-TIOCGPTN = 0x80045430
 
 
 class Exec:
@@ -69,8 +62,7 @@ class Exec:
         self._timeout = float(spec.get("timeout") or 0)
         self._streams: dict[int, int] = {}  # descriptor → OUT or ERR
         self._paused = False
-        self._stdin = -1
-        self._pending: list[tuple[bytes, Any]] = []
+        self._input = Input(loop)
         self._scratch: str | None = None
         self._deadline: Timer | None = None
         self._time_left = 0.0  # of the time-out, while its clock is stopped
@@ -147,8 +139,8 @@ class Exec:
 
     def _take_pipes(self, mine: list[int], stdin: bool) -> None:
         if stdin:
-            self._stdin = mine[0]
-            os.set_blocking(self._stdin, False)
+            self._input.fd = mine[0]
+            os.set_blocking(mine[0], False)
         self._read_from(mine[-2], OUT)
         self._read_from(mine[-1], ERR)
 
@@ -156,7 +148,7 @@ class Exec:
         master, slave = os.openpty()
         try:
             os.fchown(slave, UID, GID)
-            self._set_size(master, int(self.tty[0]), int(self.tty[1]))
+            set_terminal_size(master, int(self.tty[0]), int(self.tty[1]))
             # The first terminal that a session leader opens becomes its controlling terminal.
             stdio = [
                 (os.POSIX_SPAWN_OPEN, 0, terminal_name(master), os.O_RDWR, 0),
@@ -169,7 +161,7 @@ class Exec:
             raise
         finally:
             os.close(slave)
-        self._stdin = os.dup(master)
+        self._input.fd = os.dup(master)
         self._read_from(master, OUT)
 
     def _read_from(self, fd: int, kind: int) -> None:
@@ -241,54 +233,14 @@ class Exec:
     # Input.
 
     def feed(self, data: bytes, channel: Any) -> None:
-        if self._stdin < 0:
-            self._give_credit(channel, len(data))
-        elif data:  # nothing pending but the end is empty
-            self._pending.append((data, channel))
-            self._write_stdin(0)
+        self._input.feed(data, channel)
 
     def end_input(self) -> None:
-        if self._stdin >= 0:
-            self._pending.append((b"\x04" if self.tty else b"", None))
-            self._write_stdin(0)
-
-    def _give_credit(self, channel: Any, count: int) -> None:
-        """Let the client send as much again as was taken of what it sent."""
-        if count and channel is not None:
-            channel.send(CREDIT, CREDIT_BODY.pack(count))
-
-    def _write_stdin(self, _: int) -> None:
-        while self._pending:
-            data, channel = self._pending[0]
-            try:
-                count = os.write(self._stdin, data) if data else 0
-            except BlockingIOError:
-                self._loop.watch(self._stdin, WRITE, self._write_stdin)
-                return
-            except OSError:  # the program closed its stdin: swallow the rest
-                count = len(data)
-            self._give_credit(channel, count)
-            if count < len(data):
-                self._pending[0] = (data[count:], channel)
-                continue
-            del self._pending[0]
-            if not data:
-                self._close_stdin()
-                return
-        self._loop.unwatch(self._stdin)
-
-    def _close_stdin(self) -> None:
-        if self._stdin >= 0:
-            self._loop.unwatch(self._stdin)
-            os.close(self._stdin)
-            self._stdin = -1
-        for data, channel in self._pending:
-            self._give_credit(channel, len(data))
-        self._pending.clear()
+        self._input.end(b"\x04" if self.tty else b"")
 
     def type(self, data: bytes) -> None:
         """Input from somebody who does not wait until the program takes it."""
-        if self.code is not None or self._stdin < 0:
+        if self.code is not None or self._input.fd < 0:
             raise OSError(errno.EPIPE, "the program has ended")
         if self.input_held + len(data) > INPUT_HELD:
             raise OSError(errno.EAGAIN, "the program does not read what was written before")
@@ -297,24 +249,18 @@ class Exec:
     @property
     def input_held(self) -> int:
         """Bytes of input that the kernel has not taken yet."""
-        return sum(len(data) for data, _ in self._pending)
+        return self._input.held
 
     @property
     def terminal(self) -> int:
         """The descriptor of its terminal; -1 once it has ended."""
-        return self._stdin if self.tty else -1
+        return self._input.fd if self.tty else -1
 
     def resize(self, rows: int, cols: int) -> None:
         if not self.tty:
             raise OSError(errno.ENOTTY, "the program has no terminal")
-        if self._stdin >= 0:
-            self._set_size(self._stdin, rows, cols)
-
-    def _set_size(self, fd: int, rows: int, cols: int) -> None:
-        from fcntl import ioctl
-        from struct import pack as pack_struct
-
-        ioctl(fd, TIOCSWINSZ, pack_struct("HHHH", rows, cols, 0, 0))
+        if self._input.fd >= 0:
+            set_terminal_size(self._input.fd, rows, cols)
 
     # Ending.
 
@@ -350,6 +296,15 @@ class Exec:
         # given to a newer exec, then its session was empty.
         if self._leaders.get(self.pid, self) is self:
             kill_session(self.pid, signal.SIGKILL)
+            if self.code is None:
+                self._loop.later(DEATH_GRACE, self._end_unseen)
+
+    def _end_unseen(self) -> None:
+        """Who traces the leader keeps its end from us: it has one all the same.
+
+        Its pid stays its own, and it one of the leaders, until it can be reaped.
+        """
+        self.exited(signal.SIGKILL)
 
     def send_signal(self, number: int) -> None:
         if self.code is None:
@@ -357,6 +312,8 @@ class Exec:
 
     def exited(self, wait_status: int) -> None:
         """The program ended: take what it left in its pipes and tell the readers."""
+        if self.code is not None:
+            return  # told before
         for fd in list(self._streams):
             self._drain(fd)
         self.code = os.waitstatus_to_exitcode(wait_status)
@@ -368,7 +325,7 @@ class Exec:
         self.ended = time.monotonic()
         if self._deadline is not None:
             self._deadline.cancel()
-        self._close_stdin()
+        self._input.close()
         self._remove_scratch()
         for tell in self.on_exit:
             tell()
@@ -421,12 +378,3 @@ class Exec:
             "truncated": self.output.truncated,
             "seq": self.output.end,
         }
-
-
-def terminal_name(master: int) -> str:
-    """The path of a terminal's other end; ``ttyname`` would look it up in ``/proc/self``."""
-    from fcntl import ioctl
-    from struct import unpack as unpack_struct
-
-    number = unpack_struct("i", ioctl(master, TIOCGPTN, b"\0\0\0\0"))[0]
-    return f"/dev/pts/{number}"

@@ -6,7 +6,7 @@ import time
 from typing import Any, Callable
 
 from k8e.guest.loop import READ, Loop, Timer
-from k8e.guest.waiting import MESSAGE_MOST, Waiting, end_process, wait_for_end
+from k8e.guest.waiting import MESSAGE_MOST, Waiting, end_process, wait_for_ends
 
 QUIET = 0.02  # seconds without a program, before one is started that nobody waits for
 PATIENCE = 0.3  # seconds after which one is started even if programs run
@@ -224,12 +224,11 @@ class Keeper:
             self._plan_refill(PATIENCE)
 
     def clear(self) -> bool:
-        """End them all, and wait until they are gone; whether there were any."""
+        """End them all, and wait a moment until they are gone; whether there were any."""
         found = list(self.kept.values())
         for item in found:
             self._drop(item)
-        for item in found:
-            wait_for_end(item.pid)
+        wait_for_ends([item.pid for item in found])
         return bool(found)
 
     def _drop(self, item: Waiting) -> None:

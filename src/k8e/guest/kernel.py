@@ -276,7 +276,7 @@ def describe_error(error: BaseException) -> dict[str, Any]:
     text = "".join(told_by.format())
     if len(text) > TRACEBACK_HEAD + TRACEBACK_TAIL:
         text = f"{text[:TRACEBACK_HEAD]}\n…\n{text[-TRACEBACK_TAIL:]}"
-    told = {"name": type(error).__name__, "value": value[:MAX_VALUE_TEXT], "traceback": text}
+    told = {"name": type(error).__name__[:1000], "value": value[:MAX_VALUE_TEXT], "traceback": text}
     safe = {k: v.encode("utf-8", "backslashreplace").decode() for k, v in told.items()}
     return {"code": code, **safe}
 

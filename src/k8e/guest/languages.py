@@ -57,9 +57,19 @@ def language_command(
         path = _save(os.path.join(cwd, ".k8e-" + exec_id + ".ts"), code)
         return ["node", "--import", TSX_LOADER, path], path
     if len(code) <= ARGUMENT_LIMIT and b"\0" not in code:
-        return _INLINE[name] + [code.decode("utf-8", "surrogateescape")], None
+        return _inline(name, code.decode("utf-8", "surrogateescape")), None
     path = _save("/tmp/.k8e-" + exec_id, code)
     return _FROM_FILE[name] + [path], path
+
+
+def _inline(name: str, code: str) -> list[str]:
+    """The argv that has the code in it, where it is not taken for an option."""
+    if name == "bash" and code.startswith(("-", "+")):
+        return ["bash", "-c", "--", code]
+    if name == "node" and code.startswith(("-", "\\-")):
+        # Not as ``--eval=``: Node looks for the code among its arguments when it starts children.
+        code = " " + code
+    return _INLINE[name] + [code]
 
 
 def need_language(program: str, path: str, cwd: str) -> None:

@@ -21,7 +21,7 @@ from k8e.guest.loop import READ, Loop
 from k8e.guest.ports import Ports
 from k8e.guest.processes import list_processes
 from k8e.guest.settling import Place, leave_log, own_home
-from k8e.guest.spawn import WORKSPACE, as_user
+from k8e.guest.spawn import WORKSPACE, as_user, kill_others
 from k8e.guest.table import Execs
 from k8e.guest.terminals import Terminals, signal_foreground
 from k8e.guest.trees import Listing, remove_path
@@ -36,6 +36,7 @@ class Guest:
         self.loop = Loop()
         self.execs = Execs(self.loop)
         self.place = Place()
+        self._ahead = False  # it was made ready before there was a session
         self.execs.contexts = Contexts(self.loop, self.execs)
 
     def operations(self) -> dict[str, Any]:
@@ -120,6 +121,7 @@ class Guest:
     def _settle(self, channel: Any, spec: dict[str, Any]) -> None:
         """Do what needs no session; answered when the interpreters that it asks for wait."""
         self._settle_once(spec)
+        self._ahead = True
         wanted, env = dict(spec.get("warm") or {}), dict(spec.get("env") or {})
         Preparation(channel, self.execs.warmth, wanted, env)
 
@@ -130,6 +132,11 @@ class Guest:
     def _bind(self, channel: Any, spec: dict[str, Any]) -> None:
         """Become the sandbox of one session: its environment, limits and workspace."""
         self._settle_once(spec)
+        if spec.get("nproc"):
+            self._limit_processes(int(spec["nproc"]))
+        if self._ahead:  # what an image starts with its interpreters is no program of a session
+            kill_others(self.execs.warmth.keeps)
+            self._ahead = False
         if spec.get("other_workspace"):
             self.place.renew_workspace()
         if spec.get("folders"):
@@ -139,8 +146,6 @@ class Guest:
         self.execs.env = dict(spec.get("env") or {})
         self._settle_at(spec.get("cwd") or WORKSPACE)
         self.execs.warmth.bind(self.execs.env, dict(spec.get("warm") or {}))
-        if spec.get("nproc"):
-            self._limit_processes(int(spec["nproc"]))
         channel.send(RESULT, pack({}))
 
     def _limit_processes(self, most: int) -> None:

@@ -50,12 +50,7 @@ class Records:
 
 def read_record(body: bytes) -> dict[str, Any]:
     """``data``, ``main`` and ``left_out`` of one record."""
-    content_at = _skip_key(body, _skip_count(body, 0, 3), b"data")
-    at = _skip_count(body, content_at, MAX_WAYS)
-    for _ in range(int.from_bytes(body[content_at + 1 : content_at + 5], "big")):
-        at = _skip_bytes(body, _skip_bytes(body, at, b"s"), b"sb")
-    if len(body) - at > _SHORT:
-        raise WireError("a result with too much about it")
+    check_shape(body, 3)
     record = unpack_dict(body)
     left_out, main = record.get("left_out"), record.get("main")
     if not isinstance(left_out, list) or not isinstance(main, bool):
@@ -63,6 +58,16 @@ def read_record(body: bytes) -> dict[str, Any]:
     if not all(isinstance(kind, str) for kind in left_out):  # pyright: ignore[reportUnknownVariableType]
         raise WireError("a media type that is not text")
     return record
+
+
+def check_shape(body: bytes, keys: int) -> None:
+    """Refuse what has more than ``keys`` keys, or more values than a result has."""
+    content_at = _skip_key(body, _skip_count(body, 0, keys), b"data")
+    at = _skip_count(body, content_at, MAX_WAYS)
+    for _ in range(int.from_bytes(body[content_at + 1 : content_at + 5], "big")):
+        at = _skip_bytes(body, _skip_bytes(body, at, b"s"), b"sb")
+    if len(body) - at > _SHORT:
+        raise WireError("a result with too much about it")
 
 
 def _skip_count(body: bytes, at: int, most: int) -> int:

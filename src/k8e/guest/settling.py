@@ -10,11 +10,18 @@ import os
 import sys
 from typing import Any
 
-from k8e.guest.apart import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, in_image, separate_programs
+from k8e.guest.apart import (
+    CAPABILITIES_V3,
+    MS_BIND,
+    MS_NODEV,
+    MS_NOEXEC,
+    MS_NOSUID,
+    in_image,
+    separate_programs,
+)
 from k8e.guest.spawn import BASE_ENV, GID, HOME, UID, WORKSPACE, as_user
 
 SLOT = "/run/k8e/slot/w"
-_CAPABILITIES_V3 = 0x20080522
 _SYS_ADMIN = 1 << 21
 
 
@@ -51,16 +58,20 @@ class Place:
         # Only where the guest may mount, which is in gVisor. Importing costs every start.
         self._ctypes: Any = None
         self._libc: Any = None
+        self._settled = False
 
     def settle(self) -> None:
         """Do what needs no session, once: mount the slot's workspace, set programs apart."""
-        if self._libc is not None or not os.path.isdir(SLOT):
+        if self._settled or not os.path.isdir(SLOT):
             return
+        if self._libc is not None:
+            raise OSError("the sandbox could not be made ready before")
         import ctypes
 
         self._ctypes, self._libc = ctypes, ctypes.CDLL(None, use_errno=True)
         self._mount(SLOT, WORKSPACE, "", MS_BIND)
         separate_programs(self._libc)
+        self._settled = True
 
     def renew_workspace(self) -> None:
         """The host has put another file system into the slot."""
@@ -80,7 +91,7 @@ class Place:
         """From now on be unable to change any of this."""
         if self._libc is None:
             return
-        header = (self._ctypes.c_uint32 * 2)(_CAPABILITIES_V3, 0)
+        header = (self._ctypes.c_uint32 * 2)(CAPABILITIES_V3, 0)
         sets = (self._ctypes.c_uint32 * 6)()
         self._check(self._libc.capget(header, sets), "capget")
         for index in range(3):

@@ -15,9 +15,9 @@ import os
 import signal
 import sys
 import time
-from typing import Any
+from typing import Any, Callable
 
-from k8e.guest.apart import proc_folder
+from k8e.guest.apart import first_process, proc_folder
 from k8e.guest.plain import plain_words
 
 UID = 1000
@@ -44,6 +44,7 @@ _REMEMBERED = 5.0  # seconds
 _MOST_PROGRAMS = 1000
 _programs: dict[str, tuple[bool, float]] = {}
 _ENCODING = (sys.getfilesystemencoding(), sys.getfilesystemencodeerrors())  # as os.fsencode's
+_KILL_ROUNDS = 50
 # Python ignores these two; the programs that it starts must not inherit that.
 _DEFAULT_SIGNALS = [signal.SIGPIPE, signal.SIGXFSZ]
 # fork_exec is private to Python: its last arguments where we know them (whether to use vfork).
@@ -179,8 +180,13 @@ def spawn_by_actions(argv: list[str], env: dict[str, str], cwd: str, actions: li
 
 def session_members(pid: int) -> list[int]:
     """Every process of the session that ``pid`` leads, in whatever group it is."""
+    return [number for number in _all_processes() if _session_of(number) == pid]
+
+
+def _all_processes() -> list[int]:
+    """All but the guest."""
     numbers = [int(name) for name in os.listdir(proc_folder()) if name.isdigit()]
-    return [number for number in numbers if number > 1 and _session_of(number) == pid]
+    return [number for number in numbers if number > 1]
 
 
 def _session_of(number: int) -> int:
@@ -194,6 +200,20 @@ def kill_session(pid: int, number: int) -> None:
     """Signal every process of the session that ``pid`` leads."""
     for member in session_members(pid):
         _send_signal_to(member, number)
+
+
+def kill_others(spared: Callable[[int], bool]) -> None:
+    """Kill every process but the guest, the first one beside it, and those that are ``spared``."""
+    first = first_process()
+    killed: set[int] = set()
+    for _ in range(_KILL_ROUNDS):  # one that was about to fork has a child by now
+        found = [pid for pid in _all_processes() if pid != first and not spared(pid)]
+        if killed.issuperset(found):
+            return
+        for pid in found:
+            _send_signal_to(pid, signal.SIGKILL)
+        killed.update(found)
+    raise OSError(errno.EAGAIN, "programs that were there before the session do not end")
 
 
 def _send_signal_to(member: int, number: int) -> None:

@@ -10,6 +10,7 @@ import os
 import sys
 from typing import Any
 
+from k8e.guest.records import check_shape
 from k8e.guest.spawn import as_user
 from k8e.guest.wire import (
     CALL,
@@ -25,7 +26,9 @@ from k8e.guest.wire import (
 )
 
 MAX_MESSAGE = 8 << 20  # bytes that a program may say at once
+MAX_WORD = 512 << 10  # the same, of what has no content: that it is ready, how a cell ended
 MAX_LINE = 256
+RESULT_KEYS = 4  # those of a record, and whether the program waits for an answer
 CONTEXT_LANGUAGES = {
     "python": "python",
     "python3": "python",
@@ -66,6 +69,10 @@ class FramedTalk:
         for kind, number, body in self._splitter.feed(data):
             if kind not in (HELLO, SHOW, EXIT):
                 raise WireError(f"frame {kind} from a context")
+            if kind == SHOW:
+                check_shape(body, RESULT_KEYS)
+            elif len(body) > MAX_WORD:
+                raise WireError(f"frame {kind} of {len(body)} bytes from a context")
             told.append((kind, number, unpack_dict(body)))
         return told
 

@@ -12,7 +12,8 @@ import signal
 from typing import Any, Callable
 
 from k8e.guest.apart import is_apart, proc_folder
-from k8e.guest.execs import TERM_GRACE, Exec, terminal_name
+from k8e.guest.execs import TERM_GRACE, Exec
+from k8e.guest.inputs import terminal_name
 from k8e.guest.loop import Loop, Timer
 from k8e.guest.processes import START_TIME, read_stat
 from k8e.guest.spawn import kill_session, session_members

@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import socket
+import time
 from typing import Any
 
 from k8e.guest.conditions import site_changed, suits
@@ -20,6 +21,7 @@ MESSAGE_MOST = 60 << 10
 ANSWER_SECONDS = 0.2
 SAID_MOST = 64 << 10  # bytes that one may say before it is ready
 TOKEN = b"!"
+END_SECONDS = 0.1  # that one may wait for those that were killed
 
 
 class Waiting:
@@ -151,9 +153,19 @@ def end_process(pid: int) -> None:
         pass
 
 
-def wait_for_end(pid: int) -> None:
-    """Reap a child that was killed."""
+def wait_for_ends(pids: list[int]) -> None:
+    """Reap children that were killed, or leave them to whoever reaps all.
+
+    A program that traces one keeps its end from us for as long as it likes.
+    """
+    until = time.monotonic() + END_SECONDS
+    for pid in pids:
+        while not _is_reaped(pid) and time.monotonic() < until:
+            time.sleep(0.001)
+
+
+def _is_reaped(pid: int) -> bool:
     try:
-        os.waitpid(pid, 0)
+        return os.waitpid(pid, os.WNOHANG)[0] != 0
     except ChildProcessError:
-        pass  # it was reaped before
+        return True  # before

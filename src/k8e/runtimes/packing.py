@@ -28,6 +28,7 @@ MODULES = (
     "waiting",
     "keeping",
     "warm",
+    "inputs",
     "execs",
     "records",
     "talking",
