@@ -12,6 +12,7 @@ import pytest
 from k8e.model import MIB, Limits
 from k8e.runtimes import mounts, resizing
 from k8e.runtimes.bundle import MemoryFolder, memory_folders
+from k8e.runtimes.host import start_time
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 
@@ -31,7 +32,14 @@ def size_of(folder: Path) -> int:
 
 
 def resize(path: Path, size: int = 4 * MIB) -> None:
-    resizing.resize_folders(os.getpid(), [MemoryFolder(str(path), size, "1777", False)])
+    folders = [MemoryFolder(str(path), size, "1777", False)]
+    resizing.resize_folders(os.getpid(), start_time(os.getpid()), folders)
+
+
+def test_a_process_that_is_another_one_by_now_is_left_alone(folder: Path) -> None:
+    started = start_time(os.getpid()) - 1
+    with pytest.raises(ProcessLookupError):
+        resizing.resize_folders(os.getpid(), started, [])
 
 
 def test_a_folder_grows_and_shrinks_and_keeps_its_files(folder: Path) -> None:
