@@ -54,3 +54,22 @@ def test_an_image_that_there_is_not_is_told_to_whoever_wants_a_session(
         client.apply_template(recipe)
         with pytest.raises(errors.ImageNotFound):
             client.create_session("container", template="nowhere")
+
+
+def test_an_image_that_is_pulled_again_replaces_what_waits(boxes: Place, registry: str) -> None:
+    def push(mark: bytes) -> None:
+        layer = busybox(registries.program("busybox")).file("etc/mark", mark)
+        Built([layer], env=["PATH=/bin"]).push(registry, "moving", "1")
+
+    push(b"old\n")
+    recipe = {"name": "moving", "rootfs": f"image:{registry}/moving:1", "runtime": "container"}
+    with SandboxClient(boxes.endpoint) as client:
+        client.apply_template(recipe)
+        client.set_pool("moving", min_ready=1, max_ready=1, wait=True)
+        push(b"new\n")
+        client.pull_image(f"{registry}/moving:1")
+        client.set_pool("moving", min_ready=1, max_ready=1, wait=True)
+        session_id = client.create_session(template="moving")
+        assert client.exec(session_id, "cat /etc/mark").stdout == "new\n"
+        client.destroy_session(session_id)
+        client.delete_template("moving")

@@ -6,16 +6,19 @@ import asyncio
 from contextvars import copy_context
 from typing import Any
 
+from k8e import errors
 from k8e.gateway.arguments import text
-from k8e.model import Principal
+from k8e.model import Principal, Rootfs
 from k8e.runtimes.host import Host
 from k8e.sessions import reporting
+from k8e.sessions.service import Sessions
 
 
 class ImageCalls:
     """The part of the gateway that fetches images and removes them."""
 
     host: Host
+    sessions: Sessions
 
     async def call_pull_image(self, principal: Principal, call: dict[str, Any]) -> dict[str, Any]:
         context = copy_context()  # with whoever wants to hear of it
@@ -23,7 +26,18 @@ class ImageCalls:
         def tell(done: int, total: int) -> None:
             context.run(reporting.progress, done, total)
 
-        return (await self.host.images.pull(text(call, "reference"), tell)).to_json()
+        pulled = await self.host.images.pull(text(call, "reference"), tell)
+        # What waits in the pool may have been made of what the name meant before.
+        self.sessions.pool.replace(lambda recipe: self._is(recipe.rootfs, pulled.name))
+        return pulled.to_json()
+
+    def _is(self, rootfs: Rootfs, name: str) -> bool:
+        if rootfs.kind != "image":
+            return False
+        try:
+            return str(self.host.images.parse(rootfs.source)) == name
+        except errors.K8eError:
+            return False
 
     async def call_list_images(self, principal: Principal, call: dict[str, Any]) -> dict[str, Any]:
         return {"images": [image.to_json() for image in await self.host.images.listing()]}

@@ -8,6 +8,7 @@ is bound when it is claimed.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -74,13 +75,17 @@ class Pool:
 
     def drain(self, template: str = "") -> int:
         """Replace what is ready of a template, or of all, by new ones; how many they were."""
+        return self.replace(lambda recipe: not template or recipe.template == template)
+
+    def replace(self, chosen: Callable[[Recipe], bool]) -> int:
+        """Replace what is ready of some recipes by new ones; how many they were."""
         drained = 0
-        for key in [key for key in self._shelves if not template or key[0] == template]:
-            shelf = self._shelves[key]
-            drained += shelf.ready
-            self._drop(key)
-            self._shelves[key] = Shelf(shelf.recipe, shelf.sizes, self._launcher)
-            self._shelves[key].fill()
+        for key, shelf in list(self._shelves.items()):
+            if chosen(shelf.recipe):
+                drained += shelf.ready
+                self._drop(key)
+                self._shelves[key] = Shelf(shelf.recipe, shelf.sizes, self._launcher)
+                self._shelves[key].fill()
         return drained
 
     def forget(self, template: str, runtime: str = "") -> None:
