@@ -23,6 +23,7 @@ from k8e.bench.timing import Timed, interleave, megabytes_per_second, millisecon
 from k8e.client.blocking import SandboxClient
 
 LABELS = {"k8e-bench": "1"}
+MAKING_SECONDS = 3.0  # that a gateway may take to make a session for somebody who has left
 LIFETIME = 900.0  # seconds; a suite takes less than a minute
 PATIENCE = 120.0
 PROGRAM = ["true"]
@@ -71,20 +72,36 @@ class Suite:
         finally:
             for session_id in tuple(self._made):
                 with suppress(errors.K8eError, OSError):
-                    self._destroy(session_id)
+                    self._destroy_surely(session_id)
 
     # Sessions.
 
     def _create(self) -> str:
-        session_id = self._client.create_session(
-            self._runtime, labels=LABELS, lifetime=LIFETIME, idle_timeout=LIFETIME
+        session_id = f"bench-{os.urandom(10).hex()}"
+        self._made.add(session_id)  # before: whoever is interrupted now may still get it
+        return self._client.create_session(
+            self._runtime,
+            session_id=session_id,
+            labels=LABELS,
+            lifetime=LIFETIME,
+            idle_timeout=LIFETIME,
         )
-        self._made.add(session_id)
-        return session_id
 
     def _destroy(self, session_id: str) -> None:
         self._client.destroy_session(session_id)
         self._made.discard(session_id)
+
+    def _destroy_surely(self, session_id: str) -> None:
+        """Destroy a session that may still be in the making."""
+        until = time.monotonic() + MAKING_SECONDS
+        while True:
+            try:
+                self._destroy(session_id)
+                return
+            except errors.SessionNotFound:
+                if time.monotonic() > until:
+                    return
+            time.sleep(0.1)
 
     @contextmanager
     def _session(self) -> Generator[str]:

@@ -220,7 +220,8 @@ async def interrupting(stage: Stage) -> None:
         left.cancel()
         equal(await context.text("kept + 1"), "6", "after the caller had left")
         deaf = (
-            "print('on')\nwhile True:\n    try: time.sleep(60)\n    except KeyboardInterrupt: pass"
+            "while True:\n    try:\n        print('on')\n        time.sleep(60)\n"
+            "    except KeyboardInterrupt: pass"
         )
         program = await context.start(deaf)
         await program.until(b"on\n")

@@ -31,7 +31,7 @@ DRAINED = 4  # reads of each stream, before a result that came after it counts
 DRAINED_LAST = (1 << 20) // PIPE_READ + 1  # the same at the end: all that a pipe can hold
 DRAINED_AHEAD = 4 * BUFFER  # bytes without a reader; then results overtake what is printed
 WORD_SECONDS = 0.05  # that a program has to stop when it is told, before it gets a signal
-AGAIN, AGAIN_SECONDS = 5, 0.2  # signals to one that goes on, and how long after
+AGAIN, AGAIN_SECONDS = 3, 1.0  # signals to one that goes on, and how long after
 
 
 class ContextRefused(Exception):
