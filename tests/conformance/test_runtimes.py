@@ -11,7 +11,7 @@ import pytest
 
 from k8e import conformance, settings
 from k8e.conformance import traces
-from k8e.model import Rootfs, SandboxSpec
+from k8e.model import Limits, Rootfs, SandboxSpec
 from k8e.runtimes.base import Guest, Runtime, Support
 from k8e.runtimes.host import Host
 from k8e.runtimes.registry import Runtimes
@@ -30,12 +30,14 @@ class Recorded:
     def __init__(self, runtime: Runtime) -> None:
         self.name = runtime.name
         self.networked = runtime.networked
-        self.gains_cpus = runtime.gains_cpus
         self.launched: list[str] = []
         self._runtime = runtime
 
     async def probe(self) -> Support:
         return await self._runtime.probe()
+
+    def can_change(self, launched: Limits, asked: Limits) -> bool:
+        return self._runtime.can_change(launched, asked)
 
     async def fetch(self, rootfs: Rootfs) -> None:
         await self._runtime.fetch(rootfs)

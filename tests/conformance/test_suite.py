@@ -6,7 +6,7 @@ import pytest
 
 from k8e import conformance, errors
 from k8e.conformance.behaviours import Behaviour
-from k8e.model import Rootfs, SandboxSpec
+from k8e.model import Limits, Rootfs, SandboxSpec
 from k8e.runtimes.base import Guest, Support
 
 
@@ -15,10 +15,12 @@ class NoSandboxes:
 
     name = "nothing"
     networked = False
-    gains_cpus = False
 
     async def probe(self) -> Support:
         return Support(self.name, usable=False)
+
+    def can_change(self, launched: Limits, asked: Limits) -> bool:
+        return False
 
     async def fetch(self, rootfs: Rootfs) -> None:
         pass

@@ -114,7 +114,6 @@ class FakeGuest:
 class FakeRuntime:
     name = "gvisor"
     networked = False
-    gains_cpus = False
 
     def __init__(self) -> None:
         self.launched: list[FakeGuest] = []
@@ -129,6 +128,9 @@ class FakeRuntime:
 
     async def probe(self) -> Support:
         return Support(self.name, usable=True)
+
+    def can_change(self, launched: Limits, asked: Limits) -> bool:
+        return asked.cpus <= launched.cpus
 
     async def fetch(self, rootfs: Rootfs) -> None:
         pass

@@ -116,11 +116,13 @@ class Runtime(Protocol):
     name: str
     networked: bool
     """Whether its sandboxes can be given a network."""
-    gains_cpus: bool
-    """Whether one that runs can be given more CPUs than it was launched with."""
 
     async def probe(self) -> Support:
         """What this host can do, and why not. May start sandboxes; bounded in time."""
+        ...
+
+    def can_change(self, launched: Limits, asked: Limits) -> bool:
+        """Whether a sandbox of ``launched`` limits can be bound to a session with others."""
         ...
 
     async def fetch(self, rootfs: Rootfs) -> None:

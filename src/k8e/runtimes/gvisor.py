@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from k8e import errors
+from k8e.model import Limits
 from k8e.runtimes import bundle, tools
 from k8e.runtimes.base import Feature, Guest, Support
 from k8e.runtimes.host import Host, Record
@@ -21,6 +22,7 @@ from working: without that, programs start in four fifths of the time on two CPU
 # gVisor dies as a whole when its host processes reach a cgroup pids limit, so that limit is only a
 # backstop; programs meet RLIMIT_NPROC, which the guest sets.
 BACKSTOP_PIDS = 4096
+FEWEST_CPUS = 2.0
 NETWORK = "network"
 INSTALL = "run install.sh again; it installs runsc"
 
@@ -30,7 +32,6 @@ class GVisor(OciRuntime):
 
     name = "gvisor"
     tool_name = "runsc"
-    gains_cpus = False  # it takes the number of its CPUs from the quota of its launch
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
@@ -59,6 +60,10 @@ class GVisor(OciRuntime):
             slot_at="/run/k8e/slot",
             annotations={},
         )
+
+    def can_change(self, launched: Limits, asked: Limits) -> bool:
+        # It counts its CPUs when it starts: as many as its quota says, and never fewer than two.
+        return asked.cpus <= max(FEWEST_CPUS, launched.cpus)
 
     def guest_limits(self, record: Record) -> dict[str, Any]:
         return {"nproc": record.limits.pids}

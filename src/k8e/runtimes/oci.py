@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from k8e import errors, link
 from k8e.guest.spawn import UID
 from k8e.images.images import Content
-from k8e.model import MIB, Rootfs, SandboxSpec
+from k8e.model import MIB, Limits, Rootfs, SandboxSpec
 from k8e.runtimes import bundle, cgroups, mounts, tools
 from k8e.runtimes.base import Binding, Feature, Guest, Support
 from k8e.runtimes.host import Host, Record, start_time
@@ -188,7 +188,6 @@ class OciRuntime:
     name = ""
     tool_name = ""
     networked = True
-    gains_cpus = True
 
     def __init__(self, host: Host) -> None:
         self.host = host
@@ -226,6 +225,9 @@ class OciRuntime:
         """Choose again what an earlier probe chose."""
 
     # What is the same.
+
+    def can_change(self, launched: Limits, asked: Limits) -> bool:
+        return True
 
     async def fetch(self, rootfs: Rootfs) -> None:
         if rootfs.kind != "host":

@@ -14,9 +14,6 @@ from k8e.runtimes.registry import Runtimes
 from k8e.sessions.network import Network
 from k8e.sessions.recipes import Recipe
 
-FEWEST_CPUS = 2.0
-"""That a sandbox sees, however few it may use."""
-
 
 class Launcher:
     """Starts and discards sandboxes, network included."""
@@ -61,9 +58,8 @@ class Launcher:
 
     def suits(self, wanted: Recipe, waiting: Recipe) -> bool:
         """Whether a sandbox that waits can be given the limits of another recipe."""
-        if self._runtimes.all[wanted.runtime].gains_cpus:
-            return True
-        return wanted.limits.cpus <= max(FEWEST_CPUS, waiting.limits.cpus)
+        runtime = self._runtimes.all[wanted.runtime]
+        return runtime.can_change(waiting.limits, wanted.limits)
 
     async def _launch(self, recipe: Recipe, sandbox_id: str, workspace_of: str = "") -> Guest:
         runtime = self._runtimes.all[recipe.runtime]
