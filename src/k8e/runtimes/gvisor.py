@@ -8,7 +8,7 @@ from typing import Any
 
 from k8e import errors
 from k8e.model import Limits
-from k8e.runtimes import bundle, tools
+from k8e.runtimes import bundle, cpuid, tools
 from k8e.runtimes.base import Feature, Guest, Support
 from k8e.runtimes.host import Host, Record
 from k8e.runtimes.oci import OciRuntime
@@ -37,6 +37,7 @@ class GVisor(OciRuntime):
         super().__init__(host)
         self._program = host.tool(self.tool_name)
         self._platform = PLATFORMS[0]
+        self.starter = tools.Starter(cpuid.keep_native)
 
     def command(self, *arguments: str, network: str = "") -> list[str]:
         flags = [f"--root={self.state}", f"--platform={self._platform}"]
@@ -114,7 +115,7 @@ class GVisor(OciRuntime):
         image = folder / "checkpoint"
         argv = self.command("checkpoint", f"--image-path={image}", guest.sandbox_id)
         try:
-            await tools.run_tool(argv, log=folder / "log", seconds=CHECKPOINT_SECONDS)
+            await self.run(argv, folder / "log", CHECKPOINT_SECONDS)
         except errors.ToolFailed as error:
             return [Feature("checkpoint", False, str(error))]
         size = sum(file.stat().st_size for file in image.iterdir())

@@ -192,6 +192,7 @@ class OciRuntime:
     def __init__(self, host: Host) -> None:
         self.host = host
         self.state = host.settings.run_dir / self.name
+        self.starter = tools.Starter()
 
     # What differs.
 
@@ -226,6 +227,10 @@ class OciRuntime:
 
     # What is the same.
 
+    async def run(self, argv: list[str], log: Path, seconds: float) -> None:
+        """Run this runtime's program to its end."""
+        await tools.run_tool(argv, log=log, seconds=seconds, starter=self.starter)
+
     def can_change(self, launched: Limits, asked: Limits) -> bool:
         return True
 
@@ -254,7 +259,7 @@ class OciRuntime:
             argv = self.command(
                 "run", "--detach", *arguments, spec.sandbox_id, network=spec.network
             )
-            await tools.run_tool(argv, log=folder / "log", seconds=RUN_SECONDS)
+            await self.run(argv, folder / "log", RUN_SECONDS)
             pid = int((folder / "pid").read_text("ascii"))
             record = replace(record, pid=pid, pid_started=start_time(pid))
             record.save(folder)
@@ -369,11 +374,8 @@ class OciRuntime:
     async def switch(self, verb: str, sandbox_id: str, wanted: str) -> None:
         """Have the runtime's program ``pause`` or ``resume``; no error if it is as ``wanted``."""
         try:
-            await tools.run_tool(
-                self.command(verb, sandbox_id),
-                log=self.host.folder(sandbox_id) / "log",
-                seconds=FREEZE_SECONDS,
-            )
+            log = self.host.folder(sandbox_id) / "log"
+            await self.run(self.command(verb, sandbox_id), log, FREEZE_SECONDS)
         except errors.ToolFailed:
             if await self._status(sandbox_id) != wanted:
                 raise
@@ -383,7 +385,7 @@ class OciRuntime:
         answer = self.host.folder(sandbox_id) / "state"
         answer.unlink(missing_ok=True)
         argv = self.command("state", sandbox_id)
-        await tools.run_tool(argv, log=answer, seconds=FREEZE_SECONDS)
+        await self.run(argv, answer, FREEZE_SECONDS)
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             return str(json.loads(answer.read_text("utf-8"))["status"])
         return "unknown"
@@ -394,7 +396,7 @@ class OciRuntime:
         if any(self.state.glob(f"{sandbox_id}*")):
             with contextlib.suppress(errors.ToolFailed):  # what it leaves, _remove removes
                 argv = self.command("delete", "--force", sandbox_id)
-                await tools.run_tool(argv, log=Path(os.devnull), seconds=DELETE_SECONDS)
+                await self.run(argv, Path(os.devnull), DELETE_SECONDS)
 
     def _remove(self, sandbox_id: str) -> None:
         """Remove everything that can be removed, then say what could not."""
