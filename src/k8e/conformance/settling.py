@@ -39,6 +39,7 @@ async def ready_at_once(stage: Stage) -> None:
     sandbox = await stage.settle()
     equal((await _waiting(sandbox), sandbox.left_out), (1, ()), "interpreters that wait")
     await sandbox.guest.bind(Binding(env={"OF_SESSION": "yes"}, cwd="/workspace/deep"))
+    equal((await sandbox.call("execs"))["execs"], [], "programs of nobody")
     done = await _python(sandbox, "import os\nprint(os.getcwd(), sorted(os.environ))")
     equal(done.exit["warm"], True, f"the first run: {done.story()}")
     new = await _python(sandbox, "import os\nprint(os.getcwd(), sorted(os.environ))", warm=False)

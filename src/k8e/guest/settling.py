@@ -59,6 +59,7 @@ class Place:
         self._ctypes: Any = None
         self._libc: Any = None
         self._settled = False
+        self._rights: Any = None
 
     def settle(self) -> None:
         """Do what needs no session, once: mount the slot's workspace, set programs apart."""
@@ -71,6 +72,7 @@ class Place:
         self._ctypes, self._libc = ctypes, ctypes.CDLL(None, use_errno=True)
         self._mount(SLOT, WORKSPACE, "", MS_BIND)
         separate_programs(self._libc)
+        self._rights = self._without_mounting()
         self._settled = True
 
     def renew_workspace(self) -> None:
@@ -89,14 +91,17 @@ class Place:
 
     def give_up_mounting(self) -> None:
         """From now on be unable to change any of this."""
-        if self._libc is None:
-            return
+        if self._rights is not None:
+            self._check(self._libc.capset(*self._rights), "capset")
+
+    def _without_mounting(self) -> Any:
+        """What ``capset`` takes to leave us all rights but that one."""
         header = (self._ctypes.c_uint32 * 2)(CAPABILITIES_V3, 0)
         sets = (self._ctypes.c_uint32 * 6)()
         self._check(self._libc.capget(header, sets), "capget")
         for index in range(3):
             sets[index] &= ~_SYS_ADMIN
-        self._check(self._libc.capset(header, sets), "capset")
+        return header, sets
 
     def _mount(self, source: str, target: str, kind: str, flags: int, data: str = "") -> None:
         arguments = (source.encode(), target.encode(), kind.encode(), self._ctypes.c_ulong(flags))

@@ -107,6 +107,10 @@ class Execs:
             self._expose(made.pid)
         return made
 
+    def begin_apart(self, spec: dict[str, Any]) -> Exec:
+        """An exec that nobody can ask for; whoever wants to know of its end adopts it."""
+        return self._start("", spec)
+
     def adopt(self, leader: Any) -> None:
         """Tell ``leader`` when its process ends."""
         self._by_pid[leader.pid] = leader

@@ -25,7 +25,7 @@ _REFUSE, _ALLOW = 0x00050000 | errno.ENODEV, 0x7FFF0000
 
 
 class _Program(ctypes.Structure):
-    _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_void_p)]  # noqa: RUF012
+    _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_void_p)]
 
 
 def make_filter() -> bytes:
@@ -54,4 +54,3 @@ def keep_native() -> None:
     program = _Program(len(code.raw) // 8, ctypes.addressof(code))
     libc = ctypes.CDLL(None, use_errno=True)
     libc.syscall(_SYS_SECCOMP, _SET_MODE_FILTER, _SPEC_ALLOW, ctypes.byref(program))
-

@@ -36,6 +36,7 @@ MODULES = (
     "contexts",
     "context_table",
     "table",
+    "rehearsing",
     "files",
     "trees",
     "links",

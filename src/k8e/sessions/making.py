@@ -191,10 +191,22 @@ class Maker:
         policy: Policy,
         kin: Kinship | None = None,
     ) -> None:
-        # Until here, the kernel refuses everything; the guest has run nothing yet.
-        await self._network.bind(guest.sandbox_id, policy)
+        """Give a sandbox its policy and its session, both at once; neither runs anything.
+
+        Until then the kernel refuses everything, and nobody can ask the guest for a program.
+        """
         spec, cwd = session.spec, kin.cwd if kin else ""
-        await guest.bind(Binding(spec.env, cwd, spec.limits, dict(spec.warm)))
+        binding = Binding(spec.env, cwd, spec.limits, dict(spec.warm))
+        bound = asyncio.create_task(guest.bind(binding))
+        try:
+            await asyncio.sleep(0)  # it asks the guest, which works while we do
+            await self._network.bind(guest.sandbox_id, policy)
+            await bound
+        finally:
+            if bound.cancel():
+                await asyncio.wait([bound])
+            elif not bound.cancelled():
+                bound.exception()  # told, or less than what is being told
 
     async def _or_discard(self, guest: Guest, work: Awaitable[T]) -> T:
         """What ``work`` gives; if it fails, nothing is left of the sandbox."""
