@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from benchmarks.peers import docker, podman, srt
 from benchmarks.subjects import warm
 from k8e.bench.samples import Row, Series
 
+CLONE_VM = 0x100
 ROLLUP = """\
 55d0e0e00000-7ffd00000000 ---p 00000000 00:00 0                          [rollup]
 Rss:               11504 kB
@@ -38,6 +41,22 @@ def test_a_process_that_has_ended_has_no_memory() -> None:
     pid = os.posix_spawn("/bin/true", ["true"], {})
     os.waitpid(pid, 0)
     assert memory.processes_mb([pid]) == 0
+
+
+def test_memory_that_two_processes_share_wholly_is_counted_once() -> None:
+    libc = ctypes.CDLL(None)
+    stack = ctypes.create_string_buffer(1 << 16)
+    # A function that only waits: glibc's pause, in a process of its own that has our memory.
+    start = ctypes.cast(libc.pause, ctypes.c_void_p)
+    top = ctypes.c_void_p(ctypes.addressof(stack) + len(stack.raw))
+    pid = libc.clone(start, top, CLONE_VM | signal.SIGCHLD, None)
+    try:
+        twins = memory.processes_mb([os.getpid(), pid])
+        assert twins == pytest.approx(memory.processes_mb([os.getpid()]), rel=0.2)
+        assert memory.parse_pss(Path(f"/proc/{pid}/smaps_rollup").read_text()) > 1e6
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 def test_what_grew_is_a_leak_and_memory_is_not_counted() -> None:
