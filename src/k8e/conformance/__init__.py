@@ -1,4 +1,4 @@
-"""Behaviours that every runtime must show, checked through the runtime contract alone.
+"""Behaviours that every runtime must show: through its contract, and as sessions of a gateway.
 
 ``run(runtime)`` checks them all. A new runtime is done when nothing fails here.
 """
@@ -14,18 +14,22 @@ from k8e.conformance import (
     life,
     limits,
     more_contexts,
+    names,
+    network,
     nodes,
     output,
     pausing,
+    policies,
     ports,
     refusals,
     settling,
     sharing,
+    strict,
     terminals,
     warmth,
 )
 from k8e.conformance.behaviours import ALL, Behaviour, Broken, NotApplicable
-from k8e.conformance.running import Result, Verdict, check, run
+from k8e.conformance.running import Result, Verdict, check, choose, known_gap, results, run
 from k8e.conformance.stage import Stage, staged
 
 __all__ = [
@@ -37,6 +41,9 @@ __all__ = [
     "Stage",
     "Verdict",
     "check",
+    "choose",
+    "known_gap",
+    "results",
     "run",
     "staged",
 ]
@@ -61,5 +68,9 @@ _PARTS = (
     life,
     sharing,
     pausing,
+    network,
+    names,
+    strict,
+    policies,
 )
 """Importing a part adds its behaviours."""
