@@ -4,12 +4,18 @@
 """
 
 from k8e.conformance import (
+    archives,
     attacks,
     confinement,
     contexts,
+    control,
     ending,
     executing,
+    exposed,
     filing,
+    hoarding,
+    hosts,
+    keeping,
     languages,
     life,
     limits,
@@ -63,7 +69,9 @@ _PARTS = (
     ports,
     confinement,
     attacks,
+    hosts,
     limits,
+    hoarding,
     settling,
     life,
     sharing,
@@ -72,5 +80,9 @@ _PARTS = (
     names,
     strict,
     policies,
+    archives,
+    control,
+    exposed,
+    keeping,
 )
 """Importing a part adds its behaviours."""

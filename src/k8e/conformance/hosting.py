@@ -24,14 +24,9 @@ OPEN_FOLDER = 0o711  # sandboxes have uids of their own and pass through it
 @contextlib.asynccontextmanager
 async def own_host() -> AsyncGenerator[Host]:
     """A data and a run folder of our own; whatever is left of them is an error."""
-    # A short path: unix sockets allow 108 bytes.
-    folder = Path(tempfile.mkdtemp(prefix="k8e-", dir="/tmp"))
-    folder.chmod(OPEN_FOLDER)
+    folder = await asyncio.to_thread(_make_folder)
     places = {"K8E_DATA_DIR": str(folder / "d"), "K8E_RUN_DIR": str(folder / "r")}
-    config = settings.load({**_home(), **places})
-    for part in (config.data_dir, config.run_dir):
-        part.mkdir(OPEN_FOLDER)
-    host = Host(config)
+    host = Host(settings.load({**_home(), **places}))
     await asyncio.to_thread(host.prepare)
     try:
         yield host
@@ -46,7 +41,7 @@ async def own_host() -> AsyncGenerator[Host]:
 
 def _make_folder() -> Path:
     # A short path: unix sockets allow 108 bytes.
-    folder = Path(tempfile.mkdtemp(prefix="k8e-", dir="/tmp"))  # noqa: S108 - a new folder
+    folder = Path(tempfile.mkdtemp(prefix="k8e-", dir="/tmp"))
     for part in (folder, folder / "d", folder / "r"):
         part.mkdir(exist_ok=True)
         part.chmod(OPEN_FOLDER)
