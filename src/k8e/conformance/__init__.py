@@ -32,6 +32,7 @@ from k8e.conformance import (
     sharing,
     strict,
     terminals,
+    trespassing,
     warmth,
 )
 from k8e.conformance.behaviours import ALL, Behaviour, Broken, NotApplicable
@@ -66,6 +67,7 @@ _PARTS = (
     languages,
     filing,
     refusals,
+    trespassing,
     ports,
     confinement,
     attacks,

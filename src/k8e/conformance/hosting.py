@@ -41,7 +41,7 @@ async def own_host() -> AsyncGenerator[Host]:
 
 def _make_folder() -> Path:
     # A short path: unix sockets allow 108 bytes.
-    folder = Path(tempfile.mkdtemp(prefix="k8e-", dir="/tmp"))
+    folder = Path(tempfile.mkdtemp(prefix=f"k8e-{os.getpid()}-", dir="/tmp"))
     for part in (folder, folder / "d", folder / "r"):
         part.mkdir(exist_ok=True)
         part.chmod(OPEN_FOLDER)

@@ -35,7 +35,7 @@ class Place:
     def __init__(self, *, probe: Path | None = None, **environ: str) -> None:
         """``probe`` is what another host of this machine found out about its runtimes."""
         # A short path: unix sockets allow 108 bytes.
-        self.folder = Path(tempfile.mkdtemp(prefix="k8e-", dir="/tmp"))
+        self.folder = Path(tempfile.mkdtemp(prefix=f"k8e-{os.getpid()}-", dir="/tmp"))
         self.folder.chmod(OPEN_FOLDER)
         self.data, self.run_dir, self.home = (self.folder / name for name in ("d", "r", "h"))
         self.home.mkdir()

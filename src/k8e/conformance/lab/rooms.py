@@ -233,7 +233,7 @@ class Scene:
     """The internet, a gateway that reaches the world through it, and who is far away."""
 
     def __init__(self, *, probe: Path | None = None, **environ: str) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="k8e-far-"))
+        self.folder = Path(tempfile.mkdtemp(prefix=f"k8e-{os.getpid()}-far-", dir="/tmp"))
         self._closing = contextlib.ExitStack()
         try:
             self._open(probe, environ)
