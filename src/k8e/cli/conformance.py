@@ -63,9 +63,11 @@ async def _run(options: argparse.Namespace, chosen: list[str]) -> int:
     async with hosting.own_host() as host:
         for runtime in await hosting.runtimes(host, options.runtime):
             show.begin(runtime.name)
-            async for result in hosting.results(host, runtime, chosen):
-                told.append(_row(runtime.name, result))
-                show.result(told[-1])
+            # Closed also when a signal comes: that is when its sandboxes end.
+            async with contextlib.aclosing(hosting.results(host, runtime, chosen)) as results:
+                async for result in results:
+                    told.append(_row(runtime.name, result))
+                    show.result(told[-1])
     show.end()
     counts = {verdict: sum(row["verdict"] == verdict for row in told) for verdict in _COLOURS}
     if options.json:

@@ -67,6 +67,7 @@ _PARTS: Mapping[str, tuple[Try, ...]] = {
             "ptrace, signals, shared memory and files between sandboxes; ptrace and signals of the "
             "guest",
             "confinement.neighbours share.apart attacks.guest attacks.guest-while-spawning "
+            "attacks.guest-while-lending "
             "attacks.guest-as-tracer attacks.guest-files attacks.link confinement.user",
         ),
     ),

@@ -74,8 +74,9 @@ async def results(
     """What comes of the behaviours; afterwards nothing of their sandboxes may be left."""
     folders = (host.settings.data_dir, host.settings.run_dir)
     recorded = Recorded(runtime)
-    async for result in running.results(recorded, ids, folders=folders):
-        yield result
+    async with contextlib.aclosing(running.results(recorded, ids, folders=folders)) as found:
+        async for result in found:
+            yield result
     left = await asyncio.to_thread(recorded.left, folders)
     if left:
         raise Broken(f"left of the sandboxes: {', '.join(left[:20])}")
