@@ -82,8 +82,10 @@ _PARTS: Mapping[str, tuple[Try, ...]] = {
             "limits.memory limits.memory-alone limits.memory-together limits.memory-files",
         ),
         Try(
-            "disk filled by bytes, inodes, sparse files; the end of a sandbox gives all of it back",
-            "limits.disk limits.inodes refusals.full-disk share.disk-limit life.destroy",
+            "disk filled by bytes, inodes, sparse files, attributes; the end of a sandbox "
+            "gives all of it back",
+            "limits.disk limits.inodes hoard.attributes refusals.full-disk share.disk-limit "
+            "life.destroy",
         ),
         Try("CPU spin on all cores stays within the limit", "limits.cpu pause.no-cpu"),
         Try(

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import subprocess
 import sys
 import tempfile
 
-from k8e.conformance.behaviours import behaviour, equal, expect
+from k8e import errors
+from k8e.conformance.behaviours import NotApplicable, behaviour, equal, expect
 from k8e.conformance.confinement import ask
-from k8e.conformance.sandbox import PATIENCE, PYTHON, Sandbox
+from k8e.conformance.sandbox import PATIENCE, PYTHON, Program, Sandbox
 from k8e.conformance.stage import Stage
+from k8e.model import MIB
 
 # Takes as much of something as it gets, and keeps it.
 _KEEP = """
@@ -117,3 +120,49 @@ async def kernel_objects(stage: Stage) -> None:
 async def sockets(stage: Stage) -> None:
     """Ten thousand listening sockets in one sandbox take none from others or the host."""
     await _hoard(stage, "sockets")
+
+
+@behaviour("hoard.attributes")
+async def attributes(stage: Stage) -> None:
+    """Extended attributes take room of the workspace like everything else, and no more."""
+    size = 8 * MIB
+    sandbox = await stage.launch(disk=size)
+    script = (
+        "import os; count = 0; number = 0\n"
+        "try:\n"
+        "    while count < 20000:\n"
+        "        path = f'/workspace/f{count}'\n"
+        "        os.close(os.open(path, os.O_CREAT))\n"
+        "        os.setxattr(path, 'user.x', os.urandom(3000)); count += 1\n"
+        "except OSError as error: number = error.errno\n"
+        "room = os.statvfs('/workspace')\n"
+        "print((count, number, room.f_blocks * room.f_bsize))"
+    )
+    count, number, room = await ask(sandbox, script)
+    if not count and number in (errno.ENOTSUP, errno.EPERM):
+        raise NotApplicable("files in these workspaces have no attributes of users")
+    equal(number, errno.ENOSPC, f"error after {count} attributes")
+    expect(count * 3000 <= size and room <= size, f"{count} attributes went into {room} bytes")
+
+
+@behaviour("hoard.programs")
+async def programs(stage: Stage) -> None:
+    """Programs beyond the limit are refused in words; those that run go on, and the guest too."""
+    sandbox = await stage.launch(pids=40)
+
+    async def start() -> Program | None:
+        try:
+            return await sandbox.start(["sleep", "600"])
+        except (errors.K8eError, OSError) as error:
+            expect(str(error), "a refusal without a reason")
+            return None
+
+    async with asyncio.TaskGroup() as tasks:
+        started = [tasks.create_task(start()) for _ in range(400)]
+    running = [task.result() for task in started if task.result() is not None]
+    expect(8 <= len(running) <= 40, f"{len(running)} of 400 programs run within a limit of 40")
+    for program in running[:10]:
+        if program is not None:
+            await sandbox.call("signal", id=program.id, signal=9)
+            equal((await program.finish()).code, 137, "the end of a program")
+    equal((await sandbox.run(["echo", "alive"])).stdout, b"alive\n", "a program afterwards")
