@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 Command = Callable[..., argparse.ArgumentParser]
@@ -18,7 +19,7 @@ def add(command: Command, commands: Any, parser_class: type[argparse.ArgumentPar
         "k8e conformance run",
         "conformance.run",
     )
-    conformance.set_defaults(handler=lambda _: _help(conformance))
+    conformance.set_defaults(handler=partial(_help, conformance))
     group = conformance.add_subparsers(
         title="commands", metavar="COMMAND", parser_class=parser_class
     )
@@ -47,7 +48,7 @@ def add(command: Command, commands: Any, parser_class: type[argparse.ArgumentPar
     run.add_argument("--json", action="store_true", help="print JSON, at the end")
 
 
-def _help(parser: argparse.ArgumentParser) -> int:
+def _help(parser: argparse.ArgumentParser, _: argparse.Namespace) -> int:
     from k8e.cli import fast
 
     fast.write(1, parser.format_help().encode())

@@ -96,7 +96,8 @@ def _doors(room: Room) -> Generator[tuple[Door, Door]]:
         for event in run.output():
             if isinstance(event, Stdout) and b"ready" in event.data:
                 break
-        yield tuple(Door(client.expose(room.session_id, port)) for port in (PORT, OTHER_PORT))
+        door = Door(client.expose(room.session_id, PORT))
+        yield door, Door(client.expose(room.session_id, OTHER_PORT))
     finally:
         for port in (PORT, OTHER_PORT):
             client.unexpose(room.session_id, port)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from functools import partial
 
 from k8e.conformance.behaviours import equal, expect, in_a_room
 from k8e.conformance.lab.gateways import eventually
@@ -30,7 +31,7 @@ def pauses(room: Room) -> None:
                 text = client.read_file(kept.session_id, f"file{older}")
                 equal(text, str(older) * 1000, f"a file after {number + 1} pauses")
             # It goes on, and wrote every number once and in order.
-            seen = eventually(lambda seen=seen: _longer(room, kept.session_id, seen))
+            seen = eventually(partial(_longer, room, kept.session_id, seen))
         run.kill()
         log = client.read_file(kept.session_id, "log").split()
         equal(log, [str(number) for number in range(len(log))], "what the program wrote")

@@ -80,10 +80,11 @@ class Stage:
             probe = self.folders[0] / "probe.json" if self.folders else None
             making = asyncio.ensure_future(asyncio.to_thread(Scene, probe=probe))
             try:
-                self._scene = await asyncio.shield(making)
+                made = self._scene = await asyncio.shield(making)
             except asyncio.CancelledError:
                 self._scene = await making  # a thread cannot be stopped; close() ends its work
                 raise
+            return made
         return self._scene
 
     async def room(self) -> Room:
