@@ -44,10 +44,6 @@ def _privileges(config: Config) -> None:
     config["process"]["noNewPrivileges"] = False
 
 
-def _limits(config: Config) -> None:
-    config["linux"]["resources"].pop("cpu")
-
-
 WEAKER: dict[str, tuple[Weaken, dict[str, str]]] = {
     "no seccomp": (
         lambda config: config["linux"].pop("seccomp", None),
@@ -77,13 +73,12 @@ WEAKER: dict[str, tuple[Weaken, dict[str, str]]] = {
     ),
     "host tmp": (
         _mount("bind", "/tmp", "/tmp", "rbind", "rw"),
-        {"container": "host.out-of-sight", "gvisor": "host.out-of-sight"},
+        {"container": "host.out-of-sight"},
     ),
     "extra place": (
         _mount("tmpfs", "/mnt", "tmpfs", "mode=1777", "nosuid", "nodev"),
         {"container": "confinement.writable-places", "gvisor": "confinement.writable-places"},
     ),
-    "no cpu limit": (_limits, {"container": "limits.cpu"}),
 }
 CASES = [
     pytest.param(runtime, weaken, ids.split(), id=f"{runtime} {name}")
@@ -159,14 +154,16 @@ async def test_a_router_that_forwards_everything_is_caught(host: Host) -> None:
         room = await stage.room()
         await asyncio.to_thread(_forward_everything, room)
         found = [await conformance.check(conformance.ALL[name], stage) for name in ids]
-    assert [item.verdict for item in found] == [conformance.Verdict.FAIL] * len(ids)
+    kept = [item.behaviour.id for item in found if item.verdict is not conformance.Verdict.FAIL]
+    assert kept == []
 
 
 def _forward_everything(room: Room) -> None:
     def inside() -> None:
         nft = Nftables()
         try:
-            nft.run(f"insert rule {rules.TABLE} forward accept")
+            for chain in ("arrive", "forward"):
+                nft.run(f"insert rule {rules.TABLE} {chain} accept")
         finally:
             nft.close()
 

@@ -65,7 +65,7 @@ def _calls(session_id: str) -> Iterator[tuple[str, Any]]:
         if method.client_streaming or method.name in ("CreateSession", "ListApprovals"):
             continue  # chooses an id; filters by one
         fields = {key: value for key, value in _WORDS.items() if key in names}
-        if "code" in names:
+        if "code" in names and "command" not in fields:
             fields["code"] = b"1" if names["code"].type == names["code"].TYPE_BYTES else "1"
         for key in ("session_id", "parent_session_id", "run_id"):
             if key in names:
