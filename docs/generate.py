@@ -1,7 +1,7 @@
-"""Writes ``reference/cli.md`` from the command-line parser itself.
+"""Writes ``reference/cli.md`` and ``reference/conformance.md`` from the code itself.
 
-    python docs/generate.py           write it
-    python docs/generate.py --check   fail if it is not current
+    python docs/generate.py           write them
+    python docs/generate.py --check   fail if they are not current
 
 Not argparse's own help text: that is laid out differently by each version of Python.
 """
@@ -14,13 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from k8e.cli import parsing
+from k8e.conformance import describing
 
 # argparse has no public way to ask a parser for its commands and arguments.
 # pyright: reportPrivateUsage=false, reportUnknownVariableType=false
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
 
 _OPTIONAL = {"?": "[{}]", "*": "[{} ...]"}
-TARGET = Path(__file__).parent / "reference" / "cli.md"
+REFERENCE = Path(__file__).parent / "reference"
 HEAD = """\
 <!-- Written by docs/generate.py. Change src/k8e/cli/parsing.py, then run it again. -->
 
@@ -49,15 +50,20 @@ Flags that name a variable in brackets, such as `[K8E_SANDBOX_TENANT]`, take the
 
 
 def main(arguments: list[str]) -> int:
-    """Write the page, or compare it; the exit code."""
-    wanted = page()
+    """Write the pages, or compare them; the exit code."""
+    pages = {"cli.md": page(), "conformance.md": describing.page()}
+    old = [name for name, text in pages.items() if _read(REFERENCE / name) != text]
     if arguments == ["--check"]:
-        if TARGET.exists() and TARGET.read_text("utf-8") == wanted:
-            return 0
-        sys.stderr.write(f"{TARGET.name} is not current; run python docs/generate.py\n")
-        return 1
-    TARGET.write_text(wanted, "utf-8")
+        for name in old:
+            sys.stderr.write(f"{name} is not current; run python docs/generate.py\n")
+        return 1 if old else 0
+    for name in old:
+        (REFERENCE / name).write_text(pages[name], "utf-8")
     return 0
+
+
+def _read(path: Path) -> str:
+    return path.read_text("utf-8") if path.exists() else ""
 
 
 def page() -> str:

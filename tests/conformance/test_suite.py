@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from k8e import conformance, errors
+from k8e.conformance import checklist
 from k8e.conformance.behaviours import Behaviour
 from k8e.model import Limits, Rootfs, SandboxSpec
 from k8e.runtimes.base import Guest, Support
+from tests.docs.documents import ROOT
 
 
 class NoSandboxes:
@@ -64,3 +68,43 @@ async def test_a_behaviour_that_does_not_apply_says_why() -> None:
     result = await conformance.check(behaviour, conformance.Stage(NoSandboxes()))
     assert result.verdict is conformance.Verdict.NOT_APPLICABLE
     assert result.reason == "nothing has no such thing"
+
+
+# The documents.
+
+
+def documented() -> list[str]:
+    page = (ROOT / "docs/reference/conformance.md").read_text("utf-8")
+    return re.findall(r"^\| `([a-z.-]+)` \| .* \| .* \| .* \|$", page, re.MULTILINE)
+
+
+def test_every_id_is_documented_once_and_every_documented_id_exists() -> None:
+    assert documented() == list(conformance.ALL)
+
+
+def test_every_line_of_the_checklist_is_answered_by_behaviours_that_exist() -> None:
+    lines = checklist.lines(conformance.ALL)
+    assert len(lines) >= 39
+    assert {line.key.split()[0] for line in lines} == set(
+        "kernel resources files network control state".split()
+    )
+    for line in lines:
+        assert line.checks, f"nothing answers {line.key}: {line.text}"
+        assert set(line.checks) <= set(conformance.ALL), line.key
+
+
+def test_a_known_gap_is_told_and_not_checked() -> None:
+    async def check(stage: conformance.Stage) -> None:
+        raise AssertionError("a known gap was checked")
+
+    behaviour = Behaviour("some.thing", "It does something.", check, {"nothing": "it cannot"})
+    result = conformance.known_gap(behaviour, NoSandboxes())
+    assert result is not None
+    assert (result.verdict, result.reason) == (conformance.Verdict.NOT_APPLICABLE, "it cannot")
+
+
+def test_behaviours_are_chosen_by_id_and_by_the_word_before_the_dot() -> None:
+    chosen = conformance.choose(["strict", "exec.exit-code", "strict.host"])
+    assert chosen[0] == "exec.exit-code"
+    assert {name.partition(".")[0] for name in chosen[1:]} == {"strict"}
+    assert len(chosen) == len(set(chosen)) > 5

@@ -3,270 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import re
-import shutil
-import socket
-import sqlite3
-import tempfile
 from collections.abc import Generator
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from k8e import SandboxClient, errors
-from k8e.client.results import Denial, ExecEvent, Exit, Stdout
-from k8e.egress import namespaces
-from k8e.egress.nftables import Nftables
-from k8e.egress.router import Slot
-from tests.egress import inside
-from tests.egress.far import Far, Tap
-from tests.egress.internet import RESOLVER, Internet
-from tests.places import Place, free_port
+from k8e.conformance.lab.rooms import QUICKLY, Room, Scene, Tried, Words
+
+__all__ = ["QUICKLY", "RUNTIMES", "Room", "Scene", "Tried", "Words", "opened", "reset"]
 
 RUNTIMES = ("container", "gvisor")
-QUICKLY = 2.0  # seconds within which everything is refused
-PROGRAM = "inside.py"
-EXEC_SECONDS = 40.0
-Words = list[Any]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What came of one attempt."""
-
-    words: Words
-    said: Any = None
-    error: str = ""
-    """The name of Python's exception."""
-    text: str = ""
-    seconds: float = 0.0
-
-    @property
-    def refused(self) -> bool:
-        """Whether it failed, and quickly."""
-        return bool(self.error) and self.error != "TimeoutError" and self.seconds < QUICKLY
-
-
-@dataclass(frozen=True)
-class Tried:
-    """What came of some attempts."""
-
-    outcomes: list[Outcome]
-    denials: list[Denial] = field(default_factory=list[Denial])
-
-    def not_refused(self) -> list[Outcome]:
-        return [outcome for outcome in self.outcomes if not outcome.refused]
-
-
-class Program:
-    """A program that runs in a sandbox while the test goes on."""
-
-    def __init__(self, events: Generator[ExecEvent]) -> None:
-        self._events = events
-        self._text = ""
-        self.end: Exit | None = None
-
-    def line(self) -> str:
-        """The next line that it prints; empty at its end."""
-        while "\n" not in self._text and self.end is None:
-            event = next(self._events)
-            if isinstance(event, Stdout):
-                self._text += event.data.decode()
-            elif isinstance(event, Exit):
-                self.end = event
-        line, _, self._text = self._text.partition("\n")
-        return line
-
-    def outcome(self) -> Outcome:
-        """What came of it, after its last line."""
-        return _outcomes([[]], self.line())[0]
-
-    def close(self) -> None:
-        with contextlib.suppress(errors.K8eError):  # its gateway may be gone
-            self._events.close()
-
-
-class Puppet:
-    """A program in a sandbox that obeys over its own connection, whether or not a gateway runs."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._stream = connection.makefile("rwb")
-
-    def attempt(self, *words: Any) -> Outcome:
-        self._stream.write(json.dumps(words).encode() + b"\n")
-        self._stream.flush()
-        line = self._stream.readline()
-        assert line, "the puppet's connection is cut"
-        return _outcomes([list(words)], f"[{line.decode()}]")[0]
-
-    def is_cut(self) -> bool:
-        """Whether nothing comes back any more; the far end of a cut connection is not told."""
-        self._connection.settimeout(1)
-        try:
-            self.attempt("address")
-        except (OSError, AssertionError):
-            return True
-        return False
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._stream.close()
-
-
-class Room:
-    """A session in which things are tried."""
-
-    def __init__(self, scene: Scene, runtime: str, *words: str, tenant: str = "") -> None:
-        self.scene = scene
-        self.runtime = runtime
-        self.session_id = scene.client.create_session(runtime, words, tenant)
-        source = Path(inside.__file__).read_text("utf-8")
-        scene.client.write_file(self.session_id, PROGRAM, source)
-
-    def allow(self, *words: str) -> None:
-        self.scene.client.update_allowed_hosts(self.session_id, words)
-
-    def attempt(self, *attempts: Words, at_once: bool = False) -> Tried:
-        """Try some things, one after the other or all at once."""
-        found = self.scene.client.exec(
-            self.session_id, self._command(attempts, at_once=at_once), timeout=EXEC_SECONDS
-        )
-        assert found.exit_code == 0, found.stderr
-        return Tried(_outcomes(attempts, found.stdout), found.denials)
-
-    def ask(self, *words: Any) -> Outcome:
-        """Try one thing."""
-        return self.attempt(list(words)).outcomes[0]
-
-    @contextlib.contextmanager
-    def start(self, *words: Any, exec_id: str = "") -> Generator[Program]:
-        """Try something that lasts and says when it is ready; it ends with the block."""
-        command = self._command([list(words)])
-        events = self.scene.client.exec_events(
-            self.session_id, command, EXEC_SECONDS, exec_id=exec_id
-        )
-        program = Program(events)
-        try:
-            assert program.line() == "ready"
-            yield program
-        finally:
-            program.close()
-
-    def rejoin(self, *words: Any, exec_id: str) -> Outcome:
-        """What came of something that was started by an earlier gateway."""
-        command = self._command([list(words)])
-        found = self.scene.client.exec(self.session_id, command, EXEC_SECONDS, exec_id=exec_id)
-        return _outcomes([words], found.stdout.splitlines()[-1])[0]
-
-    @contextlib.contextmanager
-    def puppet(self, host: str, port: int) -> Generator[Puppet]:
-        """A program that obeys by a connection to ``host``, far away."""
-        with self.start("obey", host, port):
-            puppet = Puppet(self.scene.far.caller())
-            try:
-                yield puppet
-            finally:
-                puppet.close()
-
-    @staticmethod
-    def _command(attempts: Any, *, at_once: bool = False) -> list[str]:
-        command = ["python3", "-S", PROGRAM, json.dumps(attempts)]
-        return [*command, "at once"] if at_once else command
-
-    @property
-    def slot(self) -> Slot:
-        """The sandbox's place at the router."""
-        return Slot(json.loads(self.record.read_text("utf-8"))["slot"])
-
-    @property
-    def record(self) -> Path:
-        """What a gateway that comes after needs to know of this sandbox's network."""
-        query = "SELECT sandbox_id FROM sessions WHERE session_id = ?"
-        with contextlib.closing(sqlite3.connect(self.scene.place.data / "sessions.db")) as database:
-            (sandbox_id,) = database.execute(query, [self.session_id]).fetchone()
-        return self.scene.net / "sandboxes" / f"{sandbox_id}.json"
-
-    def close(self) -> None:
-        self.scene.client.destroy_session(self.session_id)
-
-
-class Scene:
-    """The internet, a gateway that reaches the world through it, and who is far away."""
-
-    def __init__(self, folder: Path) -> None:
-        self.internet = Internet(folder)
-        self.far = Far(self.internet, folder)
-        self.tap = Tap(self.internet.world)
-        self.place = Place(
-            K8E_LISTEN=f"127.0.0.1:{free_port()}",
-            K8E_RESOLVERS=RESOLVER,
-            K8E_UPLINK_NAMESPACE=str(self.internet.world),
-        )
-        self.client = self._connected()
-        self._former: list[SandboxClient] = []
-
-    def _connected(self) -> SandboxClient:
-        self.place.json("gateway", "--background")
-        return SandboxClient(self.place.endpoint)
-
-    @property
-    def net(self) -> Path:
-        """Where the gateway keeps its network namespaces and records."""
-        return self.place.run_dir / "net"
-
-    @property
-    def router(self) -> Path:
-        return self.net / "router"
-
-    def rules(self) -> str:
-        """All rules of the router, with what is in its sets."""
-
-        def inside() -> str:
-            nft = Nftables()
-            try:
-                return nft.run("list ruleset")
-            finally:
-                nft.close()
-
-        return namespaces.run_in(self.router, inside)
-
-    def elements(self) -> str:
-        """What the rules hold for sandboxes, but for what only counts and forgets by itself."""
-        counting = re.compile(r"\tset \w+ {[^}]*flags dynamic.*?\n\t}", re.DOTALL)
-        return counting.sub("", self.rules())
-
-    def links(self) -> list[str]:
-        """The router's links."""
-        return [name for _, name in namespaces.run_in(self.router, socket.if_nameindex)]
-
-    def forget(self) -> None:
-        """Everything that was seen until now."""
-        self.tap.take()
-        self.internet.asked.clear()
-        self.far.requests.clear()
-        self.far.server_names.clear()
-
-    def restart(self) -> None:
-        """Have a new gateway, as the next command would, after the old one is gone."""
-        self._former.append(self.client)  # programs that it started are still to be ended
-        self.client = self._connected()
-
-    def close(self) -> None:
-        for client in (self.client, *self._former):
-            client.close()
-        try:
-            self.place.close()
-        finally:
-            left = namespaces.run_in(self.internet.world, socket.if_nameindex)
-            self.tap.close()
-            self.far.close()
-            self.internet.close()
-        assert [name for _, name in left if name.startswith("k8e")] == []
 
 
 @contextlib.contextmanager
@@ -274,28 +20,16 @@ def opened() -> Generator[Scene]:
     """A scene that leaves nothing behind."""
     if os.geteuid() != 0:
         pytest.skip("network namespaces and the local runtimes need root")
-    folder = Path(tempfile.mkdtemp(prefix="k8e-far-"))
-    scene = Scene(folder)
+    scene = Scene()
     try:
         yield scene
     finally:
         scene.close()
-        shutil.rmtree(folder)
-    assert str(folder) not in Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape")
 
 
 @contextlib.contextmanager
 def reset(room: Room) -> Generator[Room]:
     """A room as if it were new, and nothing of it seen yet."""
-    room.allow()
-    room.scene.internet.craft = None
-    room.scene.forget()
+    room.reset()
     yield room
-    room.scene.internet.craft = None
-    room.allow()
-
-
-def _outcomes(attempts: Any, text: str) -> list[Outcome]:
-    found = json.loads(text)
-    assert len(found) == len(attempts)
-    return [Outcome(list(words), **told) for words, told in zip(attempts, found, strict=True)]
+    room.reset()

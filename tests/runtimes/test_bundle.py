@@ -28,7 +28,11 @@ def runtime(request: pytest.FixtureRequest, tmp_path: Path) -> GVisor | Containe
 
 def make_config(runtime: GVisor | Container, python: Interpreter | None = None) -> dict[str, Any]:
     record = runtime.assign(Record("sb-x", runtime.name, LIMITS, None))
-    layout = bundle.Layout(
+    return bundle.make_config("sb-x", host_layout(python), runtime.flavour(record), LIMITS)
+
+
+def host_layout(python: Interpreter | None = None) -> bundle.Layout:
+    return bundle.Layout(
         rootfs=Path("/k8e/rootfs"),
         bound=["/usr"],
         guest=Path("/k8e/guest/guest-1.pyc"),
@@ -38,7 +42,6 @@ def make_config(runtime: GVisor | Container, python: Interpreter | None = None) 
         open_files=1000,
         python=python,
     )
-    return bundle.make_config("sb-x", layout, runtime.flavour(record), LIMITS)
 
 
 @pytest.fixture
@@ -216,3 +219,29 @@ def test_the_guest_in_an_image_reads_neither_its_cache_nor_its_locales_nor_its_z
     assert {"LC_ALL=C", "TZ=:"} < set(process["env"])
     assert not [item for item in process["env"] if item.startswith("LANG")]
     assert Interpreter(Path("/k8e/python"), "ld-musl-x86_64.so.1").argv[1] == "--library-path"
+
+
+def test_in_a_user_namespace_of_its_own_the_guest_limits_itself(tmp_path: Path) -> None:
+    host = Host(settings.load({"K8E_DATA_DIR": str(tmp_path), "K8E_RUN_DIR": str(tmp_path)}))
+    runtime = Container(host)
+    record = runtime.assign(Record("sb-x", "container", LIMITS, None))
+    layout = host_layout()
+    config = bundle.make_config("sb-x", layout, runtime.flavour(record), LIMITS, "", "/k8e/userns")
+    spaces = {item["type"]: item.get("path", "") for item in config["linux"]["namespaces"]}
+    assert spaces["user"] == "/k8e/userns"
+    assert config["process"]["rlimits"] == []
+    assert "K8E_OPEN_FILES=1000" in config["process"]["env"]
+
+
+def test_terminals_are_limited_where_all_sandboxes_share_a_kernel(
+    runtime: GVisor | Container, config: dict[str, Any]
+) -> None:
+    (options,) = [item["options"] for item in config["mounts"] if item["type"] == "devpts"]
+    limited = any(option.startswith("max=") for option in options)
+    assert limited == (runtime.name == "container")
+
+
+def test_requests_that_all_of_a_host_share_are_not_for_sandboxes() -> None:
+    rules = {name: rule for rule in seccomp.profile()["syscalls"] for name in rule["names"]}
+    assert rules["io_setup"]["action"] == "SCMP_ACT_ERRNO"
+    assert rules["io_setup"]["errnoRet"] == seccomp.ENOSYS

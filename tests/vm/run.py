@@ -19,6 +19,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import threading
 import time
@@ -194,7 +195,7 @@ def initramfs(kernel: Path, busybox: Path) -> bytes:
     needed = modules(kernel / "lib" / "modules")
     environment = {
         "PATH": PATH,
-        "PYTHONPATH": str(ROOT / "src"),
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), sysconfig.get_path("platlib")]),
         "K8E_HOME": str(settings.load().home),
         "K8E_DATA_DIR": "/var/lib/k8e",
         "K8E_RUN_DIR": "/run/k8e",

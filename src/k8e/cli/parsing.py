@@ -13,6 +13,7 @@ from k8e.cli import (
     completing,
     fast,
     parsing_approvals,
+    parsing_conformance,
     parsing_contexts,
     parsing_exposing,
     parsing_files,
@@ -342,6 +343,7 @@ def _add_gateway(commands: Any) -> None:
 def _add_host(commands: Any) -> None:
     _command(commands, "status", "show how the gateway is", "k8e status", "gateway.status")
     parsing_more.add_doctor(_command, commands)
+    parsing_conformance.add(_command, commands, Parser)
     completing.add(_command, commands)
     _command(commands, "version", "print the version", "k8e version", "gateway.version")
     for name in ("server", "agent"):

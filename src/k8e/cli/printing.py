@@ -21,6 +21,7 @@ _HINTS = {
     "limit_exceeded": "free something, or ask for more",
     "unimplemented": "this comes with a later release",
 }
+_DEL = 0x7F  # of all characters that json.dumps leaves as they are the one that acts
 _FILE_HINT = "the path is one of the sandbox's own; k8e sandbox list shows what is in /workspace"
 _LOCAL_HINT = "the path is one of this machine; check that it is there and that you may use it"
 _BUG_HINT = "this is a defect of k8e; the gateway's log may say more"
@@ -30,7 +31,19 @@ def encode(value: Any) -> str:
     """One line of JSON as K8E prints it: keys in order, safe inside HTML."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     # Outside of strings JSON has none of these, so replacing them everywhere is right.
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+    text = text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+    return text if text.isprintable() else "".join(map(_harmless, text))
+
+
+def _harmless(char: str) -> str:
+    """A character as it is, or spelled out if a terminal would act on it or hide it.
+
+    JSON leaves DEL, C1 controls and what turns the direction of text as they are, and what is
+    printed here comes from sandboxes too. Bytes that are no UTF-8 stay, for whoever encodes.
+    """
+    if char.isprintable() or "\ud800" <= char <= "\udfff":
+        return char
+    return json.dumps(char)[1:-1] if ord(char) != _DEL else "\\u007f"
 
 
 def answer(value: Any, *, to: int = 1) -> None:

@@ -1,31 +1,42 @@
-"""Behaviours that every runtime must show, checked through the runtime contract alone.
+"""Behaviours that every runtime must show: through its contract, and as sessions of a gateway.
 
 ``run(runtime)`` checks them all. A new runtime is done when nothing fails here.
 """
 
 from k8e.conformance import (
+    archives,
     attacks,
     confinement,
     contexts,
+    control,
     ending,
     executing,
+    exposed,
     filing,
+    hoarding,
+    hosts,
+    keeping,
     languages,
     life,
     limits,
     more_contexts,
+    names,
+    network,
     nodes,
     output,
     pausing,
+    policies,
     ports,
     refusals,
     settling,
     sharing,
+    strict,
     terminals,
+    trespassing,
     warmth,
 )
 from k8e.conformance.behaviours import ALL, Behaviour, Broken, NotApplicable
-from k8e.conformance.running import Result, Verdict, check, run
+from k8e.conformance.running import Result, Verdict, check, choose, known_gap, results, run
 from k8e.conformance.stage import Stage, staged
 
 __all__ = [
@@ -37,6 +48,9 @@ __all__ = [
     "Stage",
     "Verdict",
     "check",
+    "choose",
+    "known_gap",
+    "results",
     "run",
     "staged",
 ]
@@ -53,13 +67,24 @@ _PARTS = (
     languages,
     filing,
     refusals,
+    trespassing,
     ports,
     confinement,
     attacks,
+    hosts,
     limits,
+    hoarding,
     settling,
     life,
     sharing,
     pausing,
+    network,
+    names,
+    strict,
+    policies,
+    archives,
+    control,
+    exposed,
+    keeping,
 )
 """Importing a part adds its behaviours."""

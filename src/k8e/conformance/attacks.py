@@ -113,6 +113,35 @@ if sys.argv[1] == 'exec': os.execv('/bin/true', ['true'])
 os.kill(os.getpid(), signal.SIGSTOP)
 print('went on')
 """
+# What the guest's own ids would allow, for the moment in which it lends them to a program.
+_MEANWHILE = """
+import ctypes, os, resource, time
+libc = ctypes.CDLL(None, use_errno=True)
+class Part(ctypes.Structure):
+    _fields_ = [('base', ctypes.c_void_p), ('size', ctypes.c_size_t)]
+buffer = ctypes.create_string_buffer(1024)
+mine, theirs = Part(ctypes.addressof(buffer), 8), Part(0x400000, 8)
+mask = (ctypes.c_ulong * 16)(1)
+limit = (ctypes.c_ulong * 2)(16, 16)
+attempts = {
+    'ptrace': lambda: libc.ptrace(16, 1, 0, 0),
+    'memory': lambda: libc.process_vm_readv(1, ctypes.byref(mine), 1, ctypes.byref(theirs), 1, 0),
+    'limit': lambda: libc.prlimit(1, resource.RLIMIT_NOFILE, limit, None),
+    'environ': lambda: os.open('/proc/1/environ', os.O_RDONLY),
+    'mem': lambda: os.open('/proc/1/mem', os.O_RDWR),
+    'fd': lambda: len(os.listdir('/proc/1/fd')),
+    'cwd': lambda: len(os.readlink('/proc/1/cwd')),
+    'oom': lambda: os.open('/proc/1/oom_score_adj', os.O_WRONLY),
+}
+print('go', flush=True)
+found, until = set(), time.monotonic() + 60
+while time.monotonic() < until and not os.path.exists('/tmp/enough'):
+    for name, attempt in attempts.items():
+        try:
+            if attempt() >= 0: found.add(name)
+        except OSError: pass
+print(sorted(found))
+"""
 # As root of a user namespace of one's own, where the kernel (or gVisor's) grants one.
 _NAMESPACE = """
 import ctypes, os, sys
@@ -210,6 +239,22 @@ async def guest_while_spawning(stage: Stage) -> None:
         await sandbox.call("signal", id=attacker.id, signal=9)
         await attacker.finish()
     expect(sandbox.guest.link is link, "the guest lost its link")
+
+
+@behaviour("attacks.guest-while-lending")
+async def guest_while_lending(stage: Stage) -> None:
+    """The guest can be neither traced, read nor limited while it starts programs as the user."""
+    sandbox = await stage.launch()
+    attackers = [await sandbox.start(["/usr/bin/python3", "-c", _MEANWHILE]) for _ in range(2)]
+    for attacker in attackers:
+        await attacker.until(b"go\n")
+    for number in range(100):
+        done = await sandbox.run(["/bin/echo", str(number)])
+        equal(done.stdout, b"%d\n" % number, "a program under attack")
+    await sandbox.shell("touch /tmp/enough")
+    for attacker in attackers:
+        done = await attacker.finish()
+        equal(done.stdout, b"go\n[]\n", f"what an attacker reached: {done.story()}")
 
 
 @behaviour("attacks.guest-as-tracer")

@@ -96,7 +96,11 @@ async def memory(stage: Stage) -> None:
     equal(done.stdout, b"", "its output")
 
 
-@behaviour("limits.memory-alone")
+@behaviour(
+    "limits.memory-alone",
+    gvisor="gVisor has no limit on one process's memory and no killer of its own: the sandbox ends "
+    "as a whole, and says why",
+)
 async def memory_alone(stage: Stage) -> None:
     """A program that wants more memory than the limit fails alone; the guest and others go on."""
     sandbox = await stage.launch(memory=64 * MIB)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import subprocess
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from k8e.conformance.stage import Stage, staged
 from k8e.runtimes.base import Runtime
 
 BEHAVIOUR_SECONDS = 90.0
+_SURPRISES = (Broken, errors.K8eError, OSError, ValueError, LookupError, subprocess.SubprocessError)
+"""How a check fails; anything else is a mistake of the check itself."""
 
 
 class Verdict(enum.StrEnum):
@@ -35,19 +38,43 @@ class Result:
     seconds: float
 
 
-async def run(
+def choose(words: Iterable[str]) -> list[str]:
+    """The behaviours that ``words`` name: each an id, or the part before its first dot."""
+    chosen: dict[str, None] = {}
+    for word in words:
+        found = [name for name in ALL if name == word or name.partition(".")[0] == word]
+        if not found:
+            raise errors.InvalidRequest(
+                f"there is no behaviour {word!r}", hint="k8e conformance run --list shows them all"
+            )
+        chosen.update(dict.fromkeys(found))
+    return [name for name in ALL if name in chosen]
+
+
+async def results(
     runtime: Runtime, ids: Iterable[str] | None = None, *, folders: Sequence[Path] = ()
-) -> list[Result]:
+) -> AsyncGenerator[Result]:
     """Check behaviours (all, or those named) against a runtime, one after the other.
 
     ``folders`` are those where the runtime keeps files on this host, if it does.
     """
-    chosen = list(ALL) if ids is None else list(ids)
-    for name in chosen:
-        if name not in ALL:
-            raise errors.InvalidRequest(f"there is no behaviour {name!r}")
+    chosen = list(ALL) if ids is None else choose(ids)
     async with staged(runtime, folders=folders) as stage:
-        return [await check(ALL[name], stage) for name in chosen]
+        for name in chosen:
+            yield known_gap(ALL[name], runtime) or await check(ALL[name], stage)
+
+
+async def run(
+    runtime: Runtime, ids: Iterable[str] | None = None, *, folders: Sequence[Path] = ()
+) -> list[Result]:
+    """The same, all at the end."""
+    return [result async for result in results(runtime, ids, folders=folders)]
+
+
+def known_gap(behaviour: Behaviour, runtime: Runtime) -> Result | None:
+    """What is said of a promise that a runtime is known not to keep; None for others."""
+    reason = behaviour.gaps.get(runtime.name)
+    return Result(behaviour, Verdict.NOT_APPLICABLE, reason, 0.0) if reason else None
 
 
 async def check(behaviour: Behaviour, stage: Stage) -> Result:
@@ -59,7 +86,7 @@ async def check(behaviour: Behaviour, stage: Stage) -> Result:
             await behaviour.check(stage)
     except NotApplicable as error:
         verdict, reason = Verdict.NOT_APPLICABLE, str(error)
-    except (Broken, errors.K8eError, OSError, ValueError, LookupError) as error:
+    except _SURPRISES as error:
         verdict, reason = Verdict.FAIL, f"{type(error).__name__}: {error}"
     finally:
         await stage.clear()

@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from k8e.conformance.lab.rooms import Room, Scene
+from k8e.conformance.outcomes import NotApplicable
 from k8e.conformance.sandbox import Sandbox
 from k8e.model import Limits, SandboxSpec, new_id
 from k8e.runtimes.base import Binding, Runtime
@@ -26,6 +28,8 @@ class Stage:
         self._shared: Sandbox | None = None
         self._kept: dict[str, Sandbox] = {}
         self._fresh: list[Sandbox] = []
+        self._scene: Scene | None = None
+        self._room: Room | None = None
 
     async def shared(self) -> Sandbox:
         """A sandbox that many behaviours use; a new one where the last has died."""
@@ -68,6 +72,33 @@ class Stage:
         self._fresh.append(sandbox)
         return sandbox
 
+    async def scene(self) -> Scene:
+        """A gateway of its own whose sandboxes see an internet of its own; made when it is due."""
+        if not self.runtime.networked:
+            raise NotApplicable(f"the sandboxes of {self.runtime.name} have no network here")
+        if self._scene is None:
+            probe = self.folders[0] / "probe.json" if self.folders else None
+            making = asyncio.ensure_future(asyncio.to_thread(Scene, probe=probe))
+            try:
+                made = self._scene = await asyncio.shield(making)
+            except asyncio.CancelledError:
+                self._scene = await making  # a thread cannot be stopped; close() ends its work
+                raise
+            return made
+        return self._scene
+
+    async def room(self) -> Room:
+        """A session of that gateway which may reach nothing yet; many behaviours use it in turn."""
+        scene = await self.scene()
+        if self._room is not None and not await asyncio.to_thread(self._room.is_alive):
+            self._room = None
+        if self._room is None:
+            self._room = await asyncio.to_thread(Room, scene, self.runtime.name)
+            # So that there is an uplink: what is held back is held back by policy.
+            await asyncio.to_thread(self._room.allow, "open")
+        await asyncio.to_thread(self._room.reset)
+        return self._room
+
     async def restart(self) -> None:
         """What a new gateway does after the old one was killed: adopt, and wait for guests."""
         adopted = {guest.sandbox_id: guest for guest in await self.runtime.adopt()}
@@ -90,6 +121,9 @@ class Stage:
         self._shared = None
         self._kept.clear()
         await self.clear()
+        if self._scene is not None:
+            scene, self._scene, self._room = self._scene, None, None
+            await asyncio.shield(asyncio.to_thread(scene.close))
 
 
 @contextlib.asynccontextmanager

@@ -66,7 +66,8 @@ def explain(error: BaseException) -> dict[str, Any]:
     told = getattr(error, "told", None)
     if told is not None:
         return told
-    if isinstance(error, LookupError):
+    # Its kin mean that something is missing in the call itself, not that what it names is.
+    if isinstance(error, LookupError) and not isinstance(error, (KeyError, IndexError)):
         return {"code": "ESRCH", "message": str(error.args[0] if error.args else error)}
     return {"code": "EINVAL", "message": f"{type(error).__name__}: {error}"}
 

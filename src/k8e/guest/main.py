@@ -68,6 +68,7 @@ class Guest:
         }
 
     def run(self) -> None:
+        limit_files()
         own_home()
         self._catch_children()
         self.execs.link = Link(self.loop, self.operations())
@@ -161,6 +162,14 @@ class Guest:
             with as_user():
                 os.makedirs(cwd, exist_ok=True)
         self.execs.cwd = cwd
+
+
+def limit_files() -> None:
+    """Set what no runtime may set in a user namespace that is not its own; nothing elsewhere."""
+    most = int(os.environ.get("K8E_OPEN_FILES", "0"))
+    if most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def _answered(function: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[..., None]:

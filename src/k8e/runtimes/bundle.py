@@ -21,6 +21,10 @@ GUEST_MALLOC = ["MALLOC_MMAP_THRESHOLD_=8388608", "MALLOC_TRIM_THRESHOLD_=167772
 HOST_LOCALE = ["LANG=C.UTF-8"]
 # In an image's root these open no file: neither locales nor converters nor zones are the image's.
 IMAGE_LOCALE = ["LC_ALL=C", "TZ=:"]
+MOST_TERMINALS = 128
+"""Terminals that a sandbox may have on the host's kernel, which has 3,072 for all of them; gVisor's
+are its own."""
+_TERMINALS = ("nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5")
 OPEN_FILES = 65536
 """Open files per process, or the gateway's own hard limit where that is lower."""
 MASKED = (
@@ -134,7 +138,7 @@ def _mounts(layout: Layout, flavour: Flavour, limits: Limits) -> list[dict[str, 
             "destination": "/dev/pts",
             "type": "devpts",
             "source": "devpts",
-            "options": ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"],
+            "options": [*_TERMINALS, *(() if flavour.sysfs else (f"max={MOST_TERMINALS}",))],
         },
         *map(_tmpfs, memory_folders(limits)),
     ]
@@ -167,30 +171,38 @@ def make_resources(flavour: Flavour, limits: Limits) -> dict[str, Any]:
     }
 
 
-def _process(layout: Layout, flavour: Flavour) -> dict[str, Any]:
+def _process(layout: Layout, flavour: Flavour, *, limits_itself: bool) -> dict[str, Any]:
     held = ("bounding", "effective", "permitted")
     python = ["/usr/bin/python3"] if layout.python is None else layout.python.argv
     locale = HOST_LOCALE if layout.python is None else IMAGE_LOCALE
+    rlimits = [
+        {"type": "RLIMIT_NOFILE", "hard": layout.open_files, "soft": layout.open_files},
+        {"type": "RLIMIT_CORE", "hard": 0, "soft": 0},
+    ]
+    # A runtime without CAP_SYS_RESOURCE may set them only where the user namespace is its own.
+    own = [f"K8E_OPEN_FILES={layout.open_files}"] if limits_itself else []
     return {
         "terminal": False,
         "user": {"uid": 0, "gid": 0},
         "args": [*python, "-I", "-S", "-B", f"/run/k8e/guest/{layout.guest.name}"],
-        "env": ["PATH=/usr/bin:/bin", *locale, *GUEST_MALLOC],
+        "env": ["PATH=/usr/bin:/bin", *locale, *GUEST_MALLOC, *own],
         "cwd": "/",
         "noNewPrivileges": True,
         "capabilities": dict.fromkeys(held, flavour.capabilities),
-        "rlimits": [
-            {"type": "RLIMIT_NOFILE", "hard": layout.open_files, "soft": layout.open_files},
-            {"type": "RLIMIT_CORE", "hard": 0, "soft": 0},
-        ],
+        "rlimits": [] if limits_itself else rlimits,
     }
 
 
 def make_config(
-    sandbox_id: str, layout: Layout, flavour: Flavour, limits: Limits, network: str = ""
+    sandbox_id: str,
+    layout: Layout,
+    flavour: Flavour,
+    limits: Limits,
+    network: str = "",
+    user_namespace: str = "",
 ) -> dict[str, Any]:
-    """The whole ``config.json`` of one sandbox; ``network`` is the path of its namespace."""
-    namespaces = ["pid", "ipc", "uts", "mount", "cgroup"]
+    """The whole ``config.json`` of one sandbox, with the paths of namespaces that exist already."""
+    namespaces = [{"type": name} for name in ("pid", "ipc", "uts", "mount", "cgroup")]
     linux: dict[str, Any] = {
         "cgroupsPath": cgroups.path_of(sandbox_id),
         # The slot's mounts come from the host; crun's own default would cut them off.
@@ -200,22 +212,25 @@ def make_config(
         "readonlyPaths": READ_ONLY,
     }
     if flavour.id_base is not None:
-        namespaces.append("user")
+        namespaces.append(_namespace("user", user_namespace))
         mapping = [{"containerID": 0, "hostID": flavour.id_base, "size": ID_RANGE}]
         linux["uidMappings"] = linux["gidMappings"] = mapping
     if flavour.seccomp:
         linux["seccomp"] = seccomp.profile()
-    own = {"type": "network", "path": network} if network else {"type": "network"}
-    linux["namespaces"] = [*({"type": name} for name in namespaces), own]
+    linux["namespaces"] = [*namespaces, _namespace("network", network)]
     return {
         "ociVersion": "1.0.2",
         "hostname": "sandbox",
         "root": {"path": str(layout.rootfs), "readonly": True},
-        "process": _process(layout, flavour),
+        "process": _process(layout, flavour, limits_itself=bool(user_namespace)),
         "mounts": _mounts(layout, flavour, limits),
         "annotations": flavour.annotations,
         "linux": linux,
     }
+
+
+def _namespace(kind: str, path: str) -> dict[str, str]:
+    return {"type": kind, "path": path} if path else {"type": kind}
 
 
 GVISOR_OVERHEAD = 96 * MIB

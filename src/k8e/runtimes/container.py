@@ -6,17 +6,25 @@ namespace with a uid range of its own, no capabilities for user code, and a syst
 
 from __future__ import annotations
 
+import logging
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from k8e.runtimes import bundle, resizing
+from k8e.runtimes import bundle, resizing, userspaces
 from k8e.runtimes.base import Feature, Support
 from k8e.runtimes.host import Host, Record
 from k8e.runtimes.oci import OciRuntime
 from k8e.runtimes.probing import try_launch, version_of
 
+log = logging.getLogger(__name__)
+
 CHILD_OOM_SCORE = 500
+SHARED_COUNTS = (
+    "a sandbox counts against root's share of inotify instances, which it could use up: its user "
+    "namespace could not be made by a uid of its own (%s)"
+)
 TOOLS = ("runc", "crun")  # in order of preference
 INSTALL = "run install.sh again; it installs runc"
 
@@ -42,6 +50,17 @@ class Container(OciRuntime):
         else:
             base = self.host.take_ids(record.sandbox_id)
         return replace(record, id_base=base)
+
+    def user_namespace(self, record: Record) -> str:
+        if record.id_base is None:
+            return ""
+        path = self.host.folder(record.sandbox_id) / "userns"
+        try:
+            userspaces.make(path, record.id_base, bundle.ID_RANGE)
+        except (OSError, subprocess.SubprocessError) as error:
+            log.warning(SHARED_COUNTS, error)
+            return ""
+        return str(path)
 
     def flavour(self, record: Record) -> bundle.Flavour:
         return bundle.Flavour(

@@ -294,9 +294,14 @@ class OciRuntime:
             self.flavour(record),
             record.limits,
             network,
+            self.user_namespace(record),
         )
         (folder / "config.json").write_text(json.dumps(config), "utf-8")
         return record
+
+    def user_namespace(self, record: Record) -> str:
+        """The path of a user namespace for the sandbox; empty for one that is made with it."""
+        return ""
 
     def assign(self, record: Record) -> Record:
         """Give the sandbox what only it may have, such as a range of uids."""

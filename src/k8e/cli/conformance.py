@@ -1,0 +1,167 @@
+"""``k8e conformance run``: whether this machine keeps every promise, each by its id."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import textwrap
+from collections.abc import Generator, Iterator
+from typing import Any
+
+from k8e import errors
+from k8e._version import __version__
+from k8e.cli import fast, printing
+
+_COLOURS = {"pass": "\033[32m", "fail": "\033[31m", "not applicable": "\033[33m"}
+_PLAIN = "\033[0m"
+_DEFAULT_WIDTH = 100
+_INTERRUPTED = 128
+_MARK = 14  # the longest verdict
+
+
+def run(options: argparse.Namespace) -> int:
+    """Check promises; 0 if none is broken."""
+    # Of the extra ``gateway``, like what they check.
+    try:
+        from k8e import conformance
+    except ModuleNotFoundError as error:
+        raise errors.NotImplementedYet(
+            f"the checks need the package {error.name}", hint="pip install 'k8e[gateway]'"
+        ) from None
+    chosen = conformance.choose(options.only) if options.only else list(conformance.ALL)
+    if options.list:
+        return _list([conformance.ALL[name] for name in chosen], json=options.json)
+    if os.geteuid() != 0:
+        raise errors.RuntimeUnusable(
+            "the local runtimes need root, and so do their checks",
+            hint="sudo k8e conformance run",
+        )
+    with _signals_as_exceptions():
+        return asyncio.run(_run(options, chosen))
+
+
+def _list(behaviours: list[Any], *, json: bool) -> int:
+    if json:
+        rows = [{"gaps": dict(it.gaps), "id": it.id, "promise": it.promise} for it in behaviours]
+        printing.answer({"behaviours": rows})
+        return 0
+    width = max(len(item.id) for item in behaviours)
+    for item in behaviours:
+        fast.write(1, f"{item.id:{width}}  {item.promise}\n".encode())
+    return 0
+
+
+async def _run(options: argparse.Namespace, chosen: list[str]) -> int:
+    from k8e.conformance import hosting
+
+    told: list[dict[str, Any]] = []
+    show = _Lines(len(chosen), quiet=options.json)
+    async with hosting.own_host() as host:
+        for runtime in await hosting.runtimes(host, options.runtime):
+            show.begin(runtime.name)
+            # Closed also when a signal comes: that is when its sandboxes end.
+            async with contextlib.aclosing(hosting.results(host, runtime, chosen)) as results:
+                async for result in results:
+                    told.append(_row(runtime.name, result))
+                    show.result(told[-1])
+    show.end()
+    counts = {verdict: sum(row["verdict"] == verdict for row in told) for verdict in _COLOURS}
+    if options.json:
+        printing.answer(
+            {
+                "failed": counts["fail"],
+                "not_applicable": counts["not applicable"],
+                "passed": counts["pass"],
+                "results": told,
+                "version": __version__,
+            }
+        )
+    else:
+        fast.write(1, f"{_summary(counts)}\n".encode())
+    return 1 if counts["fail"] else 0
+
+
+def _row(runtime: str, result: Any) -> dict[str, Any]:
+    return {
+        "id": result.behaviour.id,
+        "promise": result.behaviour.promise,
+        "reason": result.reason,
+        "runtime": runtime,
+        "seconds": round(result.seconds, 3),
+        "verdict": str(result.verdict),
+    }
+
+
+def _summary(counts: dict[str, int]) -> str:
+    parts = (f"{counts['pass']} passed", f"{counts['fail']} failed")
+    return ", ".join((*parts, f"{counts['not applicable']} not applicable"))
+
+
+class _Lines:
+    """A line for every promise as it is checked; on a terminal also which one is next."""
+
+    def __init__(self, total: int, *, quiet: bool) -> None:
+        self._total = total
+        self._quiet = quiet
+        self._count = 0
+        self._runtime = ""
+        self._progress = os.isatty(2)
+        self._colours = os.isatty(1)
+
+    def begin(self, runtime: str) -> None:
+        self._runtime, self._count = runtime, 0
+        if not self._quiet:
+            self._clear()
+            fast.write(1, f"{runtime}\n".encode())
+        self._draw()
+
+    def result(self, row: dict[str, Any]) -> None:
+        self._count += 1
+        if not self._quiet:
+            self._clear()
+            lines = "".join(f"{line}\n" for line in _lines(row, colours=self._colours))
+            fast.write(1, lines.encode("utf-8", "replace"))
+        self._draw()
+
+    def end(self) -> None:
+        self._clear()
+
+    def _draw(self) -> None:
+        if self._progress and self._count < self._total:
+            text = f"\r\x1b[K{self._runtime}: {self._count} of {self._total} promises checked …"
+            fast.write(2, text.encode())
+
+    def _clear(self) -> None:
+        if self._progress:
+            fast.write(2, b"\r\x1b[K")
+
+
+def _lines(row: dict[str, Any], *, colours: bool) -> Iterator[str]:
+    mark = f"{row['verdict']:{_MARK}}"
+    if colours:
+        mark = _COLOURS[row["verdict"]] + mark + _PLAIN
+    yield f"  {mark}  {row['id']:32} {row['seconds']:6.2f} s"
+    # A reason quotes what a sandbox said, which is hostile.
+    plain = "".join(char if char.isprintable() else "\ufffd" for char in row["reason"])
+    width = max(shutil.get_terminal_size((_DEFAULT_WIDTH, 0)).columns, 60)
+    told = (row["promise"], plain) if row["verdict"] == "fail" else (plain,)
+    for text in told:
+        yield from (f"{'':{_MARK + 4}}{line}" for line in textwrap.wrap(text, width - _MARK - 4))
+
+
+@contextlib.contextmanager
+def _signals_as_exceptions() -> Generator[None]:
+    """Let SIGTERM end the checks as Ctrl-C does, so that their sandboxes end too."""
+
+    def end(number: int, _: object) -> None:
+        raise SystemExit(_INTERRUPTED + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

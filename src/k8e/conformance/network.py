@@ -1,0 +1,280 @@
+"""What no program reaches: anything where nothing is allowed; the host, its kin and itself ever."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket
+from typing import Any
+
+from k8e import errors
+from k8e.conformance.behaviours import Broken, equal, expect, in_a_room
+from k8e.conformance.lab.far import DOH, METADATA, OTHER, PRIVATE, WEB, WEB6
+from k8e.conformance.lab.gateways import eventually
+from k8e.conformance.lab.internet import FAR, FAR6, HOST, HOST6, RESOLVER
+from k8e.conformance.lab.rooms import Room, Words
+from k8e.egress import namespaces
+from k8e.egress.netlink import Netlink
+from k8e.model import DNS_ADDRESS
+
+EVERYTHING = ("0.0.0.0/0", "::/0")
+PUBLIC_HOST, PUBLIC_HOST6, HOST_PORT = "93.184.220.7", "2606:4700:220::7", 8080
+FOREIGN6 = "fd6b:3865:0:1::77"
+PRIVATE_RULE = "private, local and metadata addresses cannot be reached"
+LOCAL = ("127.0.0.2", "127.0.0.1", "::1", "0.0.0.0", "::")  # noqa: S104 - a target, not a listener
+# Raw IP, ICMP, packets, vsock, netlink of firewalls and audit, cryptography, Bluetooth, SCTP.
+KINDS = (
+    *((2, 3, 1), (2, 3, 255), (10, 3, 58), (17, 3, 3), (17, 2, 3), (40, 1), (40, 2)),
+    *((16, 3, 12), (16, 3, 9), (38, 5), (31, 3, 1), (2, 1, 132), (2, 5)),
+)
+# Other ways of writing 169.254.169.254 and 10.9.9.9, and other addresses that carry them.
+DISGUISED = (
+    "2852039166",
+    "0xA9FEA9FE",
+    "0251.0376.0251.0376",
+    "0xa9.0xfe.0xa9.0xfe",
+    "169.254.43518",
+    "169.16689662",
+    "::ffff:169.254.169.254",
+    "::ffff:a9fe:a9fe",
+    "::169.254.169.254",
+    "64:ff9b::169.254.169.254",
+    "64:ff9b:1::169.254.169.254",
+    "2002:a9fe:a9fe::1",
+    "2001:0:a9fe:a9fe::1",
+    "167901449",
+    "012.9.9.9",
+    "::ffff:10.9.9.9",
+)
+RESERVED = (
+    "192.0.0.8",
+    "192.0.2.9",
+    "192.88.99.1",
+    "198.18.77.1",
+    "198.51.100.9",
+    "203.0.113.9",
+    "240.0.0.1",
+    "2001:db8::9",
+    "fd6b:3865:0:2::1",
+)
+TRIES: list[Words] = [
+    *(["lookup", name] for name in ("web.test", "secret.evil.test", "sandbox.local")),
+    *(["lookup", name] for name in ("metadata.google.internal", "instance-data")),
+    ["fetch", "http://web.test/"],
+    *(["tcp", WEB, port] for port in (22, 53, 80, 443, 853, 8080)),
+    *(["tcp", WEB6, port] for port in (80, 443)),
+    *(["tcp", DOH, port] for port in (443, 853)),
+    *(["udp", WEB, port] for port in (53, 123, 443, 853, 8080)),
+    *(["udp", WEB6, port] for port in (443, 5353)),
+    *(["dns", server, "web.test"] for server in (DNS_ADDRESS, RESOLVER, DOH)),
+    *(["dns", server, "web.test", "TXT", "tcp"] for server in (DNS_ADDRESS, RESOLVER, DOH)),
+]
+
+
+def tcp(addresses: tuple[str, ...], port: int = 8080) -> list[Words]:
+    return [["tcp", address, port] for address in addresses]
+
+
+def _opened(room: Room, *words: str) -> None:
+    """Allow what others could be reached by, so that a refusal means something."""
+    room.allow(*(words or ("open",)))
+    equal(room.ask("tcp", WEB, 8080).said, WEB, "a public address under an open policy")
+    room.scene.tap.take()
+
+
+@in_a_room("network.off")
+def off(room: Room) -> None:
+    """With no host allowed no name, TCP, UDP or DNS of any port gets out, and refusals are told."""
+    tried = room.refused(*TRIES)
+    room.silence()
+    equal(room.scene.internet.asked, [], "questions that reached a resolver")
+    wanted = {"this session has no network (its allow-list is empty)"}
+    equal(tried.rules, wanted, "reasons of the refusals")
+    expect(
+        {"web.test", "secret.evil.test"} <= {denial.name for denial in tried.denials},
+        "a refused name is not told",
+    )
+    many: list[Words] = [["udp", WEB, 443], ["udp", WEB6, 443], ["lookup", "web.test"]]
+    room.refused(*(many * 10))
+
+
+@in_a_room("network.off-groups")
+def off_groups(room: Room) -> None:
+    """With no host allowed neither multicast, mDNS nor ICMP in IPv4 or IPv6 gets out."""
+    groups = [["shout", group, 5353] for group in ("224.0.0.251", "ff02::fb", "ff0e::fb")]
+    echoes = [["ping", host] for host in (WEB, WEB6, DNS_ADDRESS, str(room.slot.routers[0]))]
+    tried = room.attempt(*groups, *echoes, at_once=True)
+    answered = [item for item in tried.outcomes[len(groups) :] if not item.error]
+    equal(answered, [], "echoes that came back")
+    room.silence()
+
+
+@in_a_room("network.other-sockets")
+def other_sockets(room: Room) -> None:
+    """Sockets that go around the network cannot be made, whatever is allowed."""
+    _opened(room)
+    room.refused(*(["make", *kind] for kind in KINDS), *(["vsock", i, 1] for i in (1, 2)))
+    room.silence()
+
+
+@in_a_room("network.private-addresses")
+def private_addresses(room: Room) -> None:
+    """Metadata services, private networks and loopback are out of reach under every policy."""
+    for words in (("open",), EVERYTHING, ("strict", *EVERYTHING)):
+        _opened(room, *words)
+        places = (*METADATA, *PRIVATE)
+        tried = room.refused(
+            *tcp(places), *tcp(METADATA, 80), *(["udp", it, 8080] for it in places)
+        )
+        equal(tried.rules, {PRIVATE_RULE}, f"reasons under {words}")
+        room.refused(*tcp(LOCAL))
+        room.silence()
+
+
+@in_a_room("network.disguised-addresses")
+def disguised_addresses(room: Room) -> None:
+    """Decimal, octal, IPv4-mapped, NAT64 and reserved forms of an address lead nowhere else."""
+    _opened(room)
+    room.refused(*tcp((*DISGUISED, *RESERVED)))
+    room.silence()
+
+
+@in_a_room("network.operator-only")
+def operator_only(room: Room) -> None:
+    """No word that a client says opens a private address."""
+    near = ("198.18.0.0/30", str(room.slot.routers[1]), "127.0.0.1")
+    for words in ((), ("strict",)):
+        for address in (*METADATA, *PRIVATE, *near):
+            try:
+                room.allow(*words, address)
+            except errors.InvalidRequest:
+                continue
+            raise Broken(f"a client may allow {address}")
+
+
+@in_a_room("network.rebinding")
+def rebinding(room: Room) -> None:
+    """A name that leads to a private address, at first or later, opens nothing."""
+    names = room.scene.internet.names
+    room.allow("rebind.test")
+    for address in (*METADATA, *PRIVATE, "127.0.0.1", "::1", "::ffff:10.9.9.9"):
+        names["rebind.test"] = [address]
+        room.scene.tap.take()
+        tried = room.refused(["tcp", "rebind.test", 8080], ["tcp", address, 8080])
+        told = {denial.rule for denial in tried.denials if denial.name == "rebind.test"}
+        expect(any("resolves to a private address" in rule for rule in told), f"reasons: {told}")
+        room.silence(f"to {address}")
+    names["rebind.test"] = [WEB]
+    equal(room.ask("tcp", "rebind.test", 8080).said, WEB, "its public address")
+    names["rebind.test"] = ["169.254.169.254"]
+    room.refused(["tcp", "rebind.test", 8080], ["tcp", "169.254.169.254", 8080])
+    names["rebind.test"] = ["169.254.169.254", OTHER, "10.9.9.9"]
+    equal(room.ask("lookup", "rebind.test").said, [OTHER], "what is left of a mixed answer")
+    names["rebind.test"], names["inner.test"] = ["=inner.test"], ["10.9.9.9"]
+    room.refused(["tcp", "rebind.test", 8080])
+
+
+@in_a_room("network.host")
+def host(room: Room) -> None:
+    """The host cannot be reached by any of its addresses, nor by a name for one."""
+    listener, addresses = namespaces.run_in(room.scene.internet.world, _host_with_a_listener)
+    with listener:
+        # The gateway is told of the new address, and then holds it back.
+        room.allow("open")
+        eventually(lambda: PUBLIC_HOST in room.scene.rules())
+        room.scene.internet.names["host.test"] = [PUBLIC_HOST, PUBLIC_HOST6]
+        for words in (
+            ("open",),
+            EVERYTHING,
+            (PUBLIC_HOST, PUBLIC_HOST6, "host.test"),
+            ("strict", *EVERYTHING),
+        ):
+            room.allow(*words)
+            room.scene.tap.take()
+            tries = [*tcp(addresses, HOST_PORT), ["tcp", "host.test", HOST_PORT]]
+            room.refused(*tries, ["udp", PUBLIC_HOST, 53])
+            room.silence(f"under {words}")
+        with contextlib.suppress(BlockingIOError):
+            raise Broken(f"the host was reached from {listener.accept()[1]}")
+
+
+def _host_with_a_listener() -> tuple[socket.socket, tuple[str, ...]]:
+    with contextlib.closing(Netlink()) as netlink:
+        added = [ipaddress.ip_interface(text) for text in (PUBLIC_HOST, PUBLIC_HOST6)]
+        with contextlib.suppress(FileExistsError):
+            netlink.configure(socket.if_nametoindex("lo"), added)
+        found = {address for _, address in netlink.addresses() if not address.is_link_local}
+    made = socket.create_server(("::", HOST_PORT), family=socket.AF_INET6, dualstack_ipv6=True)
+    made.setblocking(False)
+    return made, tuple(map(str, found))
+
+
+@in_a_room("network.gateway")
+def gateway(room: Room) -> None:
+    """The gateway's own ports, the router and the uplink cannot be reached from a sandbox."""
+    listen = int(room.scene.place.environ["K8E_LISTEN"].rpartition(":")[2])
+    room.scene.place.wait_for_grpc()
+    routers = [str(address) for address in room.slot.routers]
+    near = [*routers, DNS_ADDRESS, "198.18.0.1", "198.19.0.1", "198.19.0.2", "fd6b:3865:0:2::1"]
+    near += [text.partition("/")[0] for text in (HOST, HOST6, FAR, FAR6)]
+    own = [str(address) for address in _machine() if not address.is_loopback]
+    _opened(room)
+    tries = [["tcp", address, port] for address in near for port in (22, 443, 17380, listen)]
+    room.refused(*tries, *tcp((*own, "127.0.0.1", "::1"), listen))
+    # Packets of this wire alone are not answered at all; nobody uses these addresses.
+    beside = (*tcp(_neighbours(room)), *tcp(_neighbours(room), 53))
+    unanswered = room.attempt(*beside, at_once=True)
+    equal([it.said for it in unanswered.outcomes], [None, None], "answers on the wire itself")
+    room.silence()
+
+
+def _neighbours(room: Room) -> tuple[str, ...]:
+    """The router's addresses that hold on this one wire only."""
+
+    def there() -> tuple[str, ...]:
+        index = socket.if_nametoindex(room.slot.interface)
+        with contextlib.closing(Netlink()) as netlink:
+            found = [address for at, address in netlink.addresses() if at == index]
+        return tuple(f"{address}%eth0" for address in found if address.is_link_local)
+
+    return namespaces.run_in(room.scene.router, there)
+
+
+def _machine() -> list[Any]:
+    """The addresses of the machine that the gateway really runs on."""
+    with contextlib.closing(Netlink()) as netlink:
+        found = {address for _, address in netlink.addresses()}
+    return [address for address in found if not address.is_link_local]
+
+
+@in_a_room("network.siblings")
+def siblings(room: Room) -> None:
+    """Another sandbox cannot be reached, by its addresses or by a name for them."""
+    with room.beside() as sibling:
+        addresses = [str(sibling.slot.address4), str(sibling.slot.address6)]
+        equal(sibling.ask("address").said, addresses, "the sibling's addresses")
+        with sibling.start("listen", 8080) as program:
+            for words in (("open",), EVERYTHING, ("sibling.test",)):
+                room.scene.internet.names["sibling.test"] = addresses
+                room.allow(*words)
+                tries = [[kind, to, 8080] for kind in ("tcp", "udp") for to in addresses]
+                room.refused(*tries, ["tcp", "sibling.test", 8080])
+            equal(sibling.ask("tcp", addresses[0], 8080).said, "sibling", "that it listens")
+            first = program.line()
+            expect(first.endswith(addresses[0]), f"somebody was there before: {first}")
+
+
+@in_a_room("network.foreign-source")
+def foreign_source(room: Room) -> None:
+    """A foreign source address gets nothing out, and carries no refusal to a sibling."""
+    own = {str(room.slot.address4), str(room.slot.address6)}
+    for words in ((), ("open",)):
+        room.allow(*words)
+        room.scene.tap.take()
+        for source in {"198.18.0.2", "198.18.77.2", OTHER, FOREIGN6, "2606:4700::77"} - own:
+            room.ask("disguised", source, WEB6 if ":" in source else WEB, 443)
+            room.silence(f"from {source}")
+    with room.beside() as sibling, sibling.start("overhear", 5555, WEB6, 443) as program:
+        for _ in range(3):
+            room.ask("disguised", str(sibling.slot.address6), WEB6, 443, 5555)
+        equal(program.outcome().error, "TimeoutError", "what the sibling heard")

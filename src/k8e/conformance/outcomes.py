@@ -1,0 +1,28 @@
+"""How a behaviour says that a promise is broken, or that it means nothing here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Broken(Exception):
+    """A promise that the runtime does not keep; the message says what was seen instead."""
+
+
+class NotApplicable(Exception):
+    """A promise that means nothing for this runtime; the message says why."""
+
+
+def equal(seen: Any, wanted: Any, what: str) -> None:
+    if seen != wanted:
+        raise Broken(f"{what}: {_short(seen)} instead of {_short(wanted)}")
+
+
+def expect(fits: object, message: str) -> None:
+    if not fits:
+        raise Broken(message)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 300 else f"{text[:140]} … {text[-140:]} ({len(text)} characters)"
