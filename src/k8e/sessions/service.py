@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +28,7 @@ from k8e.sessions.network import Network
 from k8e.sessions.operations import Operation
 from k8e.sessions.pausing import Pauses
 from k8e.sessions.pool import Pool
+from k8e.sessions.quotas import Holder, Quotas
 from k8e.sessions.snapshots import Snapshots
 from k8e.sessions.standing import Standing
 from k8e.sessions.store import Store
@@ -67,6 +68,8 @@ class Sessions(Standing):
         )
         self._children = Children(store, self._network, self._maker, settings.max_children)
         self._pauses = Pauses(store)
+        self.quotas = Quotas(settings)
+        """How many sessions each may have; ``quotas.special`` knows who has other numbers."""
         self.events = Events(settings.data_dir / "events")
         """What happened in each session: ``events.write(session, "noun.verb", **fields)``."""
         store.on_forget.append(self.events.forget)
@@ -147,6 +150,11 @@ class Sessions(Standing):
     def _sandboxes(self) -> set[str]:
         return {live.session.sandbox_id for live in self._live.values()}
 
+    def _holders(self) -> Iterable[Holder]:
+        for live in self._live.values():
+            yield Holder(live.session.owner, live.session.spec.tenant)
+        yield from self._maker.holders()
+
     def count(self) -> int:
         """Sessions that exist or are being made."""
         return len(self._live) + self._maker.count()
@@ -215,12 +223,14 @@ class Sessions(Standing):
         auto: bool,
         kin: Kinship | None = None,
     ) -> Session:
-        if self._maker.task(key) is None and self.count() >= self._settings.max_sessions:
-            raise errors.LimitExceeded(
-                f"{self._settings.max_sessions} sessions are alive, the most this gateway "
-                "takes (K8E_MAX_SESSIONS)",
-                hint="destroy some: k8e sandbox sessions, k8e sandbox destroy ID",
-            )
+        if self._maker.task(key) is None:
+            if self.count() >= self._settings.max_sessions:
+                raise errors.LimitExceeded(
+                    f"{self._settings.max_sessions} sessions are alive, the most this gateway "
+                    "takes (K8E_MAX_SESSIONS)",
+                    hint="destroy some: k8e sandbox sessions, k8e sandbox destroy ID",
+                )
+            self.quotas.admit(principal, spec.tenant, self._holders())
         return await self._maker.make(key, principal, spec, auto=auto, kin=kin)
 
     # Using.
