@@ -21,8 +21,10 @@ GUEST_MALLOC = ["MALLOC_MMAP_THRESHOLD_=8388608", "MALLOC_TRIM_THRESHOLD_=167772
 HOST_LOCALE = ["LANG=C.UTF-8"]
 # In an image's root these open no file: neither locales nor converters nor zones are the image's.
 IMAGE_LOCALE = ["LC_ALL=C", "TZ=:"]
-OPEN_FILES = 65536
-"""Open files per process, or the gateway's own hard limit where that is lower."""
+BYTES_PER_INODE = 16 << 10
+"""Of the size of a folder in memory: a file without content costs the kernel a kilobyte, which
+counts against the session's memory, and which no killing of programs gives back."""
+LEAST_INODES = 256
 MASKED = (
     "/proc/acpi /proc/asound /proc/interrupts /proc/kcore /proc/keys /proc/latency_stats "
     "/proc/sched_debug /proc/scsi /proc/timer_list /proc/timer_stats /sys/devices/virtual/powercap "
@@ -48,6 +50,7 @@ class Layout:
     tools: Path | None
     """Language tools for ``/opt/k8e/tools``, where they are installed."""
     open_files: int
+    """Of each process; at most the gateway's own hard limit."""
     python: Interpreter | None = None
     """The guest's own Python, where the root need not have one."""
 
@@ -88,6 +91,16 @@ class MemoryFolder:
     mode: str
     noexec: bool
 
+    @property
+    def inodes(self) -> int:
+        """How many files there may be in it."""
+        return max(LEAST_INODES, self.size // BYTES_PER_INODE)
+
+    @property
+    def bounds(self) -> list[str]:
+        """What bounds it, as options of a mount."""
+        return [f"size={self.size}", f"nr_inodes={self.inodes}"]
+
 
 def memory_folders(limits: Limits) -> list[MemoryFolder]:
     """The folders in memory of a sandbox with these limits."""
@@ -107,7 +120,7 @@ def _bind(source: Path | str, target: str, *options: str) -> dict[str, Any]:
 
 
 def _tmpfs(folder: MemoryFolder) -> dict[str, Any]:
-    options = ["nosuid", "nodev", f"size={folder.size}", f"mode={folder.mode}"]
+    options = ["nosuid", "nodev", *folder.bounds, f"mode={folder.mode}"]
     return {
         "destination": folder.path,
         "type": "tmpfs",

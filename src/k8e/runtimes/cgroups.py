@@ -110,6 +110,17 @@ def _set(file: Path, value: object) -> None:
         file.write_text(str(value), "ascii")
 
 
+def limit_hits(sandbox_id: str) -> dict[str, int]:
+    """How often the kernel held a sandbox to a limit: killed for memory, refused a process."""
+    hits = {"memory": memory_limit_hits(sandbox_id), "pids": 0}
+    base = ROOT if is_unified() else ROOT / "pids"
+    with contextlib.suppress(OSError, ValueError):
+        for line in (base / PARENT / sandbox_id / "pids.events").read_text("ascii").splitlines():
+            if line.startswith("max "):
+                hits["pids"] = int(line.split()[1])
+    return hits
+
+
 def memory_limit_hits(sandbox_id: str) -> int:
     """How many processes of a sandbox the kernel killed because its memory ran out."""
     group = f"{PARENT}/{sandbox_id}"

@@ -63,14 +63,20 @@ class GVisor(OciRuntime):
 
     def can_change(self, launched: Limits, asked: Limits) -> bool:
         # It counts its CPUs when it starts: as many as its quota says, and never fewer than two.
-        return asked.cpus <= max(FEWEST_CPUS, launched.cpus)
+        if asked.cpus > max(FEWEST_CPUS, launched.cpus):
+            return False
+        return super().can_change(launched, asked)
 
     def guest_limits(self, record: Record) -> dict[str, Any]:
-        return {"nproc": record.limits.pids}
+        # Of the bounds of a folder in memory, runsc passes the bytes on and drops the files.
+        folders = [
+            [item.path, ",".join(item.bounds), item.mode, item.noexec]
+            for item in bundle.memory_folders(record.limits)
+        ]
+        return {"nproc": record.limits.pids, "folders": folders}
 
     def resize_folders(self, record: Record) -> dict[str, Any]:
-        folders = bundle.memory_folders(record.limits)
-        return {"folders": [[item.path, item.size, item.mode, item.noexec] for item in folders]}
+        return {}  # they are among the limits of the guest
 
     def mount_point(self, sandbox_id: str) -> Path:
         return self.host.folder(sandbox_id) / "slot" / "w"

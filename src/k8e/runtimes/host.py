@@ -177,7 +177,7 @@ class Host:
             slot=folder / "slot",
             tools=tools if tools.is_dir() else None,
             # Without CAP_SYS_RESOURCE nobody can raise a hard limit above their own.
-            open_files=min(bundle.OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
+            open_files=min(record.limits.open_files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
             python=python,
         )
 

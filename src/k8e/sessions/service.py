@@ -116,6 +116,7 @@ class Sessions(Standing):
         for session, guest in await adopting.adopt(self._store, self.runtimes, self._host):
             live = self._begin(session, guest)
             live.has_background = True  # perhaps: it will be asked
+            live.limits.catch_up()
             if live.paused:
                 self._pauses.freeze_again(live)
                 continue
@@ -132,7 +133,7 @@ class Sessions(Standing):
 
     def _catch_up(self, live: Live) -> asyncio.Task[None]:
         """Note what ended while nobody looked."""
-        amend = self._amend(live.session.sandbox_id)
+        amend = self._amend(live)
         return self._spawn(noting.catch_up(self.events, live.session, live.guest, amend))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -262,7 +263,7 @@ class Sessions(Standing):
         if connected is None:
             return None
         ended = noting.begun(self.events, live.session, call)
-        amend = self._amend(live.session.sandbox_id)
+        amend = self._amend(live)
         left = str(call["id"]) if call["op"] == "exec" else ""
 
         def done(kind: int, body: bytes) -> None:
@@ -281,10 +282,11 @@ class Sessions(Standing):
         operation.attach(channel)
         return operation
 
-    def _amend(self, sandbox_id: str) -> Callable[[bytes], bytes]:
-        """What adds to an EXIT the refusals from now on."""
+    def _amend(self, live: Live) -> Callable[[bytes], bytes]:
+        """What adds to an EXIT the refusals from now on, and the limits that were met."""
+        sandbox_id = live.session.sandbox_id
         mark = self._network.mark(sandbox_id)
-        return lambda body: self._network.add_denials(sandbox_id, mark, body)
+        return lambda body: live.limits.amend(self._network.add_denials(sandbox_id, mark, body))
 
     def _why_not(self, principal: Principal, session_id: str) -> errors.K8eError:
         try:
@@ -389,6 +391,7 @@ class Sessions(Standing):
         log.info("session %s ends: %s", session_id, reason)
         live.stop()
         try:
+            noting.limits_met(self.events, live.session, live.limits.tell(live.limits.news()))
             for operation in list(live.running):
                 operation.fail(errors.SandboxDied(reason))
             await self._children.end(live, reason, self._end)
