@@ -14,42 +14,11 @@ from collections.abc import Generator
 
 from benchmarks.stage import Stage
 from k8e import SandboxClient, errors
+from k8e.conformance.noise import BALLOON, BOMB, FILL, FLOOD, SOCKETS, SPIN
 
 MOST_SECONDS = 240  # after which a neighbour that was forgotten ends
 LOUD_SECONDS = 1.5  # for it to get loud
 STOP_SECONDS = 30.0
-SPIN = "for i in 1 2 3 4; do while :; do :; done & done; wait"
-BOMB = """
-import os
-while True:
-    try: os.fork()
-    except OSError: pass
-"""
-BALLOON = """
-held = []
-while True:
-    held.append(bytearray(16 << 20))
-    for at in range(0, 16 << 20, 4096): held[-1][at] = 1
-"""
-FILL = "while :; do dd if=/dev/zero of=noise bs=1M conv=fsync 2>/dev/null; rm noise; done"
-FLOOD = "yes 'a line of a log that nobody will ever read'"
-SOCKETS = """
-import os, socket
-for _ in range(3): os.fork()
-listener = socket.create_server(('127.0.0.1', 0), backlog=4096)
-name = b'\\0\\1\\1\\0\\0\\1\\0\\0\\0\\0\\0\\0\\4some\\4name\\7example\\0\\0\\1\\0\\1'
-kept = []
-while True:
-    try:
-        one = socket.socket(); one.setblocking(False); kept.append(one)
-        one.connect_ex(listener.getsockname() if len(kept) % 2 else ('203.0.113.7', 443))
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-            asking.sendto(name, ('198.19.255.1', 53))
-    except OSError: pass
-    if len(kept) > 2000:
-        for one in kept: one.close()
-        kept.clear()
-"""
 NOISES = {
     "CPU spin": ("bash", SPIN),
     "fork bomb": ("python", BOMB),

@@ -41,9 +41,7 @@ def _measure(stage: Stage, runtime: str) -> Iterator[Row]:
         client.destroy_session(quiet)
 
 
-def _compare(
-    runtime: str, noise: str, beside: Samples, alone: Samples, note: str
-) -> Iterator[Row]:
+def _compare(runtime: str, noise: str, beside: Samples, alone: Samples, note: str) -> Iterator[Row]:
     for what in (EXEC, GATEWAY, HOST):
         ours = Series(f"{what}, beside {noise}", "ms", beside[what])
         yield Row("noise", runtime, ours, Series(f"{what}, alone", "ms", alone[what]))

@@ -83,8 +83,8 @@ class Settings:
     max_sessions: int = 256
     """K8E_MAX_SESSIONS: how many sessions may live at once on this gateway."""
     max_sessions_per_principal: int = 192
-    """K8E_MAX_SESSIONS_PER_PRINCIPAL: how many sessions one principal (a key, or the local user) may
-    have at once; 0 means as many as the gateway takes."""
+    """K8E_MAX_SESSIONS_PER_PRINCIPAL: how many sessions one principal (a key, or the local user)
+    may have at once; 0 means as many as the gateway takes."""
     max_sessions_per_tenant: int = 128
     """K8E_MAX_SESSIONS_PER_TENANT: how many of them one tenant of a principal may have; 0 means as
     many as the principal."""

@@ -89,7 +89,7 @@ def test_a_principal_with_a_quota_of_its_own_has_that_one():
     made = quotas(max_sessions_per_principal=100, max_creations_per_principal=1)
     made.special = lambda principal: Quota(sessions=1) if principal == ME else None
     make(made, 3)
-    with pytest.raises(errors.LimitExceeded, match="the limit is 1 .the quota of its key"):
+    with pytest.raises(errors.LimitExceeded, match=r"the limit is 1 \(the quota of its key"):
         made.admit(ME, "a", [Holder("me", "x")])
     make(made, 1, OTHER)
     with pytest.raises(errors.LimitExceeded):

@@ -5,6 +5,7 @@
 
 from k8e.conformance import (
     attacks,
+    bounds,
     confinement,
     contexts,
     ending,
@@ -15,6 +16,7 @@ from k8e.conformance import (
     limits,
     more_contexts,
     nodes,
+    noise,
     output,
     pausing,
     ports,
@@ -57,6 +59,8 @@ _PARTS = (
     confinement,
     attacks,
     limits,
+    bounds,
+    noise,
     settling,
     life,
     sharing,

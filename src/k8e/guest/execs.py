@@ -296,6 +296,7 @@ class Exec:
             return
         if self.status == "running":
             self.status = status
+            self._find_limits()  # now: nothing of it will be left to count
         kill_session(self.pid, signal.SIGTERM)
         self._loop.later(TERM_GRACE, self.kill_now)
 
@@ -332,7 +333,8 @@ class Exec:
         if self.status == "running":
             self.status = "completed"
         self.ended = time.monotonic()
-        self._find_limits()
+        if self.code:
+            self._find_limits()
         if self._deadline is not None:
             self._deadline.cancel()
         self._input.close()
@@ -345,7 +347,7 @@ class Exec:
             self._finish()
 
     def _find_limits(self) -> None:
-        if self.code and not self.limits:
+        if not self.limits:
             self.limits = limits_met(self.output.complaints)
 
     def _finish(self) -> None:

@@ -96,7 +96,8 @@ class Execution(Exec):
         if self.status == "running":
             self.status = status
         self.ended = time.monotonic()
-        self._find_limits()
+        if code:
+            self._find_limits()
         if self._deadline is not None:
             self._deadline.cancel()
         for tell in self.on_exit:

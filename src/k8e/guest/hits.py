@@ -11,9 +11,9 @@ import os
 
 from k8e.guest.spawn import UID, WORKSPACE
 
-MEMORY_FOLDERS = ("/tmp", "/home", "/var/tmp", "/dev/shm")  # noqa: S108 - paths in the sandbox
-FULL_SHARE = 256  # what has less than this part of its blocks left is full
-FULL_BYTES = 64 << 10
+MEMORY_FOLDERS = ("/tmp", "/home", "/var/tmp", "/dev/shm")
+FULL_SHARE = 32  # what has less than this part of its blocks left is full: ext4 keeps some back
+FULL_BYTES = 1 << 20  # and never more than this
 WORDS = (
     (b"No space left on device", "disk"),
     (b"Disk quota exceeded", "disk"),
@@ -43,7 +43,7 @@ def limits_met(words: bytes) -> list[str]:
 
 def _full_places() -> list[str]:
     found: list[str] = []
-    for place in (WORKSPACE,) + MEMORY_FOLDERS:
+    for place in (WORKSPACE, *MEMORY_FOLDERS):
         try:
             told = os.statvfs(place)
         except OSError:

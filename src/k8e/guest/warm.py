@@ -46,7 +46,7 @@ class Warmth:
             keeper.bind(dict(BASE_ENV, **env), name in languages, languages.get(name))
 
     def limit(self, kind: int, most: int) -> None:
-        """Those that wait do not have this limit yet; only what has the user's ids may set one for them."""
+        """Those that wait do not have it yet; only what has the user's ids may give it to them."""
         from resource import prlimit
 
         os.setresgid(GID, GID, 0)

@@ -231,6 +231,8 @@ def make_config(
     }
 
 
+SOCKET_SHARE = 4
+"""Buffers of sockets have at most this part of the session's memory, beside it."""
 GVISOR_OVERHEAD = 96 * MIB
 """What gVisor itself may use beyond the session's memory: its kernel and a process per stub."""
 

@@ -57,6 +57,10 @@ def _workspace_of(record: Record) -> dict[str, int]:
     return {"size": limits.disk, "inodes": limits.inodes, "owner": (record.id_base or 0) + UID}
 
 
+def _limit_sockets(record: Record) -> None:
+    cgroups.limit_sockets(record.sandbox_id, record.limits.memory // bundle.SOCKET_SHARE)
+
+
 class OciGuest:
     """A sandbox made of an OCI bundle."""
 
@@ -261,6 +265,7 @@ class OciRuntime:
             pid = int((folder / "pid").read_text("ascii"))
             record = replace(record, pid=pid, pid_started=start_time(pid))
             record.save(folder)
+            _limit_sockets(record)
             guest = OciGuest(self, record, listener)
             guest.watch()
             await guest.connect()
@@ -320,9 +325,7 @@ class OciRuntime:
 
         def change(record: Record) -> dict[str, Any]:
             found: dict[str, Any] = {}
-            sizes = [
-                (round_up(item.limits.disk), item.limits.inodes) for item in (before, record)
-            ]
+            sizes = [(round_up(item.limits.disk), item.limits.inodes) for item in (before, record)]
             if record.settled and not record.workspace_of and sizes[0] != sizes[1]:
                 target = self.mount_point(record.sandbox_id)
                 self.host.workspaces.replace(record.sandbox_id, target, **_workspace_of(record))
@@ -337,6 +340,7 @@ class OciRuntime:
         """Let the kernel hold a sandbox to the limits of its record, which is saved."""
         resources = bundle.make_resources(self.flavour(record), record.limits)
         cgroups.set_limits(record.sandbox_id, resources)
+        _limit_sockets(record)
         record.save(self.host.folder(record.sandbox_id))
 
     async def adopt(self) -> list[Guest]:
