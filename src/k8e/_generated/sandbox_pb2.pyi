@@ -1029,7 +1029,7 @@ class ExecutionResult(_message.Message):
     def __init__(self, data: _Optional[_Mapping[str, bytes]] = ..., is_main_result: _Optional[bool] = ..., left_out: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ExecutionEnd(_message.Message):
-    __slots__ = ("exit_code", "status", "execution_count", "error", "context_state", "duration_ms", "truncated", "denials")
+    __slots__ = ("exit_code", "status", "execution_count", "error", "context_state", "duration_ms", "truncated", "denials", "limits")
     EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     EXECUTION_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -1038,6 +1038,7 @@ class ExecutionEnd(_message.Message):
     DURATION_MS_FIELD_NUMBER: _ClassVar[int]
     TRUNCATED_FIELD_NUMBER: _ClassVar[int]
     DENIALS_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
     exit_code: int
     status: str
     execution_count: int
@@ -1046,7 +1047,8 @@ class ExecutionEnd(_message.Message):
     duration_ms: int
     truncated: bool
     denials: _containers.RepeatedCompositeFieldContainer[EgressDenial]
-    def __init__(self, exit_code: _Optional[int] = ..., status: _Optional[str] = ..., execution_count: _Optional[int] = ..., error: _Optional[_Union[ExecutionError, _Mapping]] = ..., context_state: _Optional[str] = ..., duration_ms: _Optional[int] = ..., truncated: _Optional[bool] = ..., denials: _Optional[_Iterable[_Union[EgressDenial, _Mapping]]] = ...) -> None: ...
+    limits: _containers.RepeatedCompositeFieldContainer[ReachedLimit]
+    def __init__(self, exit_code: _Optional[int] = ..., status: _Optional[str] = ..., execution_count: _Optional[int] = ..., error: _Optional[_Union[ExecutionError, _Mapping]] = ..., context_state: _Optional[str] = ..., duration_ms: _Optional[int] = ..., truncated: _Optional[bool] = ..., denials: _Optional[_Iterable[_Union[EgressDenial, _Mapping]]] = ..., limits: _Optional[_Iterable[_Union[ReachedLimit, _Mapping]]] = ...) -> None: ...
 
 class ExecutionError(_message.Message):
     __slots__ = ("name", "value", "traceback")

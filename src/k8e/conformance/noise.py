@@ -73,7 +73,7 @@ async def forks(stage: Stage) -> None:
 
 @behaviour("noise.memory")
 async def memory(stage: Stage) -> None:
-    """Beside a sandbox that eats memory another one goes on, and the end of that names its limit."""
+    """Beside a sandbox that eats memory another one goes on, and its end names the limit."""
     await _endure(stage, ["python3", "-c", BALLOON], "memory")
 
 

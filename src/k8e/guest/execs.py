@@ -346,9 +346,9 @@ class Exec:
         else:
             self._finish()
 
-    def _find_limits(self) -> None:
+    def _find_limits(self, words: bytes = b"") -> None:
         if not self.limits:
-            self.limits = limits_met(self.output.complaints)
+            self.limits = limits_met(self.output.complaints + words)
 
     def _finish(self) -> None:
         if not self.output.finished:

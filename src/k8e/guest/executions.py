@@ -97,7 +97,8 @@ class Execution(Exec):
             self.status = status
         self.ended = time.monotonic()
         if code:
-            self._find_limits()
+            words = (error or {}).get("value", "")  # an exception is not printed
+            self._find_limits(words.encode("utf-8", "replace"))
         if self._deadline is not None:
             self._deadline.cancel()
         for tell in self.on_exit:
