@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,12 +23,14 @@ class Clock:
 
 
 def quotas(clock: Clock | None = None, **values: int) -> Quotas:
-    none = {
+    none: dict[str, Any] = {
+        "min_free_disk": 0,
         "max_sessions_per_principal": 0,
         "max_sessions_per_tenant": 0,
         "max_creations_per_principal": 0,
         "max_creations_per_tenant": 0,
     }
+    none["data_dir"] = Path("/")
     return Quotas(settings.load({}, **(none | values)), clock or Clock())
 
 
@@ -133,3 +136,10 @@ async def test_sub_agents_count_as_sessions_of_their_tenant(tmp_path: Path):
         await sessions.run_subagent(ME, parent.session_id)
         with pytest.raises(errors.LimitExceeded, match="K8E_MAX_SESSIONS_PER_TENANT"):
             await sessions.run_subagent(ME, parent.session_id)
+
+
+def test_no_session_is_made_on_a_disk_that_is_nearly_full():
+    with pytest.raises(errors.LimitExceeded, match="K8E_MIN_FREE_DISK") as caught:
+        make(quotas(min_free_disk=1 << 60), 1)
+    assert "new sessions need 1099511627776 MiB" in caught.value.message
+    make(quotas(min_free_disk=1), 1)

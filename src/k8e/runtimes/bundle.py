@@ -70,6 +70,8 @@ class Flavour:
     slot_at: str
     """Where the slot is mounted: the workspace itself, or beside it for a guest that binds."""
     annotations: dict[str, str]
+    oom_score: int = 0
+    """How readily the kernel ends the first process where the host has no memory; 0: not said."""
 
 
 _MEMORY_FOLDERS = (
@@ -191,6 +193,7 @@ def _process(layout: Layout, flavour: Flavour) -> dict[str, Any]:
         "env": ["PATH=/usr/bin:/bin", *locale, *GUEST_MALLOC],
         "cwd": "/",
         "noNewPrivileges": True,
+        **({"oomScoreAdj": flavour.oom_score} if flavour.oom_score else {}),
         "capabilities": dict.fromkeys(held, flavour.capabilities),
         "rlimits": [
             {"type": "RLIMIT_NOFILE", "hard": layout.open_files, "soft": layout.open_files},

@@ -23,6 +23,9 @@ from working: without that, programs start in four fifths of the time on two CPU
 # backstop; programs meet RLIMIT_NPROC, which the guest sets.
 BACKSTOP_PIDS = 4096
 FEWEST_CPUS = 2.0
+OOM_SCORE = 500
+"""All programs of a sandbox are in one process here. On a host without memory it is to end before
+the gateway does; among the programs of a sandbox, ``container`` does the same."""
 NETWORK = "network"
 INSTALL = "run install.sh again; it installs runsc"
 
@@ -59,6 +62,7 @@ class GVisor(OciRuntime):
             sysfs=True,
             slot_at="/run/k8e/slot",
             annotations={},
+            oom_score=OOM_SCORE,
         )
 
     def can_change(self, launched: Limits, asked: Limits) -> bool:
