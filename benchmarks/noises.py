@@ -62,7 +62,11 @@ class Neighbour:
             while not self._quiet.is_set():
                 # A process of its own: what reads a flood must not slow down who measures.
                 self._process = subprocess.Popen(
-                    self._argv(), env=self._stage.environment(), **_SILENT
+                    self._argv(),
+                    env=self._stage.environment(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
                 )
                 self._process.wait(MOST_SECONDS + STOP_SECONDS)
                 self.ends += 1
@@ -81,13 +85,6 @@ class Neighbour:
         k8e = [sys.executable, "-IS", str(self._stage.launcher), "sandbox", "run", "--raw"]
         options = ["--session-id", self._session_id, "--timeout", str(MOST_SECONDS)]
         return [*k8e, *options, "--lang", self._language, self._code]
-
-
-_SILENT = {
-    "stdin": subprocess.DEVNULL,
-    "stdout": subprocess.DEVNULL,
-    "stderr": subprocess.DEVNULL,
-}
 
 
 @contextlib.contextmanager
