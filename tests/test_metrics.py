@@ -17,6 +17,7 @@ SERIES = {
     "k8e_egress_denials_total": ("reason", metrics.DENIALS, metrics.count_denial),
     "k8e_egress_dns_queries_total": ("outcome", metrics.QUERIES, metrics.count_query),
     "k8e_egress_connections_total": ("outcome", metrics.CONNECTIONS, metrics.count_connection),
+    "k8e_limits_reached_total": ("limit", metrics.LIMITS, metrics.count_limit),
     "k8e_pool_claims_total": ("outcome", metrics.CLAIMS, metrics.count_claim),
 }
 NUMBERS = ("k8e_sessions", "k8e_pool_ready", "k8e_claim_seconds_count", "k8e_claim_seconds_sum")

@@ -26,6 +26,7 @@ DENIALS = ("name", "address", "port", "private", "resolver", "upstream", "strict
 QUERIES = ("answered", "refused", "failed", "dropped")
 CONNECTIONS = ("allowed", "refused", "failed")
 CLAIMS = ("hit", "miss", "unhealthy")
+LIMITS = ("memory", "pids", "disk", "inodes", "open_files", "output")
 CLAIM_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 
 disable_created_metrics()  # a second series for each counter, which says when this process started
@@ -55,6 +56,9 @@ _connections = _Counts(
     "Connections that strict policies looked into.",
     label="outcome",
     words=CONNECTIONS,
+)
+_limits = _Counts(
+    "k8e_limits_reached", "Limits that sessions have met.", label="limit", words=LIMITS
 )
 _claims = _Counts(
     "k8e_pool_claims", "Sessions that asked the pool for a sandbox.", label="outcome", words=CLAIMS
@@ -87,6 +91,11 @@ def count_connection(outcome: str) -> None:
 def count_claim(outcome: str) -> None:
     """A session asked the pool for a sandbox; one of ``CLAIMS``."""
     _claims.add(outcome)
+
+
+def count_limit(name: str) -> None:
+    """A session met one of its limits; one of ``LIMITS``."""
+    _limits.add(name)
 
 
 def observe_claim(seconds: float) -> None:

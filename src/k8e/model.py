@@ -103,6 +103,12 @@ class Limits:
     """Processes and threads."""
     disk: int = 1 * GIB
     """Bytes in /workspace."""
+    inodes: int = 0
+    """Files and folders in /workspace; 0 means one for every 8 KiB of ``disk``."""
+    open_files: int = 65_536
+    """Open files of one process."""
+    output: int = 1 * GIB
+    """Bytes that one run may print; then it is stopped."""
 
     def __post_init__(self) -> None:
         checks = (
@@ -110,6 +116,10 @@ class Limits:
             ("memory", 32 * MIB <= self.memory <= 1024 * GIB, "32 MiB to 1 TiB"),
             ("pids", 8 <= self.pids <= 100_000, "8 to 100,000"),
             ("disk", 4 * MIB <= self.disk <= 1024 * GIB, "4 MiB to 1 TiB"),
+            ("inodes", self.inodes == 0 or 16 <= self.inodes < 1 << 31, "16 to 2,147,483,647"),
+            # The guest has it too, and needs some for itself.
+            ("open_files", 1024 <= self.open_files <= 1 << 20, "1,024 to 1,048,576"),
+            ("output", 1024 <= self.output <= 1 << 50, "1 KiB to 1 PiB"),
         )
         for name, fits, span in checks:
             if not fits:

@@ -82,6 +82,20 @@ class Settings:
     such as one of a VPN; empty means the gateway's own."""
     max_sessions: int = 256
     """K8E_MAX_SESSIONS: how many sessions may live at once on this gateway."""
+    max_sessions_per_principal: int = 192
+    """K8E_MAX_SESSIONS_PER_PRINCIPAL: how many sessions one principal (a key, or the local user)
+    may have at once; 0 means as many as the gateway takes."""
+    max_sessions_per_tenant: int = 128
+    """K8E_MAX_SESSIONS_PER_TENANT: how many of them one tenant of a principal may have; 0 means as
+    many as the principal."""
+    max_creations_per_principal: int = 3000
+    """K8E_MAX_CREATIONS_PER_PRINCIPAL: how many sessions one principal may make per minute; 0 means
+    any number."""
+    max_creations_per_tenant: int = 1500
+    """K8E_MAX_CREATIONS_PER_TENANT: how many of them for one tenant; 0 means any number."""
+    min_free_disk: int = 256 << 20
+    """K8E_MIN_FREE_DISK: bytes that must be free in the data folder for a new session: workspaces
+    take room as they are filled, and a full disk would stop all of them; 0 means none."""
     max_snapshot_bytes: int = 20 << 30
     """K8E_MAX_SNAPSHOT_BYTES: how much all snapshots of one owner may hold."""
     pool_min: int = 1

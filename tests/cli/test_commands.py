@@ -40,7 +40,9 @@ def test_create_prints_k8e_s_keys_and_get_shows_what_was_asked_for(
     assert found["tenant_id"] == "acme"
     assert found["labels"] == {"team": "blue"}
     assert found["env_keys"] == ["A", "B"]
-    assert found["limits"] == {"cpus": 0.5, "disk": 64 << 20, "memory": 128 << 20, "pids": 64}
+    asked = {"cpus": 0.5, "disk": 64 << 20, "memory": 128 << 20, "pids": 64}
+    usual = {"inodes": 0, "open_files": 65536, "output": 1 << 30}
+    assert found["limits"] == asked | usual
     assert found["idle_timeout"] == 300
     assert 0 < found["expires_at"] - time.time() <= 600
 

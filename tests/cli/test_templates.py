@@ -98,7 +98,8 @@ def test_files_are_noticed_without_a_word_and_broken_ones_are_told(
     write(folder / "good.yaml", "description: from a file\n")
     write(folder / "bad.yaml", "limits: {memroy: 1G}\n")
     assert {"good": "file", "bad": "file"}.items() <= names(place).items()
-    told = "bad.yaml: limits.memroy is no key (known are cpus, memory, pids, disk)"
+    known = "cpus, memory, pids, disk, inodes, open_files, output"
+    told = f"bad.yaml: limits.memroy is no key (known are {known})"
     assert told in place.error("sandbox", "create", "--template", "bad")
     assert told in place.error("template", "show", "bad")
     assert place.json("template", "show", "--json", "bad")["error"] == told

@@ -39,6 +39,7 @@ def test_the_package_exports_exactly_this() -> None:
         "Image",
         "Process",
         "ProcessInfo",
+        "ReachedLimit",
         "Result",
         "Run",
         "RunState",

@@ -116,6 +116,7 @@ CONTEXTS = ("CreateContext ListContexts RemoveContext RestartContext InterruptCo
 OURS = {
     "RunFrame",
     "EgressDenial",
+    "ReachedLimit",
     "GetEgressRequest",
     "GetEgressResponse",
     "ListApprovalsRequest",
@@ -181,7 +182,7 @@ def test_our_additions_start_at_100() -> None:
         "CreateSessionRequest": "100 template string",
         "ExecRequest": "100 code bytes",
         "ExecResponse": "100 stdout_bytes bytes, 101 stderr_bytes bytes, "
-        "102 denials repeated EgressDenial",
+        "102 denials repeated EgressDenial, 103 limits repeated ReachedLimit",
         "WriteFileRequest": "100 content_bytes bytes",
         "ReadFileResponse": "100 content_bytes bytes",
         "ConfirmActionRequest": "100 timeout double, 101 expires double",

@@ -20,7 +20,9 @@ FULL = pb.Template(
     description="everything",
     runtime_class="container",
     rootfs="dir:/srv/root",
-    limits=pb.TemplateLimits(cpus=0.5, memory=64 << 20, pids=50, disk=8 << 20),
+    limits=pb.TemplateLimits(
+        cpus=0.5, memory=64 << 20, pids=50, disk=8 << 20, inodes=99, open_files=2000, output=5000
+    ),
     env={"A": "ü"},
     labels={"b": "c"},
     allowed_hosts=["none"],

@@ -198,3 +198,37 @@ def test_every_reader_gets_every_byte_in_order_whatever_the_credit(
         for kind in (OUT, ERR):
             assert sink.bytes_of(kind) == b"".join(data for found, data in written if found == kind)
         assert not reader.lost
+
+
+def test_a_flood_is_cut_at_its_limit_and_told_once() -> None:
+    output = Output(ring=False, limit=0, most=10)
+    told: list[int] = []
+    output.on_flood = lambda: told.append(output.total)
+    _, sink, _ = attach(output)
+    output.add(OUT, b"0123456")
+    assert not told
+    output.add(ERR, b"789abc")
+    output.add(OUT, b"def")
+    assert told == [13]
+    assert (sink.bytes_of(OUT), sink.bytes_of(ERR)) == (b"0123456", b"789")
+    assert output.truncated
+    assert output.total == 16
+
+
+def test_what_is_dropped_counts_as_printed() -> None:
+    output = Output(ring=True, limit=2, most=10)
+    told: list[int] = []
+    output.on_flood = lambda: told.append(output.total)
+    for _ in range(4):
+        output.add(OUT, b"xxx")
+    assert told == [12]
+    assert output.end == 2
+
+
+def test_the_last_complaints_are_kept() -> None:
+    output = Output(ring=False, limit=1)
+    output.add(OUT, b"not this")
+    output.add(ERR, b"a" * 5000)
+    output.add(ERR, b"the end")
+    assert len(output.complaints) == 2048
+    assert output.complaints.endswith(b"aaathe end")

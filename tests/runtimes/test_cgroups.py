@@ -169,3 +169,25 @@ def test_a_running_sandbox_gets_other_limits_on_version_two(v2: Path) -> None:
     cgroups.set_limits(ID, OTHER_LIMITS)
     limits = [cgroups.limit_of(ID, name) for name in ("cpu", "memory", "pids")]
     assert limits == ["50000 100000", "200", "33"]
+
+
+def test_processes_that_were_refused_are_counted_on_both_versions(
+    request: pytest.FixtureRequest,
+) -> None:
+    v1 = request.getfixturevalue("v1")
+    write(v1 / "pids/k8e" / ID / "pids.events", "max 4\n")
+    write(v1 / "memory/k8e" / ID / "memory.oom_control", "oom_kill 2\n")
+    assert cgroups.limit_hits(ID) == {"memory": 2, "pids": 4}
+    v2 = request.getfixturevalue("v2")
+    write(v2 / "k8e" / ID / "pids.events", "max 7\n")
+    assert cgroups.limit_hits(ID)["pids"] == 7
+    assert cgroups.limit_hits("sb-unknown") == {"memory": 0, "pids": 0}
+
+
+def test_buffers_of_sockets_are_bounded_where_memory_does_not_have_them(v1: Path) -> None:
+    file = v1 / "memory/k8e" / ID / "memory.kmem.tcp.limit_in_bytes"
+    cgroups.limit_sockets(ID, 1000)  # a kernel without it
+    assert not file.exists()
+    write(file, "9223372036854771712\n")
+    cgroups.limit_sockets(ID, 1000)
+    assert file.read_text() == "1000"

@@ -152,3 +152,28 @@ def test_a_workspace_of_another_size_takes_the_place_of_an_unused_one(
     assert len(traces.loop_devices(str(tmp_path))) == 1
     mounts.unmount_top(target)
     assert (target / "beneath").exists()
+
+
+@needs_root
+def test_a_workspace_has_as_many_files_as_it_is_given(tmp_path: Path, target: Path) -> None:
+    found = workspaces.Workspaces(tmp_path / "images")
+    found.mount("sb-x", target, size=16 * MIB, owner=1, inodes=300)
+    assert 290 <= os.statvfs(target).f_files <= 340
+    mounts.unmount(target)
+    # More than there is room for is no error: a file system of nothing but inodes helps nobody.
+    found.mount("sb-y", target, size=8 * MIB, owner=1, inodes=1 << 30)
+    assert os.statvfs(target).f_files <= 8 * MIB // workspaces.LEAST_PER_INODE + 64
+    (target / "one").write_bytes(bytes(MIB))
+
+
+@needs_root
+def test_prepared_images_do_not_grow_in_number(
+    tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workspaces, "KEEP_EMPTY", 2)
+    found = workspaces.Workspaces(tmp_path)
+    for number, inodes in enumerate((100, 200, 100, 300)):
+        found.mount(f"sb-{number}", target, size=4 * MIB, owner=1, inodes=inodes)
+        mounts.unmount(target)
+    names = sorted(path.name for path in tmp_path.glob("empty-*"))
+    assert names == ["empty-4194304-100.ext4", "empty-4194304-300.ext4"]

@@ -29,7 +29,8 @@ SCENARIO, *WORDS = sys.argv[1:]
 BEHAVIOURS = {
     "host": (
         "limits.cpu limits.memory limits.memory-alone limits.memory-together limits.memory-files "
-        "limits.pids limits.threads limits.disk life.destroy life.death-noticed life.purge "
+        "limits.pids limits.threads limits.disk bounds.places bounds.pids-told "
+        "bounds.memory-told life.destroy life.death-noticed life.purge "
         "life.adopt share.files share.child-ends-alone pause.stands-still pause.no-cpu "
         "pause.destroy pause.purge pause.adopt"
     ).split(),

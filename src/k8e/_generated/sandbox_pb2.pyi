@@ -178,7 +178,7 @@ class ExecRequest(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., command: _Optional[str] = ..., timeout: _Optional[int] = ..., workdir: _Optional[str] = ..., background: _Optional[bool] = ..., language: _Optional[str] = ..., code: _Optional[bytes] = ...) -> None: ...
 
 class ExecResponse(_message.Message):
-    __slots__ = ("stdout", "stderr", "exit_code", "session_id", "run_id", "status", "duration_ms", "truncated", "language", "stdout_bytes", "stderr_bytes", "denials")
+    __slots__ = ("stdout", "stderr", "exit_code", "session_id", "run_id", "status", "duration_ms", "truncated", "language", "stdout_bytes", "stderr_bytes", "denials", "limits")
     STDOUT_FIELD_NUMBER: _ClassVar[int]
     STDERR_FIELD_NUMBER: _ClassVar[int]
     EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
@@ -191,6 +191,7 @@ class ExecResponse(_message.Message):
     STDOUT_BYTES_FIELD_NUMBER: _ClassVar[int]
     STDERR_BYTES_FIELD_NUMBER: _ClassVar[int]
     DENIALS_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
     stdout: str
     stderr: str
     exit_code: int
@@ -203,7 +204,18 @@ class ExecResponse(_message.Message):
     stdout_bytes: bytes
     stderr_bytes: bytes
     denials: _containers.RepeatedCompositeFieldContainer[EgressDenial]
-    def __init__(self, stdout: _Optional[str] = ..., stderr: _Optional[str] = ..., exit_code: _Optional[int] = ..., session_id: _Optional[str] = ..., run_id: _Optional[str] = ..., status: _Optional[str] = ..., duration_ms: _Optional[int] = ..., truncated: _Optional[bool] = ..., language: _Optional[str] = ..., stdout_bytes: _Optional[bytes] = ..., stderr_bytes: _Optional[bytes] = ..., denials: _Optional[_Iterable[_Union[EgressDenial, _Mapping]]] = ...) -> None: ...
+    limits: _containers.RepeatedCompositeFieldContainer[ReachedLimit]
+    def __init__(self, stdout: _Optional[str] = ..., stderr: _Optional[str] = ..., exit_code: _Optional[int] = ..., session_id: _Optional[str] = ..., run_id: _Optional[str] = ..., status: _Optional[str] = ..., duration_ms: _Optional[int] = ..., truncated: _Optional[bool] = ..., language: _Optional[str] = ..., stdout_bytes: _Optional[bytes] = ..., stderr_bytes: _Optional[bytes] = ..., denials: _Optional[_Iterable[_Union[EgressDenial, _Mapping]]] = ..., limits: _Optional[_Iterable[_Union[ReachedLimit, _Mapping]]] = ...) -> None: ...
+
+class ReachedLimit(_message.Message):
+    __slots__ = ("limit", "value", "message")
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    limit: str
+    value: int
+    message: str
+    def __init__(self, limit: _Optional[str] = ..., value: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class EgressDenial(_message.Message):
     __slots__ = ("name", "address", "port", "protocol", "rule", "count", "at")
@@ -819,16 +831,22 @@ class Template(_message.Message):
     def __init__(self, name: _Optional[str] = ..., description: _Optional[str] = ..., runtime_class: _Optional[str] = ..., rootfs: _Optional[str] = ..., limits: _Optional[_Union[TemplateLimits, _Mapping]] = ..., env: _Optional[_Mapping[str, str]] = ..., labels: _Optional[_Mapping[str, str]] = ..., allowed_hosts: _Optional[_Iterable[str]] = ..., lifetime: _Optional[float] = ..., idle_timeout: _Optional[float] = ..., warm: _Optional[_Union[TemplateWarmth, _Mapping]] = ..., pool_min: _Optional[int] = ..., pool_max: _Optional[int] = ..., source: _Optional[str] = ..., error: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class TemplateLimits(_message.Message):
-    __slots__ = ("cpus", "memory", "pids", "disk")
+    __slots__ = ("cpus", "memory", "pids", "disk", "inodes", "open_files", "output")
     CPUS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     PIDS_FIELD_NUMBER: _ClassVar[int]
     DISK_FIELD_NUMBER: _ClassVar[int]
+    INODES_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FILES_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_FIELD_NUMBER: _ClassVar[int]
     cpus: float
     memory: int
     pids: int
     disk: int
-    def __init__(self, cpus: _Optional[float] = ..., memory: _Optional[int] = ..., pids: _Optional[int] = ..., disk: _Optional[int] = ...) -> None: ...
+    inodes: int
+    open_files: int
+    output: int
+    def __init__(self, cpus: _Optional[float] = ..., memory: _Optional[int] = ..., pids: _Optional[int] = ..., disk: _Optional[int] = ..., inodes: _Optional[int] = ..., open_files: _Optional[int] = ..., output: _Optional[int] = ...) -> None: ...
 
 class TemplateWarmth(_message.Message):
     __slots__ = ("interpreters",)
@@ -1011,7 +1029,7 @@ class ExecutionResult(_message.Message):
     def __init__(self, data: _Optional[_Mapping[str, bytes]] = ..., is_main_result: _Optional[bool] = ..., left_out: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ExecutionEnd(_message.Message):
-    __slots__ = ("exit_code", "status", "execution_count", "error", "context_state", "duration_ms", "truncated", "denials")
+    __slots__ = ("exit_code", "status", "execution_count", "error", "context_state", "duration_ms", "truncated", "denials", "limits")
     EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     EXECUTION_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -1020,6 +1038,7 @@ class ExecutionEnd(_message.Message):
     DURATION_MS_FIELD_NUMBER: _ClassVar[int]
     TRUNCATED_FIELD_NUMBER: _ClassVar[int]
     DENIALS_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
     exit_code: int
     status: str
     execution_count: int
@@ -1028,7 +1047,8 @@ class ExecutionEnd(_message.Message):
     duration_ms: int
     truncated: bool
     denials: _containers.RepeatedCompositeFieldContainer[EgressDenial]
-    def __init__(self, exit_code: _Optional[int] = ..., status: _Optional[str] = ..., execution_count: _Optional[int] = ..., error: _Optional[_Union[ExecutionError, _Mapping]] = ..., context_state: _Optional[str] = ..., duration_ms: _Optional[int] = ..., truncated: _Optional[bool] = ..., denials: _Optional[_Iterable[_Union[EgressDenial, _Mapping]]] = ...) -> None: ...
+    limits: _containers.RepeatedCompositeFieldContainer[ReachedLimit]
+    def __init__(self, exit_code: _Optional[int] = ..., status: _Optional[str] = ..., execution_count: _Optional[int] = ..., error: _Optional[_Union[ExecutionError, _Mapping]] = ..., context_state: _Optional[str] = ..., duration_ms: _Optional[int] = ..., truncated: _Optional[bool] = ..., denials: _Optional[_Iterable[_Union[EgressDenial, _Mapping]]] = ..., limits: _Optional[_Iterable[_Union[ReachedLimit, _Mapping]]] = ...) -> None: ...
 
 class ExecutionError(_message.Message):
     __slots__ = ("name", "value", "traceback")

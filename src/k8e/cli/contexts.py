@@ -80,6 +80,8 @@ def _shown(done: Execution) -> dict[str, Any]:
     told = dataclasses.asdict(done)
     for name in ("stdout_bytes", "stderr_bytes", "exec_id"):
         del told[name]
+    if not done.limits:  # as for other runs: most meet none
+        del told["limits"]
     return {
         **told,
         "stdout": done.stdout,

@@ -318,13 +318,16 @@ class _Run:
             line = (
                 f'{{"denials":{_denials(denials) if denials else "[]"},'
                 f'"duration_ms":{exit["duration_ms"]:d},"exit_code":{exit["code"]:d},'
-                f'"language":{quote(self._options["language"])},'
+                f'"language":{quote(self._options["language"])},{_limits(exit.get("limits"))}'
                 f'"session_id":{quote(self._session_id)},"status":{quote(exit["status"])},'
                 f'"stderr":{self._text(wire.ERR)},"stdout":{self._text(wire.OUT)},'
                 f'"truncated":{"true" if exit["truncated"] else "false"}}}\n'
             )
             write(1, line.encode("utf-8", "replace"))
-        elif denials:  # after the output, which is the program's own
+        elif exit.get("limits"):
+            lines = "".join(f"k8e: {item['message']}\n" for item in exit["limits"])
+            write(2, lines.encode("utf-8", "replace"))
+        if self._options["raw"] and denials:  # after the output, which is the program's own
             from k8e.cli import denials as telling
 
             write(2, telling.lines(denials, self._session_id).encode("utf-8", "replace"))
@@ -332,6 +335,18 @@ class _Run:
 
     def _text(self, kind: int) -> str:
         return quote(b"".join(self._output[kind]).decode("utf-8", "replace"))
+
+
+def _limits(met: list[dict[str, Any]] | None) -> str:
+    """The limits that a run met, as a part of JSON; most meet none, and say nothing of it."""
+    if not met:
+        return ""
+    told = ",".join(
+        f'{{"limit":{quote(item["limit"])},"message":{quote(item["message"])},'
+        f'"value":{item["value"]}}}'
+        for item in met
+    )
+    return f'"limits":[{told}],'
 
 
 def _denials(found: list[dict[str, Any]]) -> str:

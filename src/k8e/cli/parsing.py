@@ -245,6 +245,11 @@ def _add_session_flags(create: argparse.ArgumentParser) -> None:
     create.add_argument("--memory", metavar="SIZE", help="bytes of memory, like 512M")
     create.add_argument("--cpus", metavar="N", help="CPUs, like 0.5")
     create.add_argument("--pids", metavar="N", help="processes and threads")
+    create.add_argument("--inodes", metavar="N", help="files and folders in /workspace")
+    create.add_argument("--open-files", metavar="N", help="open files of one process")
+    create.add_argument(
+        "--max-output", dest="output", metavar="SIZE", help="bytes that one run may print, like 1G"
+    )
     create.add_argument("--disk", metavar="SIZE", help="bytes in /workspace, like 1G")
     create.add_argument(
         "--lifetime", type=float, default=0, metavar="SECONDS", help="destroy it after this long"

@@ -19,6 +19,7 @@ from k8e.guest import wire
 _PHASES = ("active", "paused", "creating", "ended", "all")
 _STANDING = ("active", "paused")
 _NOT_YET = "secret".split()
+LIMITS = ("cpus", "memory", "pids", "disk", "inodes", "open_files", "output")
 
 
 def endpoint(options: argparse.Namespace) -> endpoints.Endpoint:
@@ -176,7 +177,7 @@ def create(options: argparse.Namespace) -> int:
 
 def session_options(options: argparse.Namespace) -> requests.SessionOptions:
     """What the flags of a new session say."""
-    limits = {key: getattr(options, key) for key in ("cpus", "memory", "pids", "disk")}
+    limits = {key: getattr(options, key) for key in LIMITS}
     return {
         "env": parsing.pairs(options.env, "--env"),
         "labels": parsing.pairs(options.label, "--label"),

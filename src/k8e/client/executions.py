@@ -10,7 +10,7 @@ from k8e import errors
 from k8e.client import operations, requests, results
 from k8e.client.operations import Operation, Send
 from k8e.client.records import Record, field
-from k8e.client.results import Denial, Stderr, Stdout
+from k8e.client.results import Denial, ReachedLimit, Stderr, Stdout
 from k8e.guest import wire
 from k8e.guest.records import Records
 
@@ -105,6 +105,10 @@ def _no_denials() -> list[Denial]:
     return []
 
 
+def _no_limits() -> list[ReachedLimit]:
+    return []
+
+
 class Execution(Record):
     """What came of code in a context. Code that fails is a result, not an exception."""
 
@@ -129,6 +133,8 @@ class Execution(Record):
     """What was shown, in order."""
     denials: list[Denial] = field(default_factory=_no_denials)
     """What the session's policy refused meanwhile; usually nothing."""
+    limits: list[ReachedLimit] = field(default_factory=_no_limits)
+    """The limits of the session that it met, if it failed; usually none."""
 
     @property
     def stdout(self) -> str:
@@ -296,4 +302,5 @@ class Gathered:
             truncated=bool(told["truncated"] or told.get("lost") or self._dropped),
             results=self._results,
             denials=[results.denial(item) for item in told.get("denials") or ()],
+            limits=results.reached(told.get("limits")),
         )

@@ -142,6 +142,7 @@ def exit_event(data: dict[str, Any], session_id: str, exec_id: str) -> Exit:
         session_id=session_id,
         exec_id=exec_id,
         denials=[results.denial(item) for item in data.get("denials") or ()],
+        limits=results.reached(data.get("limits")),
     )
 
 
@@ -179,6 +180,7 @@ def collected(end: Exit, stdout: bytes, stderr: bytes) -> ExecResult:
         status=end.status,
         exec_id=end.exec_id,
         denials=end.denials,
+        limits=end.limits,
     )
 
 

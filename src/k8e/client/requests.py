@@ -42,7 +42,8 @@ class SessionOptions(TypedDict, total=False):
     env: Mapping[str, str]
     labels: Mapping[str, str]
     limits: Mapping[str, float | str]
-    """``cpus``, ``memory``, ``pids``, ``disk``; sizes as bytes or text like ``"512M"``."""
+    """``cpus``, ``memory``, ``pids``, ``disk``, ``inodes``, ``open_files``, ``output``; sizes as
+    bytes or text like ``"512M"``."""
     lifetime: float
     """Seconds until it is destroyed whatever happens."""
     idle_timeout: float

@@ -45,6 +45,26 @@ def _no_denials() -> list[Denial]:
     return []
 
 
+class ReachedLimit(Record):
+    """A limit of the session that a command met, and may have failed for."""
+
+    limit: str
+    """``memory``, ``pids``, ``disk``, ``inodes``, ``open_files`` or ``output``."""
+    value: float
+    """How much the session may have."""
+    message: str
+    """What it means, and how to have more, in words."""
+
+
+def _no_limits() -> list[ReachedLimit]:
+    return []
+
+
+def reached(told: Any) -> list[ReachedLimit]:
+    """The limits that the end of a command tells of."""
+    return [ReachedLimit(item["limit"], item["value"], item["message"]) for item in told or ()]
+
+
 class Exit(Record):
     """The end of a command."""
 
@@ -60,6 +80,8 @@ class Exit(Record):
     exec_id: str
     denials: list[Denial] = field(default_factory=_no_denials)
     """What the session's policy refused while the command ran."""
+    limits: list[ReachedLimit] = field(default_factory=_no_limits)
+    """The limits of the session that it met, if it failed."""
 
 
 ExecEvent = Stdout | Stderr | Exit
@@ -103,6 +125,8 @@ class ExecResult(_Output, Record):
     exec_id: str
     denials: list[Denial] = field(default_factory=_no_denials)
     """What the session's policy refused while the command ran; usually nothing."""
+    limits: list[ReachedLimit] = field(default_factory=_no_limits)
+    """The limits of the session that it met, if it failed; usually none."""
 
 
 class FileEntry(Record):

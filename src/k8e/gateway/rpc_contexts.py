@@ -166,6 +166,7 @@ def _end(told: dict[str, Any]) -> pb.ExecutionEnd:
             duration_ms=told["duration_ms"],
             truncated=bool(told.get("truncated") or told.get("lost")),
             denials=rpc_egress.denials(told.get("denials")),
+            limits=[pb.ReachedLimit(**item) for item in told.get("limits") or ()],
         )
         error = told.get("error")
         if error is not None:

@@ -34,6 +34,7 @@ ALL_LEVELS = 1 << 20  # of directories
 EXIT_CODE_KEY = "k8e-exit-code"
 STATUS_KEY = "k8e-status"
 DENIALS_KEY = "k8e-denials"
+LIMITS_KEY = "k8e-limits"
 _NO_TENANT = "default"
 _MAX_CONTENT = MAX_MESSAGE - 1024  # room for the fields' own bytes
 _DECODER = codecs.getincrementaldecoder("utf-8")
@@ -50,6 +51,7 @@ class Ending(NamedTuple):
     duration_ms: int
     truncated: bool
     denials: list[pb.EgressDenial]
+    limits: list[pb.ReachedLimit]
 
 
 class Service(
@@ -204,6 +206,7 @@ class Service(
             duration_ms=end.duration_ms,
             truncated=end.truncated or overflow,
             denials=end.denials,
+            limits=end.limits,
         )
 
     async def ExecStream(
@@ -234,6 +237,8 @@ class Service(
         metadata = [(EXIT_CODE_KEY, str(end.code)), (STATUS_KEY, end.status)]
         if end.denials:
             metadata.append((DENIALS_KEY, rpc_egress.denials_as_json(end.denials)))
+        if end.limits:
+            metadata.append((LIMITS_KEY, ",".join(item.limit for item in end.limits)))
         context.set_trailing_metadata(tuple(metadata))
 
     # Files.
@@ -365,7 +370,9 @@ def _ending(body: bytes) -> Ending:
     status = str(end.get("status"))
     known = status if status in ("completed", "timed_out", "killed") else "failed"
     denied = rpc_egress.denials(end.get("denials"))
-    return Ending(code, known, duration, bool(end.get("truncated")), denied)
+    # The gateway's own words: what the guest said of limits was replaced.
+    met = [pb.ReachedLimit(**item) for item in end.get("limits") or ()]
+    return Ending(code, known, duration, bool(end.get("truncated")), denied, met)
 
 
 def _entries(body: bytes) -> list[pb.FileEntry]:

@@ -9,7 +9,7 @@ from k8e.gateway.rpc_errors import as_text
 from k8e.gateway.templating import TemplateCalls
 from k8e.model import Principal
 
-_LIMITS = ("cpus", "memory", "pids", "disk")
+_LIMITS = ("cpus", "memory", "pids", "disk", "inodes", "open_files", "output")
 _NOTHING = "none"  # the word for an empty list, which gRPC cannot tell from an absent one
 
 

@@ -7,6 +7,7 @@ import os
 import socket
 from typing import Any, Callable
 
+from k8e.guest.hits import why_refused
 from k8e.guest.loop import READ, WRITE, Loop, Timer
 from k8e.guest.wire import (
     CALL,
@@ -62,6 +63,9 @@ def explain(error: BaseException) -> dict[str, Any]:
         text = error.strerror or str(error)
         if error.filename is not None:
             text = f"{os.fsdecode(error.filename)}: {text}"
+        why = why_refused(error.errno)
+        if why:
+            text = f"{text} ({why})"
         return {"code": errno.errorcode.get(error.errno, "EIO"), "message": text}
     told = getattr(error, "told", None)
     if told is not None:

@@ -13,6 +13,7 @@ import time
 from typing import Any, Callable
 
 from k8e.guest.apart import in_image
+from k8e.guest.hits import limits_met
 from k8e.guest.inputs import Input, set_terminal_size, terminal_name
 from k8e.guest.languages import language_command, need_language
 from k8e.guest.loop import READ, Loop, Timer
@@ -45,7 +46,11 @@ class Exec:
         self, loop: Loop, leaders: dict[int, Exec], exec_id: str, spec: dict[str, Any]
     ) -> None:
         self.id = exec_id
-        self.output = Output(spec.get("output") == "ring", int(spec.get("limit") or 0))
+        # A person who looks at a terminal stops what floods it.
+        most = 0 if spec.get("tty") else int(spec.get("most_output") or 0)
+        self.output = Output(spec.get("output") == "ring", int(spec.get("limit") or 0), most)
+        self.output.on_flood = self._flooded
+        self.limits: list[str] = []  # that it has met
         self.kill_on_disconnect = bool(spec.get("kill_on_disconnect"))
         self.background = bool(spec.get("background"))
         self.tty: list[int] = spec.get("tty") or []
@@ -277,6 +282,10 @@ class Exec:
         self._deadline = None
         self.terminate("timed_out")
 
+    def _flooded(self) -> None:
+        self.limits.append("output")
+        self.terminate("killed")
+
     def abandon(self) -> None:
         """Nobody wants what comes of it."""
         self.terminate("killed")
@@ -287,6 +296,7 @@ class Exec:
             return
         if self.status == "running":
             self.status = status
+            self._find_limits()  # now: nothing of it will be left to count
         kill_session(self.pid, signal.SIGTERM)
         self._loop.later(TERM_GRACE, self.kill_now)
 
@@ -323,6 +333,8 @@ class Exec:
         if self.status == "running":
             self.status = "completed"
         self.ended = time.monotonic()
+        if self.code:
+            self._find_limits()
         if self._deadline is not None:
             self._deadline.cancel()
         self._input.close()
@@ -333,6 +345,10 @@ class Exec:
             self._loop.later(LAST_WORDS, self._finish)
         else:
             self._finish()
+
+    def _find_limits(self, words: bytes = b"") -> None:
+        if not self.limits:
+            self.limits = limits_met(self.output.complaints + words)
 
     def _finish(self) -> None:
         if not self.output.finished:
@@ -366,7 +382,8 @@ class Exec:
 
     def _describe_end(self) -> dict[str, Any]:
         end = self.ended or time.monotonic()
-        return {
+        told: dict[str, Any] = {"limits": self.limits} if self.limits else {}
+        return told | {
             "id": self.id,
             "pid": self.pid,
             "background": self.background,

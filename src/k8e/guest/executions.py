@@ -96,6 +96,9 @@ class Execution(Exec):
         if self.status == "running":
             self.status = status
         self.ended = time.monotonic()
+        if code:
+            words = (error or {}).get("value", "")  # an exception is not printed
+            self._find_limits(words.encode("utf-8", "replace"))
         if self._deadline is not None:
             self._deadline.cancel()
         for tell in self.on_exit:

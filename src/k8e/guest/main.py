@@ -16,6 +16,7 @@ from k8e.guest.files import (
     make_directory,
     rename_path,
 )
+from k8e.guest.hits import COUNTED, SESSION_LIMITS
 from k8e.guest.links import make_link, set_mode
 from k8e.guest.loop import READ, Loop
 from k8e.guest.ports import Ports
@@ -123,6 +124,7 @@ class Guest:
     def _settle(self, channel: Any, spec: dict[str, Any]) -> None:
         """Do what needs no session; answered when the interpreters that it asks for wait."""
         self._settle_once(spec)
+        self.place.renew_folders(spec.get("folders") or [])
         self._ahead = True
         rehearse(self.execs)
         wanted, env = dict(spec.get("warm") or {}), dict(spec.get("env") or {})
@@ -135,15 +137,13 @@ class Guest:
     def _bind(self, channel: Any, spec: dict[str, Any]) -> None:
         """Become the sandbox of one session: its environment, limits and workspace."""
         self._settle_once(spec)
-        if spec.get("nproc"):
-            self._limit_processes(int(spec["nproc"]))
+        self._keep_limits(spec)
         if self._ahead:  # what an image starts with its interpreters is no program of a session
             kill_others(self.execs.warmth.keeps)
             self._ahead = False
         if spec.get("other_workspace"):
             self.place.renew_workspace()
-        if spec.get("folders"):
-            self.place.renew_folders(spec["folders"])
+        self.place.renew_folders(spec.get("folders") or [])
         self.place.give_up_mounting()
         leave_log()
         self.execs.env = dict(spec.get("env") or {})
@@ -151,10 +151,18 @@ class Guest:
         self.execs.warmth.bind(self.execs.env, dict(spec.get("warm") or {}))
         channel.send(RESULT, pack({}))
 
-    def _limit_processes(self, most: int) -> None:
+    def _keep_limits(self, spec: dict[str, Any]) -> None:
         """For all programs from now on, and for the interpreters that wait."""
-        resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
-        self.execs.warmth.limit_processes(most)
+        SESSION_LIMITS.update(spec.get("limits") or {})
+        wanted = [(resource.RLIMIT_NOFILE, int(SESSION_LIMITS.get("open_files") or 0))]
+        if spec.get("nproc"):
+            COUNTED["pids"] = int(spec["nproc"])
+            wanted.append((resource.RLIMIT_NPROC, COUNTED["pids"]))
+        for kind, most in wanted:
+            hard = resource.getrlimit(kind)[1]
+            if most and (hard == resource.RLIM_INFINITY or most < hard):
+                resource.setrlimit(kind, (most, most))
+                self.execs.warmth.limit(kind, most)
 
     def _settle_at(self, cwd: str) -> None:
         """Start commands in ``cwd`` from now on; it is made with the rights of the user."""

@@ -15,15 +15,20 @@ BUFFER = 512 << 10
 # A chunk costs memory beyond its bytes; counting that bounds a program that prints byte by byte.
 CHUNK_COST = 128
 COALESCE = 4096
+COMPLAINTS = 2048  # bytes of stderr that are kept to explain a failure
 MAX_SHOWN = 64 << 20  # bytes of results of one exec
 
 
 class Output:
     """The numbered output of one exec."""
 
-    def __init__(self, ring: bool, limit: int) -> None:
+    def __init__(self, ring: bool, limit: int, most: int = 0) -> None:
         self.ring = ring
         self.limit = limit  # bytes kept per stream; 0 means all
+        self.most = most  # bytes that may come at all; 0 means any number
+        self.on_flood: Callable[[], object] | None = None  # told once when more come
+        self.total = 0  # bytes that came, kept or not
+        self.complaints = b""  # the newest on stderr
         self.truncated = False
         self.end = 0
         self.finished = False
@@ -36,6 +41,11 @@ class Output:
 
     def add(self, kind: int, data: bytes) -> None:
         """Take what the program wrote; beyond the limit it is counted as truncated and dropped."""
+        self.total += len(data)
+        if kind == ERR:
+            self.complaints = (self.complaints + data)[-COMPLAINTS:]
+        if self.most and self.total > self.most:
+            data = self._cut_flood(data)
         limit = self.limit if kind != SHOW else MAX_SHOWN
         if limit:
             room = limit - self._counts[kind]
@@ -56,6 +66,14 @@ class Output:
         for reader in list(self.readers):
             reader.pump()
         self._trim()
+
+    def _cut_flood(self, data: bytes) -> bytes:
+        """What still fits; whoever is in charge is told that there was more."""
+        self.truncated = True
+        told, self.on_flood = self.on_flood, None
+        if told is not None:
+            told()
+        return data[: max(0, self.most - self.total + len(data))]
 
     @property
     def full(self) -> bool:

@@ -60,6 +60,7 @@ class Place:
         self._libc: Any = None
         self._settled = False
         self._rights: Any = None
+        self._folders: list[list[Any]] = []
 
     def settle(self) -> None:
         """Do what needs no session, once: mount the slot's workspace, set programs apart."""
@@ -83,10 +84,13 @@ class Place:
 
     def renew_folders(self, folders: list[list[Any]]) -> None:
         """Have new folders in memory: gVisor takes another size for an old one, and ignores it."""
-        for path, size, mode, noexec in folders:
+        if self._libc is None or folders == self._folders:
+            return
+        self._folders = folders
+        for path, bounds, mode, noexec in folders:
             flags = MS_NOSUID | MS_NODEV | (MS_NOEXEC if noexec else 0)
             self._unmount(path)
-            self._mount("tmpfs", path, "tmpfs", flags, f"size={size},mode={mode}")
+            self._mount("tmpfs", path, "tmpfs", flags, f"{bounds},mode={mode}")
         own_home()
 
     def give_up_mounting(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from k8e.guest.dial import Link
 from k8e.guest.execs import Exec
+from k8e.guest.hits import SESSION_LIMITS, no_more_processes
 from k8e.guest.loop import Loop
 from k8e.guest.spawn import WORKSPACE
 from k8e.guest.warm import Warmth
@@ -86,6 +87,7 @@ class Execs:
 
     def start(self, channel: Any, spec: dict[str, Any]) -> None:
         credit = int(spec.get("window") or WINDOW)
+        spec.setdefault("most_output", SESSION_LIMITS.get("output"))
         exec_id = spec.get("id") or os.urandom(8).hex()
         known = self._by_id.get(exec_id)
         if known is None:
@@ -126,10 +128,19 @@ class Execs:
             made.start(spec, self.env, self.cwd, self.warmth)
         except OSError as error:
             # Where no more processes are allowed, those that only wait make room.
-            if error.errno != errno.EAGAIN or not self.warmth.clear():
+            if error.errno != errno.EAGAIN:
                 raise
-            made.start(spec, self.env, self.cwd, self.warmth)
+            if not self.warmth.clear():
+                raise no_more_processes() from None
+            self._start_last(made, spec)
         return made
+
+    def _start_last(self, made: Exec, spec: dict[str, Any]) -> None:
+        """Start a program where nothing is left that could make room."""
+        try:
+            made.start(spec, self.env, self.cwd, self.warmth)
+        except BlockingIOError:
+            raise no_more_processes() from None
 
     def _expose(self, pid: int) -> None:
         if self.oom_score_adj:

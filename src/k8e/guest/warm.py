@@ -45,16 +45,16 @@ class Warmth:
         for name, keeper in self.keepers.items():
             keeper.bind(dict(BASE_ENV, **env), name in languages, languages.get(name))
 
-    def limit_processes(self, most: int) -> None:
-        """Those that wait have no limit yet; only what has the user's ids may set one for them."""
-        from resource import RLIMIT_NPROC, prlimit
+    def limit(self, kind: int, most: int) -> None:
+        """Those that wait do not have it yet; only what has the user's ids may give it to them."""
+        from resource import prlimit
 
         os.setresgid(GID, GID, 0)
         os.setresuid(UID, UID, 0)
         try:
             for keeper in self.keepers.values():
                 for pid in keeper.kept:
-                    prlimit(pid, RLIMIT_NPROC, (most, most))
+                    prlimit(pid, kind, (most, most))
             return
         except OSError:
             pass  # new ones inherit it

@@ -27,6 +27,10 @@ are its own."""
 _TERMINALS = ("nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5")
 OPEN_FILES = 65536
 """Open files per process, or the gateway's own hard limit where that is lower."""
+BYTES_PER_INODE = 16 << 10
+"""Of the size of a folder in memory: a file without content costs the kernel a kilobyte, which
+counts against the session's memory, and which no killing of programs gives back."""
+LEAST_INODES = 256
 MASKED = (
     "/proc/acpi /proc/asound /proc/interrupts /proc/kcore /proc/keys /proc/latency_stats "
     "/proc/sched_debug /proc/scsi /proc/timer_list /proc/timer_stats /sys/devices/virtual/powercap "
@@ -52,6 +56,7 @@ class Layout:
     tools: Path | None
     """Language tools for ``/opt/k8e/tools``, where they are installed."""
     open_files: int
+    """Of each process; at most the gateway's own hard limit."""
     python: Interpreter | None = None
     """The guest's own Python, where the root need not have one."""
 
@@ -71,6 +76,8 @@ class Flavour:
     slot_at: str
     """Where the slot is mounted: the workspace itself, or beside it for a guest that binds."""
     annotations: dict[str, str]
+    oom_score: int = 0
+    """How readily the kernel ends the first process where the host has no memory; 0: not said."""
 
 
 _MEMORY_FOLDERS = (
@@ -92,6 +99,16 @@ class MemoryFolder:
     mode: str
     noexec: bool
 
+    @property
+    def inodes(self) -> int:
+        """How many files there may be in it."""
+        return max(LEAST_INODES, self.size // BYTES_PER_INODE)
+
+    @property
+    def bounds(self) -> list[str]:
+        """What bounds it, as options of a mount."""
+        return [f"size={self.size}", f"nr_inodes={self.inodes}"]
+
 
 def memory_folders(limits: Limits) -> list[MemoryFolder]:
     """The folders in memory of a sandbox with these limits."""
@@ -111,7 +128,7 @@ def _bind(source: Path | str, target: str, *options: str) -> dict[str, Any]:
 
 
 def _tmpfs(folder: MemoryFolder) -> dict[str, Any]:
-    options = ["nosuid", "nodev", f"size={folder.size}", f"mode={folder.mode}"]
+    options = ["nosuid", "nodev", *folder.bounds, f"mode={folder.mode}"]
     return {
         "destination": folder.path,
         "type": "tmpfs",
@@ -188,6 +205,7 @@ def _process(layout: Layout, flavour: Flavour, *, limits_itself: bool) -> dict[s
         "env": ["PATH=/usr/bin:/bin", *locale, *GUEST_MALLOC, *own],
         "cwd": "/",
         "noNewPrivileges": True,
+        **({"oomScoreAdj": flavour.oom_score} if flavour.oom_score else {}),
         "capabilities": dict.fromkeys(held, flavour.capabilities),
         "rlimits": [] if limits_itself else rlimits,
     }
@@ -233,6 +251,8 @@ def _namespace(kind: str, path: str) -> dict[str, str]:
     return {"type": kind, "path": path} if path else {"type": kind}
 
 
+SOCKET_SHARE = 4
+"""Buffers of sockets have at most this part of the session's memory, beside it."""
 GVISOR_OVERHEAD = 96 * MIB
 """What gVisor itself may use beyond the session's memory: its kernel and a process per stub."""
 

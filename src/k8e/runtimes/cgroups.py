@@ -105,9 +105,28 @@ def set_limits(sandbox_id: str, resources: dict[str, Any]) -> None:
         _set(file, memory["limit"])
 
 
+def limit_sockets(sandbox_id: str, size: int) -> None:
+    """Bound what the kernel holds for a sandbox's sockets.
+
+    On v2 that is part of its memory; on v1 it would only be bounded for the whole host.
+    """
+    _set(ROOT / "memory" / PARENT / sandbox_id / "memory.kmem.tcp.limit_in_bytes", size)
+
+
 def _set(file: Path, value: object) -> None:
     if file.exists():  # what a host cannot limit, it did not at the launch, and a probe tells
         file.write_text(str(value), "ascii")
+
+
+def limit_hits(sandbox_id: str) -> dict[str, int]:
+    """How often the kernel held a sandbox to a limit: killed for memory, refused a process."""
+    hits = {"memory": memory_limit_hits(sandbox_id), "pids": 0}
+    base = ROOT if is_unified() else ROOT / "pids"
+    with contextlib.suppress(OSError, ValueError):
+        for line in (base / PARENT / sandbox_id / "pids.events").read_text("ascii").splitlines():
+            if line.startswith("max "):
+                hits["pids"] = int(line.split()[1])
+    return hits
 
 
 def memory_limit_hits(sandbox_id: str) -> int:

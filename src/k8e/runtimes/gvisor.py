@@ -23,6 +23,9 @@ from working: without that, programs start in four fifths of the time on two CPU
 # backstop; programs meet RLIMIT_NPROC, which the guest sets.
 BACKSTOP_PIDS = 4096
 FEWEST_CPUS = 2.0
+OOM_SCORE = 500
+"""All programs of a sandbox are in one process here. On a host without memory it is to end before
+the gateway does; among the programs of a sandbox, ``container`` does the same."""
 NETWORK = "network"
 INSTALL = "run install.sh again; it installs runsc"
 
@@ -60,18 +63,25 @@ class GVisor(OciRuntime):
             sysfs=True,
             slot_at="/run/k8e/slot",
             annotations={},
+            oom_score=OOM_SCORE,
         )
 
     def can_change(self, launched: Limits, asked: Limits) -> bool:
         # It counts its CPUs when it starts: as many as its quota says, and never fewer than two.
-        return asked.cpus <= max(FEWEST_CPUS, launched.cpus)
+        if asked.cpus > max(FEWEST_CPUS, launched.cpus):
+            return False
+        return super().can_change(launched, asked)
 
     def guest_limits(self, record: Record) -> dict[str, Any]:
-        return {"nproc": record.limits.pids}
+        # Of the bounds of a folder in memory, runsc passes the bytes on and drops the files.
+        folders = [
+            [item.path, ",".join(item.bounds), item.mode, item.noexec]
+            for item in bundle.memory_folders(record.limits)
+        ]
+        return {"nproc": record.limits.pids, "folders": folders}
 
     def resize_folders(self, record: Record) -> dict[str, Any]:
-        folders = bundle.memory_folders(record.limits)
-        return {"folders": [[item.path, item.size, item.mode, item.noexec] for item in folders]}
+        return {}  # they are among the limits of the guest
 
     def mount_point(self, sandbox_id: str) -> Path:
         return self.host.folder(sandbox_id) / "slot" / "w"

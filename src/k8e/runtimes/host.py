@@ -18,7 +18,7 @@ from typing import Any
 from k8e import errors
 from k8e.images.images import Images
 from k8e.model import Limits
-from k8e.runtimes import bundle, cgroups, interpreter, mounts, packing, rootfs
+from k8e.runtimes import bundle, cgroups, interpreter, mounts, packing, rootfs, tables
 from k8e.runtimes.roots import Roots
 from k8e.runtimes.workspaces import Workspaces
 from k8e.settings import Settings
@@ -102,6 +102,7 @@ class Host:
         self.sandboxes.mkdir(parents=True, exist_ok=True)
         mounts.make_private_mount(self.sandboxes)
         cgroups.prepare()
+        tables.enlarge()
         self.workspaces.sweep()
         roots: dict[str, str] = {}
         for folder in self.sandboxes.glob("sb-*"):
@@ -177,7 +178,7 @@ class Host:
             slot=folder / "slot",
             tools=tools if tools.is_dir() else None,
             # Without CAP_SYS_RESOURCE nobody can raise a hard limit above their own.
-            open_files=min(bundle.OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
+            open_files=min(record.limits.open_files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
             python=python,
         )
 

@@ -11,7 +11,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -53,7 +53,12 @@ async def _to_the_end(function: Callable[[Record], T], record: Record) -> T:
 
 def _workspace_of(record: Record) -> dict[str, int]:
     """What a workspace must be for a sandbox."""
-    return {"size": record.limits.disk, "owner": (record.id_base or 0) + UID}
+    limits = record.limits
+    return {"size": limits.disk, "inodes": limits.inodes, "owner": (record.id_base or 0) + UID}
+
+
+def _limit_sockets(record: Record) -> None:
+    cgroups.limit_sockets(record.sandbox_id, record.limits.memory // bundle.SOCKET_SHARE)
 
 
 class OciGuest:
@@ -128,6 +133,7 @@ class OciGuest:
             "env": {**self.record.env, **binding.env},
             "cwd": binding.cwd,
             "warm": self._warm_languages(binding.warm),
+            "limits": asdict(self.record.limits),
             **self._runtime.guest_limits(self.record),
             **changes,
         }
@@ -232,7 +238,8 @@ class OciRuntime:
         await tools.run_tool(argv, log=log, seconds=seconds, starter=self.starter)
 
     def can_change(self, launched: Limits, asked: Limits) -> bool:
-        return True
+        # Nobody in a sandbox may raise a hard limit again.
+        return asked.open_files <= launched.open_files
 
     async def fetch(self, rootfs: Rootfs) -> None:
         if rootfs.kind != "host":
@@ -263,6 +270,7 @@ class OciRuntime:
             pid = int((folder / "pid").read_text("ascii"))
             record = replace(record, pid=pid, pid_started=start_time(pid))
             record.save(folder)
+            _limit_sockets(record)
             guest = OciGuest(self, record, listener)
             guest.watch()
             await guest.connect()
@@ -327,7 +335,7 @@ class OciRuntime:
 
         def change(record: Record) -> dict[str, Any]:
             found: dict[str, Any] = {}
-            sizes = [round_up(item.limits.disk) for item in (before, record)]
+            sizes = [(round_up(item.limits.disk), item.limits.inodes) for item in (before, record)]
             if record.settled and not record.workspace_of and sizes[0] != sizes[1]:
                 target = self.mount_point(record.sandbox_id)
                 self.host.workspaces.replace(record.sandbox_id, target, **_workspace_of(record))
@@ -342,6 +350,7 @@ class OciRuntime:
         """Let the kernel hold a sandbox to the limits of its record, which is saved."""
         resources = bundle.make_resources(self.flavour(record), record.limits)
         cgroups.set_limits(record.sandbox_id, resources)
+        _limit_sockets(record)
         record.save(self.host.folder(record.sandbox_id))
 
     async def adopt(self) -> list[Guest]:
@@ -366,7 +375,10 @@ class OciRuntime:
     def explain_end(self, record: Record) -> str:
         if cgroups.memory_limit_hits(record.sandbox_id):
             limit = record.limits.memory // MIB
-            return f"the sandbox ran out of memory (its limit is {limit} MiB)"
+            return (
+                f"the sandbox ran out of memory (its limit is {limit} MiB; --memory and "
+                "limits={'memory': …} give a new session more)"
+            )
         said = tools.tail(self.host.folder(record.sandbox_id) / "log")
         return f"the sandbox ended unexpectedly ({said})"
 

@@ -23,6 +23,7 @@ MODULES = (
     "settling",
     "languages",
     "output",
+    "hits",
     "conditions",
     "kinds",
     "waiting",

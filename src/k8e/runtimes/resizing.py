@@ -49,8 +49,9 @@ def _resize(place: int, folder: MemoryFolder) -> None:
         raise OSError(f"{folder.path} of the sandbox is no folder in memory")
     flags = _FSPICK_CLOEXEC | _FSPICK_EMPTY_PATH
     with _closing(_call(folder.path, _FSPICK, place, b"", flags)) as picked:
-        size = str(folder.size).encode()
-        _call(folder.path, _FSCONFIG, picked, _FSCONFIG_SET_STRING, b"size", size, 0)
+        for option in folder.bounds:
+            name, _, value = option.encode().partition(b"=")
+            _call(folder.path, _FSCONFIG, picked, _FSCONFIG_SET_STRING, name, value, 0)
         _call(folder.path, _FSCONFIG, picked, _FSCONFIG_CMD_RECONFIGURE, None, None, 0)
 
 

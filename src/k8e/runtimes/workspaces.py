@@ -22,6 +22,8 @@ JOURNAL_MIB = 4  # the smallest that ext4 takes
 SMALLEST_WITH_JOURNAL = 64 << 20
 SIZE_STEP = 64 << 20
 BYTES_PER_INODE = 8192  # source trees and node_modules have many small files
+LEAST_PER_INODE = 512  # bytes: more inodes than that leave no room for files
+KEEP_EMPTY = 16  # prepared images; clients choose sizes, so there may be any number of them
 
 
 def round_up(size: int) -> int:
@@ -34,24 +36,28 @@ class Workspaces:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._making = threading.Lock()  # of templates: two at once would share a scratch file
+        self._making = threading.Lock()  # of empty images: two at once would share a scratch file
 
     def image(self, sandbox_id: str) -> Path:
         return self._folder / f"{sandbox_id}.img"
 
-    def mount(self, sandbox_id: str, target: Path, *, size: int, owner: int) -> None:
+    def mount(
+        self, sandbox_id: str, target: Path, *, size: int, owner: int, inodes: int = 0
+    ) -> None:
         """Make the workspace if it does not exist, and mount it with ``owner`` as its owner."""
         image = self.image(sandbox_id)
         if not image.exists():
-            _copy_sparse(self._template(size), image)
+            _copy_sparse(self._template(size, inodes), image)
         mounts.mount_image(image, target, _FLAGS, _OPTIONS)
         os.chown(target, owner, owner)
 
-    def replace(self, sandbox_id: str, target: Path, *, size: int, owner: int) -> None:
+    def replace(
+        self, sandbox_id: str, target: Path, *, size: int, owner: int, inodes: int = 0
+    ) -> None:
         """Mount an empty workspace of another size; nobody has used the one that is there."""
         mounts.unmount_top(target)
         self.remove(sandbox_id)
-        self.mount(sandbox_id, target, size=size, owner=owner)
+        self.mount(sandbox_id, target, size=size, owner=owner, inodes=inodes)
 
     def remove(self, sandbox_id: str) -> None:
         for path in (self.image(sandbox_id), self.image(sandbox_id).with_suffix(".tmp")):
@@ -69,27 +75,38 @@ class Workspaces:
         for image in self._folder.glob("empty-*.tmp"):
             image.unlink()
 
-    def _template(self, size: int) -> Path:
+    def _template(self, size: int, inodes: int) -> Path:
         """An empty file system to copy; there are few, because sizes are rounded up."""
         size = round_up(size)
-        template = self._folder / f"empty-{size}.ext4"
+        inodes = min(inodes, size // LEAST_PER_INODE)
+        name = f"empty-{size}-{inodes}" if inodes else f"empty-{size}"
+        template = self._folder / f"{name}.ext4"
         with self._making:
             if template.exists():
+                os.utime(template)  # what is in use is the last to be forgotten
                 return template
             self._folder.mkdir(parents=True, exist_ok=True)
-            scratch = self._folder / f"empty-{size}.{os.getpid()}.tmp"
+            self._forget_oldest()
+            scratch = self._folder / f"{name}.{os.getpid()}.tmp"
             try:
-                _make_filesystem(scratch, size)
+                _make_filesystem(scratch, size, inodes)
                 scratch.rename(template)
             finally:
                 scratch.unlink(missing_ok=True)
             return template
 
+    def _forget_oldest(self) -> None:
+        """Make room for one more."""
+        known = sorted(self._folder.glob("empty-*.ext4"), key=lambda path: path.stat().st_mtime)
+        for path in known[: max(0, len(known) - KEEP_EMPTY + 1)]:
+            path.unlink()
 
-def _make_filesystem(image: Path, size: int) -> None:
+
+def _make_filesystem(image: Path, size: int, inodes: int) -> None:
     with open(image, "wb") as file:
         file.truncate(size)
-    argv = ["mkfs.ext4", "-q", "-F", "-m", "0", "-b", "4096", "-i", str(BYTES_PER_INODE)]
+    argv = ["mkfs.ext4", "-q", "-F", "-m", "0", "-b", "4096"]
+    argv += ["-N", str(inodes)] if inodes else ["-i", str(BYTES_PER_INODE)]
     # Without a journal, ext4 does not reuse an inode for a minute, and looks for others one by
     # one: making files again that were deleted gets thirty times slower.
     journal = ["-J", f"size={JOURNAL_MIB}"] if size >= SMALLEST_WITH_JOURNAL else []

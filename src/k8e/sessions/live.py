@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from k8e.model import Phase, Session
 from k8e.runtimes.base import Guest
+from k8e.sessions.limiting import Watch
 from k8e.sessions.operations import Operation
 
 FIRST_ANSWER = 30.0
@@ -33,6 +34,7 @@ class Live:
     ) -> None:
         self.session = session
         self.guest = guest
+        self.limits = Watch(session.sandbox_id, session.spec.limits)
         self.running: dict[Operation, tuple[float, float]] = {}
         """Each with the loop's time at which to look at it, and what its time-out is by then."""
         self.watcher: asyncio.Task[None] | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -18,6 +18,7 @@ from k8e.sessions import recipes
 from k8e.sessions.furnishing import Furnisher
 from k8e.sessions.launching import Launcher
 from k8e.sessions.network import Network
+from k8e.sessions.quotas import Holder
 from k8e.sessions.recipes import Recipe
 from k8e.sessions.store import Store
 from k8e.sessions.warming import Warming
@@ -63,6 +64,11 @@ class Maker:
         self._furnisher = furnisher
         self._on_made = on_made
         self._creating: dict[str, asyncio.Task[Session]] = {}
+        self._holders: dict[str, Holder] = {}  # by the same keys: for whom
+
+    def holders(self) -> Iterable[Holder]:
+        """Whose sessions are being made."""
+        return self._holders.values()
 
     def count(self) -> int:
         return len(self._creating)
@@ -89,11 +95,13 @@ class Maker:
         if task is None:
             task = asyncio.create_task(self._create(principal, spec, auto, kin))
             self._creating[key] = task
+            self._holders[key] = Holder(principal.name, spec.tenant)
             task.add_done_callback(lambda done: self._made(key, done))
         return await asyncio.shield(task)
 
     def _made(self, key: str, task: asyncio.Task[Session]) -> None:
         self._creating.pop(key, None)
+        self._holders.pop(key, None)
         if not task.cancelled():
             task.exception()  # every caller may have left; the error was theirs
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -75,6 +75,7 @@ def _exec_ended(events: Events, session: Session, exec_id: str, kind: int, body:
         told = _unpacked(body)
         if events.exec_finished(session, exec_id, **_ending(told)):
             _denied(events, session, exec_id, told.get("denials"))
+            limits_met(events, session, told.get("limits") or (), exec_id=exec_id)
     elif kind == wire.ERROR:
         events.exec_failed(session, exec_id, str(_unpacked(body).get("code")))
 
@@ -99,6 +100,14 @@ def _denied(events: Events, session: Session, exec_id: str, denials: Any) -> Non
     if denials:
         count = sum(item["count"] for item in denials)
         events.write(session, "egress.denied", exec_id=exec_id, count=count, denials=denials)
+
+
+def limits_met(
+    events: Events, session: Session, met: Iterable[dict[str, Any]], **fields: Any
+) -> None:
+    """One row for each limit. The gateway itself has found the words."""
+    for item in met:
+        events.write(session, "limit.reached", **fields, **item)
 
 
 def _unpacked(body: bytes) -> dict[str, Any]:

@@ -93,6 +93,7 @@ async def run(
         "timeout": seconds,
         "stdin": feed is not None,
         "kill_on_disconnect": True,
+        "most_output": 0,  # what we asked for is no flood
     }
     try:
         async with asyncio.timeout(seconds + GRACE), _Exec(opening, call) as running:

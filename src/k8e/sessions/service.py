@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +28,7 @@ from k8e.sessions.network import Network
 from k8e.sessions.operations import Operation
 from k8e.sessions.pausing import Pauses
 from k8e.sessions.pool import Pool
+from k8e.sessions.quotas import Holder, Quotas
 from k8e.sessions.snapshots import Snapshots
 from k8e.sessions.standing import Standing
 from k8e.sessions.store import Store
@@ -67,6 +68,8 @@ class Sessions(Standing):
         )
         self._children = Children(store, self._network, self._maker, settings.max_children)
         self._pauses = Pauses(store)
+        self.quotas = Quotas(settings)
+        """How many sessions each may have; ``quotas.special`` knows who has other numbers."""
         self.events = Events(settings.data_dir / "events")
         """What happened in each session: ``events.write(session, "noun.verb", **fields)``."""
         store.on_forget.append(self.events.forget)
@@ -113,6 +116,7 @@ class Sessions(Standing):
         for session, guest in await adopting.adopt(self._store, self.runtimes, self._host):
             live = self._begin(session, guest)
             live.has_background = True  # perhaps: it will be asked
+            live.limits.catch_up()
             if live.paused:
                 self._pauses.freeze_again(live)
                 continue
@@ -129,7 +133,7 @@ class Sessions(Standing):
 
     def _catch_up(self, live: Live) -> asyncio.Task[None]:
         """Note what ended while nobody looked."""
-        amend = self._amend(live.session.sandbox_id)
+        amend = self._amend(live)
         return self._spawn(noting.catch_up(self.events, live.session, live.guest, amend))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -146,6 +150,11 @@ class Sessions(Standing):
 
     def _sandboxes(self) -> set[str]:
         return {live.session.sandbox_id for live in self._live.values()}
+
+    def _holders(self) -> Iterable[Holder]:
+        for live in self._live.values():
+            yield Holder(live.session.owner, live.session.spec.tenant)
+        yield from self._maker.holders()
 
     def count(self) -> int:
         """Sessions that exist or are being made."""
@@ -215,12 +224,14 @@ class Sessions(Standing):
         auto: bool,
         kin: Kinship | None = None,
     ) -> Session:
-        if self._maker.task(key) is None and self.count() >= self._settings.max_sessions:
-            raise errors.LimitExceeded(
-                f"{self._settings.max_sessions} sessions are alive, the most this gateway "
-                "takes (K8E_MAX_SESSIONS)",
-                hint="destroy some: k8e sandbox sessions, k8e sandbox destroy ID",
-            )
+        if self._maker.task(key) is None:
+            if self.count() >= self._settings.max_sessions:
+                raise errors.LimitExceeded(
+                    f"{self._settings.max_sessions} sessions are alive, the most this gateway "
+                    "takes (K8E_MAX_SESSIONS)",
+                    hint="destroy some: k8e sandbox sessions, k8e sandbox destroy ID",
+                )
+            self.quotas.admit(principal, spec.tenant, self._holders())
         return await self._maker.make(key, principal, spec, auto=auto, kin=kin)
 
     # Using.
@@ -252,7 +263,7 @@ class Sessions(Standing):
         if connected is None:
             return None
         ended = noting.begun(self.events, live.session, call)
-        amend = self._amend(live.session.sandbox_id)
+        amend = self._amend(live)
         left = str(call["id"]) if call["op"] == "exec" else ""
 
         def done(kind: int, body: bytes) -> None:
@@ -271,10 +282,11 @@ class Sessions(Standing):
         operation.attach(channel)
         return operation
 
-    def _amend(self, sandbox_id: str) -> Callable[[bytes], bytes]:
-        """What adds to an EXIT the refusals from now on."""
+    def _amend(self, live: Live) -> Callable[[bytes], bytes]:
+        """What adds to an EXIT the refusals from now on, and the limits that were met."""
+        sandbox_id = live.session.sandbox_id
         mark = self._network.mark(sandbox_id)
-        return lambda body: self._network.add_denials(sandbox_id, mark, body)
+        return lambda body: live.limits.amend(self._network.add_denials(sandbox_id, mark, body))
 
     def _why_not(self, principal: Principal, session_id: str) -> errors.K8eError:
         try:
@@ -379,6 +391,7 @@ class Sessions(Standing):
         log.info("session %s ends: %s", session_id, reason)
         live.stop()
         try:
+            noting.limits_met(self.events, live.session, live.limits.tell(live.limits.news()))
             for operation in list(live.running):
                 operation.fail(errors.SandboxDied(reason))
             await self._children.end(live, reason, self._end)

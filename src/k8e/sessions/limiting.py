@@ -1,0 +1,79 @@
+"""Which limits a session has met: told with the end of a run, and noted in its events.
+
+The guest says what it sees of its own sandbox, the kernel what it refused or killed. The guest is
+hostile, but may say of itself what it likes: only known names count, and every number is ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from k8e import metrics
+from k8e.guest import wire
+from k8e.model import MIB, Limits
+from k8e.runtimes import cgroups
+
+MET = {
+    "memory": "the session's memory, or a folder that is in memory, is full ({value} in all)",
+    "pids": "the session has as many processes and threads as it may ({value})",
+    "disk": "/workspace is full ({value})",
+    "inodes": "/workspace has as many files as it may ({value})",
+    "open_files": "a process has as many open files as it may ({value})",
+    "output": "the run has printed as much as it may ({value}), and was stopped",
+}
+"""What it means to meet a limit."""
+FLAGS = {"open_files": "--open-files", "output": "--max-output"}
+BYTES_PER_INODE = 8192  # where the limit does not say it
+_SIZES = ("memory", "disk", "output")
+_ALL_WELL = wire.pack({"code": 0})[len(wire.pack({})) :]
+"""How the EXIT of most programs says that nothing is wrong."""
+
+
+def describe(limits: Limits, name: str) -> dict[str, Any]:
+    """One limit that was met: its name, its value, and how to have more of it."""
+    value: int = getattr(limits, name) or limits.disk // BYTES_PER_INODE
+    text = f"{value / MIB:g} MiB" if name in _SIZES else f"{value:,}"
+    met = MET[name].format(value=text)
+    flag = FLAGS.get(name, f"--{name}")
+    more = f"create a session with more: {flag}, or limits={{'{name}': …}}"
+    return {"limit": name, "value": value, "message": f"limit {name}: {met}; {more}"}
+
+
+class Watch:
+    """The limits of one live session, and what was seen of them before."""
+
+    def __init__(self, sandbox_id: str, limits: Limits) -> None:
+        self._sandbox_id = sandbox_id
+        self._limits = limits
+        self._seen: dict[str, int] = {}
+
+    def catch_up(self) -> None:
+        """What the kernel did before now was told by somebody else."""
+        self._seen = cgroups.limit_hits(self._sandbox_id)
+
+    def news(self) -> list[str]:
+        """The limits to which the kernel has held the sandbox since the last look."""
+        now = cgroups.limit_hits(self._sandbox_id)
+        found = [name for name, count in now.items() if count > self._seen.get(name, 0)]
+        self._seen = now
+        return found
+
+    def amend(self, body: bytes) -> bytes:
+        """An EXIT with the limits that the program may have failed for."""
+        if _ALL_WELL in body and b"limits" not in body:
+            return body
+        try:
+            told = wire.unpack_dict(body)
+        except wire.WireError:
+            return body  # whoever reads it will say so
+        said: Any = told.pop("limits", None)
+        met = self.tell([*self.news(), *(said if isinstance(said, list) else ())])
+        return wire.pack({**told, "limits": met} if met else told)
+
+    def tell(self, names: Iterable[Any]) -> list[dict[str, Any]]:
+        """Limits that were met, each once, for people and programs."""
+        known = dict.fromkeys(name for name in names if isinstance(name, str) and name in MET)
+        for name in known:
+            metrics.count_limit(name)
+        return [describe(self._limits, name) for name in known]

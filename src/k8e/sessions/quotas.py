@@ -1,0 +1,161 @@
+"""How many sessions a principal and a tenant may have, and how quickly they may make them.
+
+Limits of one session are the kernel's to hold; these are the gateway's, so that nobody takes all of
+it. A tenant is a label inside a principal: whoever chooses another label still meets the limits of
+the principal.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from k8e import errors
+from k8e.model import Principal
+from k8e.settings import Settings
+
+PERIOD = 60.0
+"""Seconds over which creations are counted. As many as a whole period allows may come at once."""
+MOST_BUCKETS = 10_000  # of those who made a session within the last period
+
+
+class Holder(NamedTuple):
+    """Whose session it is."""
+
+    owner: str
+    tenant: str
+
+
+@dataclass(frozen=True)
+class Quota:
+    """What somebody may have; 0 means as much as the gateway has."""
+
+    sessions: int = 0
+    """Sessions that live, or are being made, at once."""
+    creations: int = 0
+    """Sessions made per minute."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """One quota, of whom it is, and how it is raised."""
+
+    whose: str
+    quota: Quota
+    raised_by: tuple[str, str]
+    """The settings of its two numbers."""
+
+
+class Bucket:
+    """Counts what happens against a rate: full at first, it fills up again as time goes by."""
+
+    def __init__(self, now: float) -> None:
+        self._taken = 0.0
+        self._at = now
+
+    def wait(self, rate: int, now: float) -> float:
+        """Seconds until one more is allowed; 0 if it is now."""
+        self._refill(rate, now)
+        missing = self._taken + 1 - rate
+        return max(0.0, missing * PERIOD / rate)
+
+    def take(self) -> None:
+        self._taken += 1
+
+    def is_full(self, now: float) -> bool:
+        """Whether nothing of it was taken within a period."""
+        return now - self._at >= PERIOD
+
+    def _refill(self, rate: int, now: float) -> None:
+        self._taken = max(0.0, self._taken - (now - self._at) * rate / PERIOD)
+        self._at = now
+
+
+class Quotas:
+    """Admits new sessions, or says which limit is in the way."""
+
+    def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
+        self._of_principal = Quota(
+            settings.max_sessions_per_principal, settings.max_creations_per_principal
+        )
+        self._of_tenant = Quota(settings.max_sessions_per_tenant, settings.max_creations_per_tenant)
+        self._data_dir, self._min_free = settings.data_dir, settings.min_free_disk
+        self._clock = clock
+        self._buckets: dict[Holder, Bucket] = {}
+        self.special: Callable[[Principal], Quota | None] = lambda _: None
+        """The quota of a principal that has one of its own, such as one written on its key."""
+
+    def admit(self, principal: Principal, tenant: str, alive: Iterable[Holder]) -> None:
+        """Count a session that is about to be made; LimitExceeded if it may not be."""
+        holder = Holder(principal.name, tenant)
+        mine = [item for item in alive if item.owner == holder.owner]
+        here = sum(item.tenant == tenant for item in mine)
+        general, special = self._bounds(principal, tenant)
+        _check_sessions(general, len(mine))
+        _check_sessions(special, here)
+        _check_disk(self._data_dir, self._min_free)
+        self._count(holder, general, special)
+
+    def _bounds(self, principal: Principal, tenant: str) -> tuple[Bound, Bound]:
+        own = self.special(principal)
+        names = ("K8E_MAX_SESSIONS_PER_PRINCIPAL", "K8E_MAX_CREATIONS_PER_PRINCIPAL")
+        if own is not None:
+            names = ("the quota of its key", "the quota of its key")
+        general = Bound(f"principal {principal.name!r}", own or self._of_principal, names)
+        names = ("K8E_MAX_SESSIONS_PER_TENANT", "K8E_MAX_CREATIONS_PER_TENANT")
+        return general, Bound(f"tenant {tenant!r}", self._of_tenant, names)
+
+    def _count(self, holder: Holder, general: Bound, special: Bound) -> None:
+        now = self._clock()
+        taken: list[Bucket] = []
+        for key, bound in ((Holder(holder.owner, ""), general), (holder, special)):
+            rate = bound.quota.creations
+            if not rate:
+                continue
+            bucket = self._bucket(key, now)
+            seconds = bucket.wait(rate, now)
+            if seconds:
+                raise errors.LimitExceeded(
+                    f"{bound.whose} has made {rate} sessions within a minute, the most that it "
+                    f"may ({bound.raised_by[1]})",
+                    hint=f"try again in {math.ceil(seconds)} s, use a session for several runs, "
+                    f"or have the gateway's operator raise {bound.raised_by[1]}",
+                )
+            taken.append(bucket)
+        for bucket in taken:  # not before both allow it: what is refused costs nothing
+            bucket.take()
+
+    def _bucket(self, key: Holder, now: float) -> Bucket:
+        if key not in self._buckets:
+            if len(self._buckets) >= MOST_BUCKETS:
+                self._buckets = {k: v for k, v in self._buckets.items() if not v.is_full(now)}
+            self._buckets[key] = Bucket(now)
+        return self._buckets[key]
+
+
+def _check_sessions(bound: Bound, count: int) -> None:
+    most = bound.quota.sessions
+    if most and count >= most:
+        raise errors.LimitExceeded(
+            f"{bound.whose} has {count} sessions; the limit is {most} ({bound.raised_by[0]})",
+            hint="destroy some (k8e sandbox sessions, k8e sandbox destroy ID), or have the "
+            f"gateway's operator raise {bound.raised_by[0]}",
+        )
+
+
+def _check_disk(folder: Path, least: int) -> None:
+    """Workspaces are sparse: what one is given is not there before it is used."""
+    told = os.statvfs(folder)
+    free = told.f_bavail * told.f_frsize
+    if free < least:
+        raise errors.LimitExceeded(
+            f"the data folder of the gateway has {free >> 20} MiB left; new sessions need "
+            f"{least >> 20} MiB (K8E_MIN_FREE_DISK)",
+            hint="destroy sessions, remove snapshots (k8e sandbox snapshot list) and images "
+            f"(k8e image prune), or give {folder} a larger disk",
+        )

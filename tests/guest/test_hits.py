@@ -1,0 +1,95 @@
+"""Which limits a program has met, as the guest finds out."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import NamedTuple
+
+import pytest
+
+from k8e.guest import hits
+
+
+class Told(NamedTuple):
+    """What statvfs says of a place."""
+
+    f_bavail: int = 1000
+    f_blocks: int = 2000
+    f_frsize: int = 4096
+    f_files: int = 100
+    f_ffree: int = 50
+
+
+@pytest.fixture
+def places(monkeypatch: pytest.MonkeyPatch) -> dict[str, Told]:
+    """Places that are not as they should be."""
+    found: dict[str, Told] = {}
+    monkeypatch.setattr(os, "statvfs", lambda path: found.get(path, Told()))  # pyright: ignore[reportUnknownLambdaType,reportUnknownArgumentType]
+    monkeypatch.setattr(hits, "COUNTED", {})
+    monkeypatch.setattr(hits, "SESSION_LIMITS", {})
+    return found
+
+
+def test_where_there_is_room_no_limit_was_met(places: dict[str, Told]) -> None:
+    assert hits.limits_met(b"no such file") == []
+
+
+@pytest.mark.parametrize(
+    ("place", "told", "limit"),
+    [
+        ("/workspace", Told(f_bavail=0), "disk"),
+        ("/workspace", Told(f_bavail=30), "disk"),  # what ext4 keeps back
+        ("/workspace", Told(f_ffree=0), "inodes"),
+        ("/tmp", Told(f_bavail=0), "memory"),
+        ("/home", Told(f_ffree=0), "memory"),
+        ("/dev/shm", Told(f_bavail=2), "memory"),
+    ],
+)
+def test_what_is_full_was_met(places: dict[str, Told], place: str, told: Told, limit: str) -> None:
+    places[place] = told
+    assert hits.limits_met(b"") == [limit]
+    assert hits.limits_met(b"No space left on device") == [limit]
+
+
+def test_a_place_that_does_not_count_is_not_full(places: dict[str, Told]) -> None:
+    places["/tmp"] = Told(f_bavail=0, f_blocks=0, f_files=0, f_ffree=0)
+    assert hits.limits_met(b"") == []
+
+
+@pytest.mark.parametrize(
+    ("words", "limit"),
+    [
+        (b"dd: error writing 'x': No space left on device", "disk"),
+        (b"OSError: [Errno 24] Too many open files: '/dev/null'", "open_files"),
+        (b"RuntimeError: can't start new thread", "pids"),
+        (b"bash: fork: retry: Resource temporarily unavailable", "pids"),
+        (b"sh: 1: Cannot fork", "pids"),
+    ],
+)
+def test_last_words_tell_of_limits(places: dict[str, Told], words: bytes, limit: str) -> None:
+    assert hits.limits_met(words) == [limit]
+
+
+def test_processes_are_counted_where_the_sandbox_holds_their_limit(
+    places: dict[str, Told], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hits, "UID", os.getuid())
+    monkeypatch.setattr(hits, "COUNTED", {"pids": 1 << 20})
+    assert hits.limits_met(b"") == []
+    monkeypatch.setattr(hits, "COUNTED", {"pids": 2})
+    assert hits.limits_met(b"") == ["pids"]
+
+
+def test_errors_of_the_guest_name_the_limit(
+    places: dict[str, Told], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert hits.why_refused(errno.ENOSPC) == ""  # before there is a session
+    assert "pids is reached" in str(hits.no_more_processes())
+    limits = {"disk": 8 << 20, "memory": 64 << 20, "pids": 40}
+    monkeypatch.setattr(hits, "SESSION_LIMITS", limits)
+    assert "limit disk of /workspace is 8 MiB" in hits.why_refused(errno.ENOSPC)
+    assert hits.why_refused(errno.ENOENT) == ""
+    refused = hits.no_more_processes()
+    assert isinstance(refused, BlockingIOError)
+    assert "limit pids of the session is 40" in str(refused)
