@@ -18,6 +18,7 @@ from k8e.sessions import recipes
 from k8e.sessions.furnishing import Furnisher
 from k8e.sessions.launching import Launcher
 from k8e.sessions.network import Network
+from k8e.sessions.quotas import Quotas
 from k8e.sessions.recipes import Recipe
 from k8e.sessions.store import Store
 from k8e.sessions.warming import Warming
@@ -63,6 +64,7 @@ class Maker:
         self._furnisher = furnisher
         self._on_made = on_made
         self._creating: dict[str, asyncio.Task[Session]] = {}
+        self.quotas = Quotas(store)
 
     def count(self) -> int:
         return len(self._creating)
@@ -122,6 +124,24 @@ class Maker:
     ) -> Session:
         began = time.monotonic()
         self._furnisher.check(principal.name, spec)
+        with self.quotas.room(principal.name):
+            session, policy = await self._register(principal, spec, auto, kin)
+        try:
+            session, guest = await self._give_sandbox(session, policy, kin)
+        except BaseException as error:
+            self._store.end(session.session_id, f"creation failed: {error}", time.time())
+            raise
+        session = self._store.activate(session)
+        if kin is None:
+            metrics.observe_claim(time.monotonic() - began)
+        # What egress tells, it tells of sandboxes.
+        log.info("session %s is sandbox %s", session.session_id, session.sandbox_id)
+        return await self._on_made(session, guest)
+
+    async def _register(
+        self, principal: Principal, spec: SessionSpec, auto: bool, kin: Kinship | None
+    ) -> tuple[Session, Policy]:
+        """Write down what will be made."""
         runtime = await self._runtimes.choose(spec.runtime, self._settings.default_runtime)
         words, policy = await self._network.read(spec.allowed_hosts)
         now = time.time()
@@ -139,17 +159,7 @@ class Maker:
             parent=kin.parent.session_id if kin else "",
         )
         self._store.insert(session)
-        try:
-            session, guest = await self._give_sandbox(session, policy, kin)
-        except BaseException as error:
-            self._store.end(session.session_id, f"creation failed: {error}", time.time())
-            raise
-        session = self._store.activate(session)
-        if kin is None:
-            metrics.observe_claim(time.monotonic() - began)
-        # What egress tells, it tells of sandboxes.
-        log.info("session %s is sandbox %s", session.session_id, session.sandbox_id)
-        return await self._on_made(session, guest)
+        return session, policy
 
     async def _give_sandbox(
         self, session: Session, policy: Policy, kin: Kinship | None
