@@ -43,9 +43,7 @@ MIGRATIONS = (
     CREATE UNIQUE INDEX one_owner ON keys (owner);
     """,
 )
-_COLUMNS = (
-    "key_id, name, roles, created_at, expires_at, revoked_at, owner, max_sessions, rate"
-)
+_COLUMNS = "key_id, name, roles, created_at, expires_at, revoked_at, owner, max_sessions, rate"
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,8 @@ def login(options: argparse.Namespace) -> int:
         if not pair.fits(issued.certificate):
             raise errors.Denied(f"{endpoint.target} answered with no certificate for our key")
         files |= {credentials.KEY: pair.key, credentials.CERT: issued.certificate.encode()}
+        if ca and issued.ca:  # told by a gateway that the one of before vouches for
+            files[credentials.CA] = issued.ca.encode()
         told |= {"device_name": device, "valid_days": issued.days}
     client_login.store(folder, files)
     profile = profiles.Profile(name, endpoint.target, str(folder), device, key_file)
