@@ -4,31 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-import ssl
 import time
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from k8e.gateway import front, issuing, peers, signing, tls
+from k8e.gateway import issuing, signing, tls
 from tests.gateway.devices import private_pem, request
+from tests.gateway.fronts import Client, serving
 
 DAY = 24 * 3600
-
-
-class Echo(asyncio.Protocol):
-    """What gRPC is elsewhere."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport: Any = transport
-
-    def data_received(self, data: bytes) -> None:
-        self.transport.write(data)
 
 
 def age(folder: Path) -> None:
@@ -36,55 +23,10 @@ def age(folder: Path) -> None:
     (folder / tls.RECORD).write_text(json.dumps({**record, "not_after": time.time() + DAY}))
 
 
-@asynccontextmanager
-async def serving(folder: Path) -> AsyncGenerator[tuple[tls.Certificates, peers.Endpoint]]:
-    certificates = tls.Certificates(folder)
-    await certificates.load()
-    loop = asyncio.get_running_loop()
-    inner = await loop.create_unix_server(Echo, folder / "inner")
-    listening = front.Front(folder / "inner", certificates)
-    try:
-        yield certificates, await listening.listen(peers.endpoint("127.0.0.1", 0))
-    finally:
-        listening.close()
-        inner.close()
-
-
-class Client:
-    """A connection that trusts one CA and nothing else."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
-
-    @classmethod
-    async def dial(
-        cls, endpoint: peers.Endpoint, ca: bytes, device: tuple[Path, Path] | None = None
-    ) -> Client:
-        trusted = ssl.create_default_context(cadata=ca.decode())
-        if device is not None:
-            trusted.load_cert_chain(*device)
-        address = (str(endpoint.address), endpoint.port)
-        made = await asyncio.open_connection(*address, ssl=trusted, server_hostname="localhost")
-        return cls(*made)
-
-    @property
-    def shown(self) -> str:
-        return self._writer.get_extra_info("peercert")["serialNumber"]
-
-    async def says(self, text: bytes) -> bytes:
-        self._writer.write(text)
-        async with asyncio.timeout(10):
-            return await self._reader.readexactly(len(text))
-
-    async def close(self) -> None:
-        self._writer.close()
-        await self._writer.wait_closed()
-
-
 async def test_a_certificate_is_replaced_under_open_connections_of_clients_that_pin_the_ca(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with serving(tmp_path) as (certificates, endpoint):
+    async with serving(tmp_path) as (certificates, endpoint, _):
         pinned, old = (tmp_path / tls.CA_CERT).read_bytes(), certificates.identity
         first = await Client.dial(endpoint, pinned)
         age(tmp_path)
@@ -122,7 +64,7 @@ async def test_a_ca_is_renewed_with_its_key_so_old_pins_and_client_certificates_
     elif loss == "damaged":
         (folder / tls.CA_CERT).write_text("nonsense")
     assert tls.due(folder, time.time())
-    async with serving(folder) as (_, endpoint):
+    async with serving(folder) as (_, endpoint, _):
         renewed = (folder / tls.CA_CERT).read_bytes()
         assert renewed != pinned
         assert not tls.due(folder, time.time())

@@ -84,9 +84,7 @@ def _load_key(folder: Path) -> ec.EllipticCurvePrivateKey | None:
     return key if isinstance(key, ec.EllipticCurvePrivateKey) else None
 
 
-def _make_ca(
-    folder: Path, key: ec.EllipticCurvePrivateKey | None, name: x509.Name | None
-) -> _Pair:
+def _make_ca(folder: Path, key: ec.EllipticCurvePrivateKey | None, name: x509.Name | None) -> _Pair:
     key = key or ec.generate_private_key(ec.SECP256R1())
     name = name or common_name(f"k8e CA of {socket.gethostname()}")
     ca = (

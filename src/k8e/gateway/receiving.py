@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 from weakref import WeakValueDictionary
+
+from google.protobuf.message import DecodeError
 
 from k8e import errors
 from k8e.model import Principal
@@ -20,6 +22,18 @@ PLACES = 8
 """Requests of one caller that are read, or are large and being worked on, at once."""
 LARGE = 1 << 20  # bytes of a request that keeps its place until its call has ended
 SECONDS = 120.0  # for a request to come in
+
+
+def reading(kind: Any) -> Callable[[bytes], Any]:
+    """How messages of a kind are read; what is none is the client's mistake, not ours."""
+
+    def read(data: bytes) -> Any:
+        try:
+            return kind.FromString(data)
+        except DecodeError:
+            raise errors.InvalidRequest(f"this is no {kind.DESCRIPTOR.name}") from None
+
+    return read
 
 
 class Receiver:

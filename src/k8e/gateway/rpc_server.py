@@ -13,7 +13,7 @@ from k8e import errors
 from k8e._generated import sandbox_pb2 as pb
 from k8e.gateway import callers, peers, roles, rpc_errors, rpc_run, tls
 from k8e.gateway.front import Front
-from k8e.gateway.receiving import Receiver
+from k8e.gateway.receiving import Receiver, reading
 from k8e.gateway.rpc_service import MAX_MESSAGE, Service
 from k8e.gateway.service import Gateway
 from k8e.model import Principal
@@ -83,7 +83,7 @@ def _handlers(gateway: Gateway, front: Front) -> grpc.GenericRpcHandler:
     for method in descriptor.methods:
         work = run if method.name == "Run" else getattr(service, method.name, None)
         coding = {
-            "request_deserializer": getattr(pb, method.input_type.name).FromString,
+            "request_deserializer": reading(getattr(pb, method.input_type.name)),
             "response_serializer": getattr(pb, method.output_type.name).SerializeToString,
         }
         work = work or _unimplemented(method.name)
