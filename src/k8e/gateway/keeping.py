@@ -78,7 +78,8 @@ class KeyCalls:
         gone = self.keys.delete(text(call, "name"))
         # Nobody can use or end what it left: a later key of this name is somebody else.
         ended = await self.sessions.evictions.evict(gone.owner, f"key {gone.name} was deleted")
-        return {"name": gone.name, "ok": True, "sessions_ended": ended}
+        told: dict[str, Any] = {"name": gone.name, "ok": True}
+        return {**told, "sessions_ended": ended} if ended else told
 
     def ca_certificate(self) -> str:
         """Our CA's certificate; it is no secret."""

@@ -89,7 +89,10 @@ def _handlers(gateway: Gateway, front: Front) -> grpc.GenericRpcHandler:
         work = work or _unimplemented(method.name)
         known = functools.partial(answering, method.name)
         # On the wire, a call with one request is a stream of one; see receiving.py.
-        if method.client_streaming:
+        if method.name in roles.PUBLIC:
+            asked = getattr(pb, method.input_type.name)
+            handler = grpc.stream_unary_rpc_method_handler(_public(work, known, asked), **coding)
+        elif method.client_streaming:
             handler = grpc.stream_stream_rpc_method_handler(_both(work, known), **coding)
         elif method.server_streaming:
             streaming = _streaming(work, known, receiver)
@@ -106,6 +109,16 @@ def _unimplemented(name: str) -> Handler:
         raise errors.NotImplementedYet(f"{name} is part of the interface but not implemented yet")
 
     return refuse
+
+
+def _public(work: Handler, known: Known, asked: type[Any]) -> Handler:
+    """For anybody: nothing that a stranger sends is read, so nobody can wait with sending it."""
+
+    async def handle(_: Any, context: Context) -> Any:
+        async with known(context) as caller:
+            return await work(caller, asked())
+
+    return handle
 
 
 def _unary(work: Handler, known: Known, receiver: Receiver) -> Handler:

@@ -50,7 +50,6 @@ class Gateway(
         KeyCalls.__init__(self, keys, settings.data_dir / "tls")
         self.settings = settings
         self.sessions = sessions
-        sessions.quotas.most_of = keys.max_sessions
         self.rates = Rates(settings.call_rate)
         self.listening_on = ""
         """The TCP endpoint, or why there is none; empty until that is known."""
