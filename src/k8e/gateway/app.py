@@ -73,7 +73,7 @@ async def _main(settings: Settings, *, background: bool, ready_fd: int) -> None:
         gateway = Gateway(settings, sessions, Approvals(approvals, sessions), Keys(keys))
         gateway.exposures = Exposures(exposures, sessions)
         gateway.host = host
-        sessions.quotas.most_of = gateway.keys.max_sessions
+        sessions.key_quotas.most_of = gateway.keys.max_sessions
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, gateway.stopping.set)

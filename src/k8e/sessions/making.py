@@ -16,9 +16,9 @@ from k8e.runtimes.base import Binding, Guest
 from k8e.runtimes.registry import Runtimes
 from k8e.sessions import recipes
 from k8e.sessions.furnishing import Furnisher
+from k8e.sessions.key_quotas import KeyQuotas
 from k8e.sessions.launching import Launcher
 from k8e.sessions.network import Network
-from k8e.sessions.quotas import Quotas
 from k8e.sessions.recipes import Recipe
 from k8e.sessions.store import Store
 from k8e.sessions.warming import Warming
@@ -64,7 +64,7 @@ class Maker:
         self._furnisher = furnisher
         self._on_made = on_made
         self._creating: dict[str, asyncio.Task[Session]] = {}
-        self.quotas = Quotas(store)
+        self.key_quotas = KeyQuotas(store)
 
     def count(self) -> int:
         return len(self._creating)
@@ -124,7 +124,7 @@ class Maker:
     ) -> Session:
         began = time.monotonic()
         self._furnisher.check(principal.name, spec)
-        with self.quotas.room(principal.name):
+        with self.key_quotas.room(principal.name):
             session, policy = await self._register(principal, spec, auto, kin)
         try:
             session, guest = await self._give_sandbox(session, policy, kin)

@@ -66,7 +66,7 @@ class Sessions(Standing):
         self._maker = Maker(
             settings, store, runtimes, self._network, launcher, self.warming, furnisher, self._made
         )
-        self.quotas = self._maker.quotas
+        self.key_quotas = self._maker.key_quotas
         self._children = Children(store, self._network, self._maker, settings.max_children)
         self._pauses = Pauses(store)
         self.events = Events(settings.data_dir / "events")

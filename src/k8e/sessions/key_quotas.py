@@ -10,7 +10,7 @@ from k8e import errors
 from k8e.sessions.store import Store
 
 
-class Quotas:
+class KeyQuotas:
     """Counts what lives, and what is about to."""
 
     def __init__(self, store: Store) -> None:
