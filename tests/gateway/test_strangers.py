@@ -57,8 +57,14 @@ async def test_a_connection_of_somebody_known_stays_until_they_are_known_no_more
     async with serving(tmp_path) as found:
         client = await Client.dial(found.endpoint, (tmp_path / tls.CA_CERT).read_bytes())
         assert await client.says(b"hello") == b"hello"
-        found.front.recognise(only_peer(found.front), "key:mine")
-        await asyncio.sleep(0.5)  # longer than a stranger would have
+        peer = only_peer(found.front)
+        with found.front.recognised(peer, "key:mine"):
+            found.front.doubt(peer)  # somebody else tried, by the same proxy
+            await asyncio.sleep(0.5)  # longer than a stranger would have
+            assert await client.says(b"in a call") == b"in a call"
+        with found.front.recognised(peer, "key:mine"):
+            pass
+        await asyncio.sleep(0.5)
         found.front.doubt_all("key:other")
         assert await client.says(b"still") == b"still"
         found.front.doubt_all("key:mine")

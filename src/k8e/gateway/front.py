@@ -12,11 +12,13 @@ and the certificate of its client. A connection that has no such name is not one
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import socket
 import ssl
 from collections import Counter
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -95,10 +97,18 @@ class Front:
         """Who is behind gRPC's name of a peer."""
         return self._callers.get(peer.removeprefix(_PEER_PREFIX))
 
-    def recognise(self, peer: str, principal: str) -> None:
-        """Somebody that we know made a call on a connection: it may stay open."""
-        if (relay := self._relays.get(peer.removeprefix(_PEER_PREFIX))) is not None:
-            relay.recognise(principal)
+    @contextlib.contextmanager
+    def recognised(self, peer: str, principal: str) -> Generator[None]:
+        """Somebody that we know makes a call on a connection: it may stay open."""
+        relay = self._relays.get(peer.removeprefix(_PEER_PREFIX))
+        if relay is None:
+            yield
+            return
+        relay.recognise(principal)
+        try:
+            yield
+        finally:
+            relay.calls -= 1
 
     def doubt(self, peer: str) -> None:
         """Begin to wait for somebody that we know, unless that is so already."""
@@ -228,6 +238,8 @@ class _Relay(asyncio.Protocol):
         self._patience: asyncio.TimerHandle | None = None
         self.principal = ""
         """Who made the last call here, if we knew who that was."""
+        self.calls = 0
+        """Calls under way of those that we know."""
         self.other: _Inner | None = None
 
     async def begin(self, transport: asyncio.Transport) -> None:
@@ -262,6 +274,7 @@ class _Relay(asyncio.Protocol):
 
     def recognise(self, principal: str) -> None:
         self.principal = principal
+        self.calls += 1
         if self._patience is not None:
             self._patience.cancel()
             self._patience = None
@@ -272,7 +285,10 @@ class _Relay(asyncio.Protocol):
             self._patience = loop.call_later(STRANGER_SECONDS, self._give_up)
 
     def _give_up(self) -> None:
-        if self._transport is not None:
+        self._patience = None
+        if self.calls:  # a proxy may carry strangers beside them; they end with their own calls
+            self.doubt()
+        elif self._transport is not None:
             log.debug("closed a connection of %s: nobody that we know", self._address)
             self._transport.abort()
 

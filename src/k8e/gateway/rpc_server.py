@@ -158,11 +158,11 @@ async def _answering(
         metadata = context.invocation_metadata() or ()
         peer = context.peer()
         async with callers.identified(gateway.keys, front.caller(peer), metadata) as principal:
-            front.recognise(peer, principal.name)
-            roles.check_rpc(principal, name)
-            if name != "Run":  # whose calls are counted one by one
-                gateway.rates.take(principal)
-            yield principal
+            with front.recognised(peer, principal.name):
+                roles.check_rpc(principal, name)
+                if name != "Run":  # whose calls are counted one by one
+                    gateway.rates.take(principal)
+                yield principal
     except Exception as error:  # the edge of the call: everything becomes a status
         if principal is None or isinstance(error, peers.Refusal):
             front.doubt(context.peer())
