@@ -88,7 +88,17 @@ class Principal:
     """Who is calling."""
 
     name: str
+    """Whose things are theirs; no two principals ever have the same one, not even years apart."""
     roles: frozenset[Role] = frozenset({Role.AGENT})
+    label: str = ""
+    """What people call it, if that is something else; somebody else may be called so later."""
+    rate: float = 0
+    """Calls per second, if this one has a limit of its own."""
+
+    @property
+    def shown(self) -> str:
+        """For people: in messages and logs."""
+        return self.label or self.name
 
 
 @dataclass(frozen=True)

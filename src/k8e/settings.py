@@ -80,6 +80,9 @@ class Settings:
     uplink_namespace: str = ""
     """K8E_UPLINK_NAMESPACE: path of the network namespace through which sandboxes reach the world,
     such as one of a VPN; empty means the gateway's own."""
+    call_rate: float = 1000.0
+    """K8E_CALL_RATE: calls per second that one API key may make, unless it was made with a rate of
+    its own; twice as many at once after a pause. 0 means no limit. The local user has none."""
     max_sessions: int = 256
     """K8E_MAX_SESSIONS: how many sessions may live at once on this gateway."""
     max_sessions_per_principal: int = 192

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from k8e import errors
-from k8e.auth import attempts, keys
+from k8e.auth import attempts, keys, rates, store
 from k8e.auth.attempts import Attempts
-from k8e.auth.keys import Keys, Unknown
+from k8e.auth.keys import Keys, Quota, Unknown
+from k8e.auth.rates import Rates
 from k8e.auth.store import KeyStore
 from k8e.model import Principal, Role
 
@@ -60,7 +61,9 @@ async def test_a_key_is_found_by_its_secret_and_only_a_hash_is_kept(
     assert re.fullmatch("k8e-[0-9a-f]{64}", made.secret)
     assert known.of_secret(made.secret).name == "laptop"
     assert known.of_secret("e2b_" + made.secret).name == "laptop"
-    assert keys.principal(made.key) == Principal("key:laptop", frozenset({Role.AGENT}))
+    principal = keys.principal(made.key)
+    assert (principal.shown, principal.roles) == ("key:laptop", {Role.AGENT})
+    assert re.fullmatch("key:laptop:id-[a-z2-7]{20}", principal.name)
     raw = everything(tmp_path)
     assert made.secret.encode() not in raw
     assert made.secret.removeprefix("k8e-").encode() not in raw
@@ -90,7 +93,9 @@ async def test_a_deleted_key_is_gone_for_good_and_its_name_is_free(
         with pytest.raises(Unknown, match="was deleted"):
             gateway.of_certificate("0A", "laptop")
         assert gateway.of_secret(second.secret).key_id != made.key.key_id
-    assert known.of_principal(keys.principal(made.key)) == second.key
+    assert known.of_principal(keys.principal(second.key)) == second.key
+    assert known.of_principal(keys.principal(made.key)) is None
+    assert keys.principal(made.key).name != keys.principal(second.key).name
 
 
 async def test_a_key_ends_with_its_time(known: Keys, clock: Clock) -> None:
@@ -224,4 +229,88 @@ def test_many_addresses_need_little_memory(monkeypatch: pytest.MonkeyPatch) -> N
     counted = Attempts()
     for number in range(100):
         counted.failed(f"192.0.2.{number}")
+    assert len(counted) == 10
+
+
+# Rotation, quotas, and what was there before them.
+
+
+async def test_a_rotated_key_is_the_same_principal_with_another_secret(
+    known: Keys, clock: Clock, tmp_path: Path
+) -> None:
+    before = known.create("laptop", "1h", ["agent", "admin"], Quota(3, 7.5))
+    known.issued("0a", before.key, "device", clock.now + HOUR)
+    ended: list[str] = []
+    known.on_end.append(lambda key: ended.append(key.owner))
+    clock.now += 2 * HOUR  # also one that has expired
+    after = known.rotate("laptop", "2h")
+    assert ended == [before.key.owner]
+    assert keys.principal(after.key) == keys.principal(before.key)
+    assert after.key.expires_at == clock.now + 2 * HOUR
+    assert (after.key.max_sessions, keys.principal(after.key).rate) == (3, 7.5)
+    for gateway in (known, again(tmp_path)):
+        assert gateway.of_secret(after.secret) == after.key
+        with pytest.raises(Unknown, match="not known"):
+            gateway.of_secret(before.secret)
+        with pytest.raises(Unknown, match="not known"):
+            gateway.of_certificate("0A", "laptop")
+    with pytest.raises(errors.InvalidRequest, match="no key"):
+        known.rotate("nobody")
+
+
+@pytest.mark.parametrize(
+    "quota", [Quota(-1), Quota(100_001), Quota(0, -1.0), Quota(0, float("nan")), Quota(0, 1e9)]
+)
+async def test_quotas_that_mean_nothing_are_refused(known: Keys, quota: Quota) -> None:
+    with pytest.raises(errors.InvalidRequest):
+        known.create("laptop", "", (), quota)
+
+
+async def test_keys_of_before_go_on_owning_what_they_own_and_no_later_one_does(
+    tmp_path: Path, clock: Clock
+) -> None:
+    secret = "k8e-" + "1" * 64
+    database = sqlite3.connect(tmp_path / "keys.db")
+    database.executescript(f"BEGIN;{store.MIGRATIONS[0]};PRAGMA user_version=1;COMMIT;")
+    for name, shown, revoked in (("laptop", "old", 5.0), ("laptop", secret, 0.0)):
+        database.execute(
+            "INSERT INTO keys (name, hash, roles, created_at, expires_at, revoked_at)"
+            " VALUES (?,?,'agent',1,0,?)",
+            (name, keys.digest(shown), revoked),
+        )
+    database.commit()
+    database.close()
+    known = again(tmp_path)
+    assert keys.principal(known.of_secret(secret)).name == "key:laptop"
+    assert known.owners() == {"key:laptop"}
+    known.delete("laptop")
+    later = known.create("laptop")
+    assert keys.principal(later.key).name.startswith("key:laptop:id-")
+
+
+def test_calls_are_limited_by_caller_and_forgiven_with_time() -> None:
+    counted = Rates(10)
+    mine, other = Principal("key:mine"), Principal("key:other")
+    for _ in range(20):
+        counted.take(mine, now=0)
+    with pytest.raises(errors.LimitExceeded, match="K8E_CALL_RATE"):
+        counted.take(mine, now=0)
+    counted.take(other, now=0)
+    counted.take(mine, now=0.1)
+    with pytest.raises(errors.LimitExceeded):
+        counted.take(mine, now=0.1)
+    slow = Principal("key:slow", label="key:slow", rate=0.1)
+    counted.take(slow, now=0)
+    with pytest.raises(errors.LimitExceeded, match="limit of this key"):
+        counted.take(slow, now=0)
+    for _ in range(100):
+        counted.take(Principal("local"), now=0)
+        Rates(0).take(mine, now=0)
+
+
+def test_many_callers_need_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rates, "MAX_CALLERS", 10)
+    counted = Rates(10)
+    for number in range(100):
+        counted.take(Principal(f"key:{number}"))
     assert len(counted) == 10

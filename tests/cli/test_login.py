@@ -58,8 +58,16 @@ def test_keys_are_made_listed_and_deleted(place: Place, command: list[str]) -> N
     assert "already" in place.error(*command, "create", "ci")
     (listed,) = [item for item in place.json(*command, "list")["keys"] if item["name"] == "ci"]
     assert "key" not in listed
+    rotated = place.json(*command, "rotate", "ci", "--ttl", "90d")
+    assert (rotated["name"], rotated["roles"], rotated["ttl_days"]) == ("ci", ["approver"], 90)
+    assert rotated["key"] != made["key"]
     assert place.json(*command, "delete", "ci") == {"name": "ci", "ok": True}
     assert "there is no key" in place.error(*command, "delete", "ci")
+    assert "there is no key" in place.error(*command, "rotate", "ci")
+    limited = place.json(*command, "create", "ci", "--max-sessions", "3", "--rate", "2.5")
+    assert (limited["max_sessions"], limited["rate"]) == (3, 2.5)
+    place.json(*command, "delete", "ci")
+    assert "sessions" in place.error(*command, "create", "ci", "--max-sessions", "-1")
     assert "30d, 12h or never" in place.error(*command, "create", "ci", "--ttl", "soon")
 
 

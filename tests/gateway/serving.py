@@ -27,6 +27,8 @@ USUAL = "usual.example"
 """What sessions may reach that do not say it; nobody is there."""
 SIZE = 64 << 20
 SIZES = (("grpc.max_receive_message_length", SIZE), ("grpc.max_send_message_length", SIZE))
+SAID = "said"
+"""In the folder: what the gateway wrote on its terminal."""
 START_SECONDS = 50.0
 STOP_SECONDS = 40.0
 MAIN = """
@@ -65,6 +67,7 @@ def _gateway(world: Path, environment: dict[str, str]) -> Generator[Running]:
     folder.chmod(0o711)  # sandboxes have users of their own
     address = free_address()
     reading, writing = os.pipe()
+    said = os.open(folder / SAID, os.O_WRONLY | os.O_CREAT, 0o600)
     process = subprocess.Popen(
         [sys.executable, "-c", MAIN, str(writing)],
         env={
@@ -78,9 +81,11 @@ def _gateway(world: Path, environment: dict[str, str]) -> Generator[Running]:
             **environment,
         },
         pass_fds=[writing],
-        stderr=subprocess.DEVNULL,
+        stdout=said,
+        stderr=said,
     )
     os.close(writing)
+    os.close(said)
     log = folder / "d/gateway.log"
     try:
         said = _first_line(reading)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from typing import Any
 
 import grpc
 import pytest
@@ -15,7 +14,6 @@ from k8e.guest import wire
 from tests.gateway.devices import REFUSED, WRONG, Metadata, Stub, ask, bearer, every_kind, new_key
 from tests.gateway.serving import Frames, Running, failing
 
-SERVICE = pb.DESCRIPTOR.services_by_name["SandboxService"]
 Status = grpc.StatusCode
 
 
@@ -99,7 +97,8 @@ def test_a_deleted_key_is_refused_at_once_and_its_open_calls_end(running: Runnin
         for failed in every_kind(channel, metadata):
             assert failed.status in REFUSED
     again = new_key(running, "shortlived")
-    ask(running, again, op="destroy_session", session_id=made.session_id)
+    assert not ask(running, again, op="list_sessions", ended=True)["sessions"], "it is another one"
+    ask(running, op="delete_api_key", name="shortlived")
 
 
 def test_an_expired_key_is_refused(running: Running) -> None:
@@ -114,86 +113,6 @@ def test_an_expired_key_is_refused(running: Running) -> None:
 
 
 # Whose sessions.
-
-
-def _takes_a_session() -> list[str]:
-    return [
-        method.name
-        for method in SERVICE.methods
-        if not method.client_streaming
-        and method.name not in ("CreateSession", "ListApprovals")  # choose an id, filter by one
-        and {"session_id", "run_id", "parent_session_id"} & set(method.input_type.fields_by_name)
-    ]
-
-
-FIELDS: dict[str, dict[str, Any]] = {
-    "Exec": {"command": "true"},
-    "ExecStream": {"command": "true"},
-    "WriteFile": {"path": "x", "content": "x"},
-    "ReadFile": {"path": "x"},
-    "PipInstall": {"packages": ["x"]},
-    "ConfirmAction": {"action": "x"},
-    "UpdateAllowedHosts": {"hosts": ["none"]},
-    "ExposeService": {"port": 8000},
-    "UnexposeService": {"port": 8000},
-    "RemoveContext": {"context_id": "x"},
-    "RestartContext": {"context_id": "x"},
-    "InterruptContext": {"context_id": "x"},
-    "ExecuteCode": {"context_id": "x", "code": b"1"},
-}
-
-
-@pytest.mark.parametrize("rpc", _takes_a_session())
-@pytest.mark.parametrize("caller", ["local", "agent"])
-def test_another_one_s_session_is_not_found(
-    running: Running,
-    stub: Stub,
-    agent: Metadata,
-    session_of: dict[str, str],
-    rpc: str,
-    caller: str,
-) -> None:
-    method = SERVICE.methods_by_name[rpc]
-    fields = dict(FIELDS.get(rpc, {}))
-    names = set(method.input_type.fields_by_name)
-    for owner in {"local", "agent", "other"} - {caller}:
-        if "run_id" in names:
-            fields["run_id"] = f"{session_of[owner]}.abc"
-        else:
-            key = "session_id" if "session_id" in names else "parent_session_id"
-            fields[key] = session_of[owner]
-        asked = getattr(pb, method.input_type.name)(**fields)
-        metadata = agent if caller == "agent" else ()
-
-        def call(asked: Any = asked, metadata: Metadata = metadata) -> object:
-            answer = getattr(stub, rpc)(asked, metadata=metadata, timeout=30)
-            return list(answer) if method.server_streaming else answer
-
-        failed = failing(call)
-        if failed.status is not Status.UNIMPLEMENTED:
-            assert (failed.status, failed.code) == (Status.NOT_FOUND, "session_not_found"), rpc
-
-
-def test_another_one_s_session_is_not_found_by_frames(
-    running: Running, agent: Metadata, session_of: dict[str, str]
-) -> None:
-    theirs = session_of["other"]
-    calls: list[dict[str, Any]] = [
-        {"op": name, "session_id": theirs, "lifetime": 5.0, "hosts": [], "action": "x"}
-        for name in (
-            "get_session destroy_session extend_session update_allowed_hosts egress confirm_action"
-        ).split()
-    ]
-    calls += [
-        {"op": "exec", "session": {"id": theirs}, "argv": ["true"]},
-        {"op": "read", "session": {"id": theirs}, "path": "x"},
-    ]
-    with running.channel() as channel, Frames(channel, agent) as frames:
-        for number, call in enumerate(calls):
-            frames.ask(number, **call)
-            frame = frames.receive()
-            assert frame.kind == wire.ERROR, call
-            assert wire.unpack_dict(frame.body)["code"] == "session_not_found", call
 
 
 def test_the_same_session_id_cannot_be_taken_over(

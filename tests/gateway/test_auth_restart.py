@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -221,3 +223,28 @@ def test_a_new_name_makes_a_new_certificate_of_the_same_ca(new_place: NewPlace) 
         stub = pb_grpc.SandboxServiceStub(channel)
         failed = failing(lambda: stub.ListSessions(pb.ListSessionsRequest(), timeout=10))
         assert failed.status is Status.UNAVAILABLE
+
+
+def test_what_a_key_left_whose_deletion_was_cut_short_is_removed_at_the_next_start(
+    new_place: NewPlace,
+) -> None:
+    place = new_place(K8E_LISTEN=f"127.0.0.1:{free_port()}")
+    made: dict[str, str] = {}
+    for name in ("kept", "lost"):
+        key: Metadata = bearer(place.json("sandbox", "api-key", "create", name)["key"])
+        with running(place).channel() as channel:
+            stub = pb_grpc.SandboxServiceStub(channel)
+            asked = pb.CreateSessionRequest(runtime_class="container")
+            made[name] = stub.CreateSession(asked, metadata=key, timeout=50).session_id
+            stub.SnapshotPut(
+                pb.SnapshotPutRequest(name=name, layers=["x"]), metadata=key, timeout=30
+            )
+    place.kill_gateway()
+    with contextlib.closing(sqlite3.connect(place.data / "keys.db")) as database, database:
+        database.execute("UPDATE keys SET revoked_at=1 WHERE name='lost'")
+    place.json("gateway", "--background")
+    with contextlib.closing(sqlite3.connect(place.data / "sessions.db")) as database:
+        phases = dict(database.execute("SELECT session_id, phase FROM sessions").fetchall())
+    assert phases == {made["kept"]: "active", made["lost"]: "ended"}
+    with contextlib.closing(sqlite3.connect(place.data / "snapshots.db")) as database:
+        assert database.execute("SELECT name FROM snapshots").fetchall() == [("kept",)]

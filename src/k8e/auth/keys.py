@@ -10,13 +10,14 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from k8e import errors
 from k8e.auth.attempts import Attempts
 from k8e.auth.store import Key, KeyStore
-from k8e.model import Principal, Role
+from k8e.model import Principal, Role, new_id
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +25,8 @@ PREFIX = "k8e-"
 E2B_PREFIX = "e2b_"
 OWNER_PREFIX = "key:"
 """Before a key's name in the name of its principal; no other principal has one like it."""
+MAX_RATE = 1e6  # calls a second
+MAX_QUOTA = 100_000  # sessions
 DAY = 24 * 3600.0
 DEFAULT_TTL = "30d"
 MAX_TTL_DAYS = 3650
@@ -36,6 +39,14 @@ _SHAPE = re.compile(r"k8e-[0-9a-f]{64}")
 
 class Unknown(Exception):
     """Who shows this credential is nobody that we know; the text says why."""
+
+
+class Quota(NamedTuple):
+    """What one key may use; 0 means what any key may."""
+
+    max_sessions: int = 0
+    rate: float = 0
+    """Calls per second."""
 
 
 class Created(NamedTuple):
@@ -52,10 +63,14 @@ class Keys:
         self._store = store
         self.attempts = Attempts()
         self._open: dict[int, set[asyncio.Timeout]] = {}
+        self.on_end: list[Callable[[Key], None]] = []
+        """Called with each key that nobody can use any more as it was: deleted, or rotated."""
 
     # Managing.
 
-    def create(self, name: str, ttl: str = "", roles: Sequence[str] = ()) -> Created:
+    def create(
+        self, name: str, ttl: str = "", roles: Sequence[str] = (), quota: Quota | None = None
+    ) -> Created:
         """A new key, good for ``ttl`` (``30d``, ``12h``, ``never``) and for ``roles``."""
         if not _NAME.fullmatch(name):
             raise errors.InvalidRequest(
@@ -63,12 +78,15 @@ class Keys:
                 hint="use at most 60 letters, digits and inner hyphens, dots and underscores",
             )
         now = time.time()
-        seconds = parse_ttl(ttl or DEFAULT_TTL)
+        quota = _checked_quota(quota or Quota())
+        ends = _ends(ttl, now)
         self._store.forget(now - KEEP)
         if len(self._store.listing()) >= MAX_KEYS:
             raise errors.LimitExceeded(f"there are {MAX_KEYS} keys", hint="delete some")
-        secret = PREFIX + secrets.token_hex(32)
-        key = Key(0, name, parse_roles(roles), now, now + seconds if seconds else 0)
+        secret = _new_secret()
+        # Not the name alone: who gets that name next must not find what this one leaves.
+        owner = new_id(f"{OWNER_PREFIX}{name}:id")
+        key = Key(0, name, parse_roles(roles), now, ends, 0, owner, *quota)
         created = self._store.insert(key, digest(secret))
         log.info("key %s is made, for %s", name, ", ".join(sorted(key.roles)))
         return Created(created, secret)
@@ -78,17 +96,47 @@ class Keys:
         now = time.time()
         return [(key, self._store.certificates(key.key_id, now)) for key in self._store.listing()]
 
-    def delete(self, name: str) -> None:
-        """End a key, its certificates, and the calls that are under way with either."""
-        gone = self._store.revoke(name, time.time())
-        if gone is None:
+    def get(self, name: str) -> Key:
+        found = self._store.named(name)
+        if found is None:
             raise errors.InvalidRequest(
                 f"there is no key {name[:80]!r}", hint="k8e sandbox api-key list shows them"
             )
+        return found
+
+    def delete(self, name: str) -> Key:
+        """End a key, its certificates, and the calls that are under way with either."""
+        gone = self.get(name)
+        self._store.revoke(name, time.time())
         log.info("key %s is deleted", name)
+        self._end_calls(gone)
+        return gone
+
+    def rotate(self, name: str, ttl: str = "") -> Created:
+        """Replace a key's secret: who has it stays the same, and nothing of before is good."""
+        before, now = self.get(name), time.time()
+        secret = _new_secret()
+        key = replace(before, created_at=now, expires_at=_ends(ttl, now))
+        self._store.rotate(key, digest(secret))
+        log.info("key %s has a new secret", name)
+        self._end_calls(before)
+        return Created(key, secret)
+
+    def _end_calls(self, key: Key) -> None:
         now = asyncio.get_running_loop().time()
-        for scope in self._open.get(gone.key_id, ()):
+        for scope in self._open.get(key.key_id, ()):
             scope.reschedule(now)
+        for tell in self.on_end:
+            tell(key)
+
+    def owners(self) -> set[str]:
+        """The principals of all keys that are not deleted; one that expired may be rotated."""
+        return {key.owner for key in self._store.listing()}
+
+    def max_sessions(self, owner: str) -> int:
+        """How many sessions a principal may have at once; 0 means that nobody said."""
+        found = self._store.owned(owner) if owner.startswith(OWNER_PREFIX) else None
+        return found.max_sessions if found is not None else 0
 
     # Recognising.
 
@@ -116,7 +164,7 @@ class Keys:
         """The living key behind a principal, if there is one."""
         if not principal.name.startswith(OWNER_PREFIX):
             return None
-        found = self._store.named(principal.name.removeprefix(OWNER_PREFIX))
+        found = self._store.owned(principal.name)
         return found if found is not None and found.valid(time.time()) else None
 
     def issued(self, serial: str, key: Key, device: str, expires_at: float) -> None:
@@ -147,12 +195,29 @@ class Keys:
 
 
 def principal(key: Key) -> Principal:
-    return Principal(OWNER_PREFIX + key.name, key.roles)
+    return Principal(key.owner, key.roles, OWNER_PREFIX + key.name, key.rate)
 
 
 def digest(secret: str) -> bytes:
     """What is kept of a key: 256 random bits need no salt and no slow hash."""
     return hashlib.sha256(secret.encode()).digest()
+
+
+def _new_secret() -> str:
+    return PREFIX + secrets.token_hex(32)
+
+
+def _ends(ttl: str, now: float) -> float:
+    seconds = parse_ttl(ttl or DEFAULT_TTL)
+    return now + seconds if seconds else 0
+
+
+def _checked_quota(quota: Quota) -> Quota:
+    if not 0 <= quota.max_sessions <= MAX_QUOTA:
+        raise errors.InvalidRequest(f"a key may have 1 to {MAX_QUOTA} sessions; 0 means no limit")
+    if not 0 <= quota.rate <= MAX_RATE:  # so that NaN is refused too
+        raise errors.InvalidRequest(f"a rate is 0 (the usual one) to {MAX_RATE:g} calls a second")
+    return quota
 
 
 def parse_ttl(text: str) -> float:

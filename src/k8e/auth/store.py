@@ -6,7 +6,7 @@ A file of its own: it is written seldom, and a deletion must be on the disk befo
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,16 @@ MIGRATIONS = (
     ) STRICT;
     CREATE INDEX by_key ON certificates (key_id);
     """,
+    # What keys made was once theirs by name. Those that live keep it; no later one gets it.
+    """
+    ALTER TABLE keys ADD COLUMN owner TEXT NOT NULL DEFAULT '';
+    ALTER TABLE keys ADD COLUMN max_sessions INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE keys ADD COLUMN rate REAL NOT NULL DEFAULT 0;
+    UPDATE keys SET owner = 'key:' || name || CASE revoked_at WHEN 0 THEN '' ELSE ':' || key_id END;
+    CREATE UNIQUE INDEX one_owner ON keys (owner);
+    """,
 )
-_COLUMNS = "key_id, name, roles, created_at, expires_at, revoked_at"
+_COLUMNS = "key_id, name, roles, created_at, expires_at, revoked_at, owner, max_sessions, rate"
 
 
 @dataclass(frozen=True)
@@ -49,6 +57,12 @@ class Key:
     expires_at: float
     """Unix time; 0 means never."""
     revoked_at: float = 0
+    owner: str = ""
+    """The name of its principal. Random in part: what it made never becomes another key's."""
+    max_sessions: int = 0
+    """How many sessions it may have at once; 0 means as many as the gateway takes."""
+    rate: float = 0
+    """How many calls it may make a second; 0 means as many as any key."""
 
     def valid(self, now: float) -> bool:
         return not self.revoked_at and (not self.expires_at or now < self.expires_at)
@@ -68,17 +82,33 @@ class KeyStore:
     def insert(self, key: Key, digest: bytes) -> Key:
         """Write a new key down; Conflict if its name is taken."""
         roles = ",".join(sorted(key.roles))
+        times = (key.created_at, key.expires_at)
         try:
             done = self._db.execute(
-                "INSERT INTO keys (name, hash, roles, created_at, expires_at) VALUES (?,?,?,?,?)",
-                (key.name, digest, roles, key.created_at, key.expires_at),
+                "INSERT INTO keys (name, hash, roles, created_at, expires_at, owner, max_sessions,"
+                " rate) VALUES (?,?,?,?,?,?,?,?)",
+                (key.name, digest, roles, *times, key.owner, key.max_sessions, key.rate),
             )
         except sqlite3.IntegrityError:
             raise errors.Conflict(
                 f"there is a key {key.name!r} already",
                 hint=f"choose another name, or delete it: k8e sandbox api-key delete {key.name}",
             ) from None
-        return Key(done.lastrowid or 0, key.name, key.roles, key.created_at, key.expires_at)
+        return replace(key, key_id=done.lastrowid or 0)
+
+    def rotate(self, key: Key, digest: bytes) -> None:
+        """Give a key another secret and another time; its certificates are gone with the old."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            self._db.execute("DELETE FROM certificates WHERE key_id=?", (key.key_id,))
+            self._db.execute(
+                "UPDATE keys SET hash=?, created_at=?, expires_at=? WHERE key_id=?",
+                (digest, key.created_at, key.expires_at, key.key_id),
+            )
+            self._db.execute("COMMIT")
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
 
     def revoke(self, name: str, at: float) -> Key | None:
         """End a key; what it was, or None if there is none."""
@@ -102,6 +132,10 @@ class KeyStore:
 
     def named(self, name: str) -> Key | None:
         return self._one("name=? AND revoked_at=0", name)
+
+    def owned(self, owner: str) -> Key | None:
+        """The key whose principal has this name."""
+        return self._one("owner=? AND revoked_at=0", owner)
 
     def listing(self) -> list[Key]:
         query = f"SELECT {_COLUMNS} FROM keys WHERE revoked_at=0 ORDER BY created_at, key_id"  # noqa: S608 - our constants
@@ -138,4 +172,4 @@ class KeyStore:
 
 def _key(row: tuple[Any, ...]) -> Key:
     roles = frozenset(Role(name) for name in row[2].split(",") if name)
-    return Key(row[0], row[1], roles, row[3], row[4], row[5])
+    return Key(row[0], row[1], roles, *row[3:])

@@ -48,6 +48,8 @@ def login(options: argparse.Namespace) -> int:
         if not pair.fits(issued.certificate):
             raise errors.Denied(f"{endpoint.target} answered with no certificate for our key")
         files |= {credentials.KEY: pair.key, credentials.CERT: issued.certificate.encode()}
+        if ca and issued.ca:  # told by a gateway that the one of before vouches for
+            files[credentials.CA] = issued.ca.encode()
         told |= {"device_name": device, "valid_days": issued.days}
     client_login.store(folder, files)
     profile = profiles.Profile(name, endpoint.target, str(folder), device, key_file)
@@ -122,6 +124,7 @@ def fingerprint(options: argparse.Namespace) -> int:
 def create_key(options: argparse.Namespace) -> int:
     roles: list[str] = options.role or []
     call = {"op": "create_api_key", "name": options.name, "ttl": options.ttl, "roles": roles}
+    call |= {"max_sessions": options.max_sessions, "rate": options.rate}
     if "approver" in roles and _ask(options, {"op": "approver"})["configured"]:
         call["secret"] = approvals.secret(options, "the approver's secret: ")
     printing.answer(_ask(options, call))
@@ -130,6 +133,16 @@ def create_key(options: argparse.Namespace) -> int:
 
 def list_keys(options: argparse.Namespace) -> int:
     printing.answer({"keys": _ask(options, {"op": "list_api_keys"})["keys"]})
+    return 0
+
+
+def rotate_key(options: argparse.Namespace) -> int:
+    call = {"op": "rotate_api_key", "name": options.name, "ttl": options.ttl}
+    keys = _ask(options, {"op": "list_api_keys"})["keys"]
+    roles = [role for key in keys if key["name"] == options.name for role in key["roles"]]
+    if "approver" in roles and _ask(options, {"op": "approver"})["configured"]:
+        call["secret"] = approvals.secret(options, "the approver's secret: ")
+    printing.answer(_ask(options, call))
     return 0
 
 

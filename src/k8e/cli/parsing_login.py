@@ -55,13 +55,8 @@ def _add_keys(
         "login.create_key",
         common,
     )
-    create.add_argument("name", metavar="NAME", help="whose it is; its sessions belong to the name")
-    create.add_argument(
-        "--ttl",
-        default="30d",
-        metavar="TIME",
-        help="how long it is good: 30d (default), 12h, never",
-    )
+    create.add_argument("name", metavar="NAME", help="what to call it: who or what will use it")
+    _add_ttl(create)
     create.add_argument(
         "--role",
         action="append",
@@ -70,21 +65,68 @@ def _add_keys(
         "admin manages the gateway; repeatable",
     )
     create.add_argument(
-        "--secret-file",
-        metavar="PATH",
-        help="the approver's secret, which an approver's key needs after `k8e approver init` "
-        "[K8E_APPROVER_SECRET]",
+        "--max-sessions",
+        type=int,
+        default=0,
+        metavar="N",
+        help="how many sessions it may have at once; default: as many as the gateway takes",
     )
-    command(below, "list", "list the keys", f"{full} list", "login.list_keys", common)
+    create.add_argument(
+        "--rate",
+        type=float,
+        default=0,
+        metavar="N",
+        help="how many calls it may make a second; default: K8E_CALL_RATE",
+    )
+    _add_secret_file(create)
+    command(
+        below,
+        "list",
+        "list the keys, without their secrets",
+        f"{full} list",
+        "login.list_keys",
+        common,
+    )
+    rotate = command(
+        below,
+        "rotate",
+        "replace a key's secret and print the new one, once; sessions stay, the old secret, its "
+        "certificates and its open calls end at once",
+        f"{full} rotate laptop --ttl 90d",
+        "login.rotate_key",
+        common,
+    )
+    rotate.add_argument("name", metavar="NAME")
+    _add_ttl(rotate)
+    _add_secret_file(rotate)
     delete = command(
         below,
         "delete",
-        "delete a key: it, its certificates and its open calls end at once",
+        "delete a key: it, its certificates, its open calls, its sessions and its snapshots end "
+        "at once",
         f"{full} delete laptop",
         "login.delete_key",
         common,
     )
     delete.add_argument("name", metavar="NAME")
+
+
+def _add_ttl(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--ttl",
+        default="30d",
+        metavar="TIME",
+        help="how long it is good: 30d (default), 12h, never",
+    )
+
+
+def _add_secret_file(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--secret-file",
+        metavar="PATH",
+        help="the approver's secret, which an approver's key needs after `k8e approver init` "
+        "[K8E_APPROVER_SECRET]",
+    )
 
 
 def _add_login(command: Command, group: Any, common: argparse.ArgumentParser) -> None:

@@ -49,6 +49,8 @@ class Certificate(NamedTuple):
 
     certificate: str
     days: int
+    ca: str
+    """The gateway's CA as it is now; it may have been renewed."""
 
 
 def fingerprint(pem: str) -> str:
@@ -135,7 +137,7 @@ def login(endpoint: Endpoint, csr: str, device: str, ca: bytes | None) -> Certif
             csr=csr, device_name=device, client_version=_version.__version__
         )
         told = service.Login(asked, metadata=remote.metadata(endpoint), timeout=SECONDS)
-    return Certificate(told.cert, told.valid_days)
+    return Certificate(told.cert, told.valid_days, told.ca_cert)
 
 
 def check(endpoint: Endpoint, ca: bytes | None) -> None:

@@ -16,7 +16,7 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from k8e import errors
-from k8e.auth.keys import Keys
+from k8e.auth.keys import OWNER_PREFIX, Keys
 from k8e.auth.store import KeyStore
 from k8e.gateway import local, rpc
 from k8e.gateway.exposures import Exposures
@@ -73,10 +73,12 @@ async def _main(settings: Settings, *, background: bool, ready_fd: int) -> None:
         gateway = Gateway(settings, sessions, Approvals(approvals, sessions), Keys(keys))
         gateway.exposures = Exposures(exposures, sessions)
         gateway.host = host
+        sessions.key_quotas.most_of = gateway.keys.max_sessions
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, gateway.stopping.set)
         async with sessions.running():
+            await sessions.evictions.sweep(OWNER_PREFIX, gateway.keys.owners())
             async with gateway.exposures.running(), _serving(gateway, background=background):
                 log.info("ready on %s", settings.socket)
                 _tell(ready_fd, "ready")

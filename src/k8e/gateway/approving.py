@@ -9,12 +9,14 @@ from k8e.auth.keys import Keys
 from k8e.gateway.arguments import seconds, text
 from k8e.model import Principal, Role
 from k8e.sessions.approvals import Approvals
+from k8e.sessions.service import Sessions
 
 
 class ApprovalCalls:
     """The part of the gateway that answers for approvals."""
 
     keys: Keys
+    sessions: Sessions
 
     def __init__(self, approvals: Approvals) -> None:
         self.approvals = approvals
@@ -71,7 +73,8 @@ class ApprovalCalls:
             # Whoever manages keys could make these; from now on that takes the secret.
             for key, _ in self.keys.listing():
                 if Role.APPROVER in key.roles:
-                    self.keys.delete(key.name)
+                    gone = self.keys.delete(key.name)
+                    await self.sessions.evictions.evict(gone.owner, f"key {key.name} was deleted")
         return {"configured": True}
 
     async def call_approver(self, principal: Principal, call: dict[str, Any]) -> dict[str, Any]:

@@ -36,17 +36,35 @@ async def identified(
     if caller is None:
         raise Refusal("this connection did not come through the endpoint")
     try:
-        key = _key(known, caller, metadata)
-    except Unknown as error:
+        _refuse_pages(metadata)
+        found = _key(known, caller, metadata) or _local(caller)
+    except (Unknown, Refusal) as error:
         raise _failed(known, caller, error) from None
-    if key is None:
-        yield peers.identify(caller.client, caller.server)
+    if isinstance(found, Principal):
+        yield found
         return
     try:
-        async with known.while_valid(key):
-            yield keys.principal(key)
+        async with known.while_valid(found):
+            yield keys.principal(found)
     except Unknown as error:
         raise Refusal(str(error)) from None
+
+
+def _refuse_pages(metadata: Iterable[tuple[str, str | bytes]]) -> None:
+    """No web page is a client of ours; only browsers send these, and a page cannot leave them out.
+
+    A page can make the browser of our own user dial us, and then its uid would be ours.
+    """
+    for header, _ in metadata:
+        if header == "origin" or header.startswith("sec-fetch-"):
+            raise Refusal("this is no service for web pages")
+
+
+def _local(caller: Caller) -> Principal:
+    """The local user, by the kernel's word."""
+    if not caller.by_our_name:
+        raise Refusal("the name that was dialled is not one of this gateway (K8E_ADVERTISE_NAMES)")
+    return peers.identify(caller.client, caller.server)
 
 
 def _key(known: Keys, caller: Caller, metadata: Iterable[tuple[str, str | bytes]]) -> Key | None:
@@ -72,7 +90,7 @@ def _secrets(metadata: Iterable[tuple[str, str | bytes]]) -> Iterable[str]:
         yield text.strip()
 
 
-def _failed(known: Keys, caller: Caller, error: Unknown) -> Exception:
+def _failed(known: Keys, caller: Caller, error: Unknown | Refusal) -> Exception:
     address = str(caller.client.address)
     if not known.attempts.failed(address):
         return errors.LimitExceeded(

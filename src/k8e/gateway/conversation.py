@@ -99,10 +99,12 @@ class Conversation:
 
     def _call(self, channel: int, call: dict[str, Any]) -> None:
         try:
-            roles.check(self._principal, "" if "session" in call else str(call.get("op")))
+            self._gateway.rates.take(self._principal)
             if "session" in call:
+                roles.check_use(self._principal)
                 self._call_guest(channel, call)
                 return
+            roles.check(self._principal, str(call.get("op")))
             handler = getattr(self._gateway, f"call_{call.get('op')}", None)
             if handler is None:
                 raise errors.InvalidRequest(f"unknown operation {call.get('op')!r}")

@@ -12,11 +12,13 @@ and the certificate of its client. A connection that has no such name is not one
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import socket
 import ssl
 from collections import Counter
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -25,6 +27,8 @@ from k8e.gateway import peers, tls
 log = logging.getLogger(__name__)
 
 HANDSHAKE_SECONDS = 10.0
+STRANGER_SECONDS = 30.0
+"""How long a connection may stay open on which nobody that we know makes a call."""
 MAX_CONNECTIONS = 8192
 MAX_OF_ADDRESS = 1024  # connections, so that one address cannot take them all
 MAX_HANDSHAKES = 512  # at once …
@@ -32,6 +36,8 @@ MAX_HANDSHAKES_OF_ADDRESS = 64  # … and of one address
 BUFFER = 256 << 10  # bytes on their way, in each direction, before who sends them has to wait
 _PEER_PREFIX = "unix-abstract:"
 _NAME_PREFIX = "k8e-rpc-"
+_DIALLED = "k8e_dialled"
+"""An attribute of a connection's TLS object: the name of the server that the client asked for."""
 
 
 class Certificate(NamedTuple):
@@ -48,6 +54,9 @@ class Caller(NamedTuple):
     server: peers.Endpoint
     """Where the client dialled us."""
     certificate: Certificate | None
+    by_our_name: bool = True
+    """False if the client dialled a name that is not in our certificate, wherever it led it here:
+    the mark of a web page whose name was pointed at this machine."""
 
 
 class Front:
@@ -59,6 +68,7 @@ class Front:
         self._shown: tls.Identity | None = None
         self._context: ssl.SSLContext | None = None
         self._callers: dict[str, Caller] = {}
+        self._relays: dict[str, _Relay] = {}
         self._server: asyncio.Server | None = None
         self._handshakes: dict[asyncio.Task[None], str] = {}
         self._connections: Counter[str] = Counter()
@@ -86,6 +96,30 @@ class Front:
     def caller(self, peer: str) -> Caller | None:
         """Who is behind gRPC's name of a peer."""
         return self._callers.get(peer.removeprefix(_PEER_PREFIX))
+
+    @contextlib.contextmanager
+    def recognised(self, peer: str, principal: str) -> Generator[None]:
+        """Somebody that we know makes a call on a connection: it may stay open."""
+        relay = self._relays.get(peer.removeprefix(_PEER_PREFIX))
+        if relay is None:
+            yield
+            return
+        relay.recognise(principal)
+        try:
+            yield
+        finally:
+            relay.calls -= 1
+
+    def doubt(self, peer: str) -> None:
+        """Begin to wait for somebody that we know, unless that is so already."""
+        if (relay := self._relays.get(peer.removeprefix(_PEER_PREFIX))) is not None:
+            relay.doubt()
+
+    def doubt_all(self, principal: str) -> None:
+        """The same for all connections of somebody that we know no more."""
+        for relay in self._relays.values():
+            if relay.principal == principal:
+                relay.doubt()
 
     @property
     def context(self) -> ssl.SSLContext:
@@ -125,7 +159,11 @@ class Front:
         if self._connections[address] <= 0:
             del self._connections[address]
 
-    def connect(self, caller: Caller) -> tuple[str, socket.socket]:
+    def is_ours(self, name: str) -> bool:
+        """Whether a client that asks for a server of this name can mean us."""
+        return not name or self._certificates.is_for(name)
+
+    def connect(self, caller: Caller, relay: _Relay) -> tuple[str, socket.socket]:
         """A connection to gRPC by which ``caller`` can be found."""
         name = _NAME_PREFIX + secrets.token_hex(16)
         inner = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -138,10 +176,12 @@ class Front:
             inner.close()
             raise
         self._callers[name] = caller
+        self._relays[name] = relay
         return name, inner
 
     def forget(self, name: str) -> None:
         self._callers.pop(name, None)
+        self._relays.pop(name, None)
 
 
 class _Outer(asyncio.Protocol):
@@ -195,18 +235,24 @@ class _Relay(asyncio.Protocol):
         self._early: list[bytes] = []
         self._lost = False
         self._left = False
+        self._patience: asyncio.TimerHandle | None = None
+        self.principal = ""
+        """Who made the last call here, if we knew who that was."""
+        self.calls = 0
+        """Calls under way of those that we know."""
         self.other: _Inner | None = None
 
     async def begin(self, transport: asyncio.Transport) -> None:
         """Connect with gRPC, now that the handshake has told who this is."""
         self._transport = transport
-        caller = _caller(transport)
+        caller = _caller(transport, self._front)
         if caller is None or self._lost:
             transport.abort()
             return
+        self.doubt()
         transport.set_write_buffer_limits(BUFFER)
         try:
-            self._name, sock = self._front.connect(caller)
+            self._name, sock = self._front.connect(caller, self)
         except OSError as error:
             log.warning("a connection cannot be passed on to gRPC: %s", error)
             transport.abort()
@@ -226,6 +272,26 @@ class _Relay(asyncio.Protocol):
         if self._lost:
             inner.close()
 
+    def recognise(self, principal: str) -> None:
+        self.principal = principal
+        self.calls += 1
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+    def doubt(self) -> None:
+        if self._patience is None and not self._lost:
+            loop = asyncio.get_running_loop()
+            self._patience = loop.call_later(STRANGER_SECONDS, self._give_up)
+
+    def _give_up(self) -> None:
+        self._patience = None
+        if self.calls:  # a proxy may carry strangers beside them; they end with their own calls
+            self.doubt()
+        elif self._transport is not None:
+            log.debug("closed a connection of %s: nobody that we know", self._address)
+            self._transport.abort()
+
     def data_received(self, data: bytes) -> None:
         if self.other is None:
             self._early.append(data)
@@ -242,6 +308,8 @@ class _Relay(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
+        if self._patience is not None:
+            self._patience.cancel()
         self.leave()
         if self.other is not None:
             self.other.close()
@@ -303,7 +371,7 @@ class _Inner(asyncio.Protocol):
         self._outer.inner_lost()
 
 
-def _caller(transport: asyncio.Transport) -> Caller | None:
+def _caller(transport: asyncio.Transport, front: Front) -> Caller | None:
     """Both ends of a connection, and the certificate that was shown, if one was."""
     client, server = (transport.get_extra_info(what) for what in ("peername", "sockname"))
     if not client or not server:
@@ -315,7 +383,13 @@ def _caller(transport: asyncio.Transport) -> Caller | None:
         names = [str(value) for field, value in fields if field == "commonName"]
         serial = str(certificate.get("serialNumber", ""))
         shown = Certificate(names[0] if len(names) == 1 else "", serial)
-    return Caller(peers.endpoint(*client[:2]), peers.endpoint(*server[:2]), shown)
+    dialled: str = getattr(transport.get_extra_info("ssl_object"), _DIALLED, "")
+    ends = peers.endpoint(*client[:2]), peers.endpoint(*server[:2])
+    return Caller(*ends, shown, front.is_ours(dialled))
+
+
+def _note_name(secured: Any, name: str | None, _: ssl.SSLContext) -> None:
+    setattr(secured, _DIALLED, name or "")
 
 
 def _context(folder: Path) -> ssl.SSLContext:
@@ -326,6 +400,7 @@ def _context(folder: Path) -> ssl.SSLContext:
     context.load_verify_locations(folder / tls.CA_CERT)
     context.verify_mode = ssl.CERT_OPTIONAL
     context.set_alpn_protocols(["h2"])
+    context.sni_callback = _note_name
     # Resumed sessions would carry a certificate from one connection to another, unchecked.
     context.options |= ssl.OP_NO_TICKET
     context.num_tickets = 0

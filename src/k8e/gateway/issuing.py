@@ -29,12 +29,13 @@ def make(folder: Path, more_names: Sequence[str] = ()) -> None:
     """Write a new server certificate into ``folder``, and a CA before that if there is none."""
     names = tls.names(more_names)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    ca, ca_key = load_ca(folder) or _make_ca(folder)
+    ca, ca_key = _current_ca(folder)
     certificate, key = _issue(ca, ca_key, names)
     _write(folder / tls.KEY, _key_pem(key), mode=0o600)
     _write(folder / tls.CERT, pem(certificate), mode=0o644)
     record = {
         "not_after": int(certificate.not_valid_after_utc.timestamp()),
+        "ca_not_after": int(ca.not_valid_after_utc.timestamp()),
         "names": names,
         "sha256": tls.checksum(folder),
     }
@@ -43,20 +44,49 @@ def make(folder: Path, more_names: Sequence[str] = ()) -> None:
 
 def load_ca(folder: Path) -> _Pair | None:
     """The CA, if it is whole and outlives what it would sign."""
-    try:
-        ca = x509.load_pem_x509_certificate((folder / tls.CA_CERT).read_bytes())
-        key = serialization.load_pem_private_key((folder / tls.CA_KEY).read_bytes(), password=None)
-    except (OSError, ValueError):
-        return None
-    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != ca.public_key():
+    ca, key = _load(folder / tls.CA_CERT), _load_key(folder)
+    if ca is None or key is None or key.public_key() != ca.public_key():
         return None
     lasts = ca.not_valid_after_utc.timestamp() - time.time()
     return (ca, key) if lasts > SERVER_DAYS * tls.DAY else None
 
 
-def _make_ca(folder: Path) -> _Pair:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = common_name(f"k8e CA of {socket.gethostname()}")
+def _current_ca(folder: Path) -> _Pair:
+    """A CA that lasts, of the same name and key as the one before wherever that can be.
+
+    Then clients that know only the CA's certificate of before trust what this one signs, for as
+    long as theirs lasts; and certificates of clients stay good.
+    """
+    known = load_ca(folder)
+    if known is not None:
+        lasts = known[0].not_valid_after_utc.timestamp() - time.time()
+        if lasts > tls.RENEW_CA_DAYS * tls.DAY:
+            return known
+    key = _load_key(folder)
+    # A CA that was damaged or lost is still named in what it signed.
+    signed = _load(folder / tls.CERT)
+    before = known[0].subject if known else (signed.issuer if signed and key else None)
+    return _make_ca(folder, key, before)
+
+
+def _load(path: Path) -> x509.Certificate | None:
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def _load_key(folder: Path) -> ec.EllipticCurvePrivateKey | None:
+    try:
+        key = serialization.load_pem_private_key((folder / tls.CA_KEY).read_bytes(), password=None)
+    except (OSError, ValueError):
+        return None
+    return key if isinstance(key, ec.EllipticCurvePrivateKey) else None
+
+
+def _make_ca(folder: Path, key: ec.EllipticCurvePrivateKey | None, name: x509.Name | None) -> _Pair:
+    key = key or ec.generate_private_key(ec.SECP256R1())
+    name = name or common_name(f"k8e CA of {socket.gethostname()}")
     ca = (
         _builder(name, name, key.public_key(), days=CA_DAYS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)

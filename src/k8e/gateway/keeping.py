@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 
 from k8e import errors
 from k8e.auth import keys
-from k8e.auth.keys import DAY, E2B_PREFIX, Keys
+from k8e.auth.keys import DAY, E2B_PREFIX, Created, Keys, Quota
 from k8e.auth.store import Key
 from k8e.gateway import tls
 from k8e.gateway.arguments import text
 from k8e.model import Principal, Role
 from k8e.sessions.approvals import Approvals
+from k8e.sessions.service import Sessions
 
 CLIENT_DAYS = 90
 MAX_CSR = 16 << 10  # bytes
@@ -35,6 +36,7 @@ class KeyCalls:
     """The part of the gateway that knows keys."""
 
     approvals: Approvals
+    sessions: Sessions
 
     def __init__(self, keys: Keys, tls_folder: Path) -> None:
         self.keys = keys
@@ -52,9 +54,17 @@ class KeyCalls:
         if Role.APPROVER in names and self.approvals.approver.configured:
             # Else an agent with the admin's uid could make itself an approver.
             await self.approvals.approver.check(text(call, "secret", optional=True))
-        made = self.keys.create(text(call, "name"), text(call, "ttl", optional=True), names)
-        shown = {"key": made.secret, "e2b_key": E2B_PREFIX + made.secret}
-        return {**_describe(made.key), **shown}
+        name, ttl = text(call, "name"), text(call, "ttl", optional=True)
+        return _shown(self.keys.create(name, ttl, names, _quota(call)))
+
+    async def call_rotate_api_key(
+        self, principal: Principal, call: dict[str, Any]
+    ) -> dict[str, Any]:
+        """A new secret for a key that stays who it is; the old one is worth nothing at once."""
+        name, ttl = text(call, "name"), text(call, "ttl", optional=True)
+        if Role.APPROVER in self.keys.get(name).roles and self.approvals.approver.configured:
+            await self.approvals.approver.check(text(call, "secret", optional=True))
+        return _shown(self.keys.rotate(name, ttl))
 
     async def call_list_api_keys(
         self, principal: Principal, call: dict[str, Any]
@@ -65,8 +75,11 @@ class KeyCalls:
     async def call_delete_api_key(
         self, principal: Principal, call: dict[str, Any]
     ) -> dict[str, Any]:
-        self.keys.delete(text(call, "name"))
-        return {"name": text(call, "name"), "ok": True}
+        gone = self.keys.delete(text(call, "name"))
+        # Nobody can use or end what it left: a later key of this name is somebody else.
+        ended = await self.sessions.evictions.evict(gone.owner, f"key {gone.name} was deleted")
+        told: dict[str, Any] = {"name": gone.name, "ok": True}
+        return {**told, "sessions_ended": ended} if ended else told
 
     def ca_certificate(self) -> str:
         """Our CA's certificate; it is no secret."""
@@ -106,10 +119,22 @@ class KeyCalls:
         if "refused" in told:
             raise errors.InvalidRequest(f"the CSR is refused: {told['refused']}")
         if not key.valid(time.time()) or self.keys.of_principal(keys.principal(key)) != key:
-            raise errors.Denied(f"key {key.name} was deleted meanwhile")
+            raise errors.Denied(f"key {key.name} was deleted or replaced meanwhile")
         self.keys.issued(told["serial"], key, device, ends)
         days = int((ends - time.time() + 60) // DAY)
         return Issued(told["certificate"], self.ca_certificate(), days)
+
+
+def _quota(call: dict[str, Any]) -> Quota:
+    sessions, rate = call.get("max_sessions") or 0, call.get("rate") or 0
+    if type(sessions) is not int or type(rate) not in (int, float):
+        raise errors.InvalidRequest("max_sessions and rate must be numbers")
+    return Quota(sessions, float(rate))
+
+
+def _shown(made: Created) -> dict[str, Any]:
+    """A key with its secret, for the one time that it is told."""
+    return {**_describe(made.key), "key": made.secret, "e2b_key": E2B_PREFIX + made.secret}
 
 
 def _describe(key: Key) -> dict[str, Any]:
@@ -120,4 +145,6 @@ def _describe(key: Key) -> dict[str, Any]:
         "expires_at": int(key.expires_at),
         "ttl_days": int(days) if days == int(days) else days,
         "roles": sorted(key.roles),
+        **({"max_sessions": key.max_sessions} if key.max_sessions else {}),
+        **({"rate": key.rate} if key.rate else {}),
     }

@@ -1,4 +1,7 @@
-"""Which role each operation needs. What is not named here is an agent's."""
+"""Which role each operation needs. What is not named here is nobody's.
+
+So an operation that is added and forgotten here cannot be used by anybody, and a test says so.
+"""
 
 from __future__ import annotations
 
@@ -13,56 +16,63 @@ _ANY = frozenset(Role)
 _ADMIN = frozenset({Role.ADMIN})
 _AGENT = frozenset({Role.AGENT})
 _AGENT_OR_ADMIN = frozenset({Role.AGENT, Role.ADMIN})
-_OPERATIONS = {
-    "status": _ANY,
-    "doctor": _ANY,
-    "approver": _ANY,
-    "list_approvals": _ANY,
-    "get_approval": _ANY,
-    "approve_action": frozenset({Role.APPROVER, Role.ADMIN}),
-    "set_approver": _ADMIN,
-    "metrics": _ADMIN,
-    "stop": _ADMIN,
-    "pool": _ADMIN,
-    "set_pool": _ADMIN,
-    "drain_pool": _ADMIN,
-    "create_api_key": _ADMIN,
-    "list_api_keys": _ADMIN,
-    "delete_api_key": _ADMIN,
-    "list_templates": _AGENT_OR_ADMIN,
-    "get_template": _AGENT_OR_ADMIN,
-    "apply_template": _ADMIN,
-    "delete_template": _ADMIN,
-    "pull_image": _ADMIN,
-    "list_images": _ADMIN,
-    "remove_image": _ADMIN,
-    "prune_images": _ADMIN,
-}
-_RPCS = {
-    "Login": _ANY,
-    "Run": _ANY,  # each of its operations is looked at by itself
-    "ListApprovals": _ANY,
-    "ApproveAction": _OPERATIONS["approve_action"],
-    "ListTemplates": _OPERATIONS["list_templates"],
-    "GetTemplate": _OPERATIONS["get_template"],
-    "ApplyTemplate": _OPERATIONS["apply_template"],
-    "DeleteTemplate": _OPERATIONS["delete_template"],
-}
+_DECIDING = frozenset({Role.APPROVER, Role.ADMIN})
+_GROUPS = (
+    (_ANY, "status doctor approver list_approvals get_approval"),
+    (_DECIDING, "approve_action"),
+    (_ADMIN, "set_approver metrics stop"),
+    (_ADMIN, "pool set_pool drain_pool"),
+    (_ADMIN, "create_api_key list_api_keys rotate_api_key delete_api_key"),
+    (_AGENT_OR_ADMIN, "list_templates get_template"),
+    (_ADMIN, "apply_template delete_template"),
+    (_ADMIN, "pull_image list_images remove_image prune_images"),
+    (_AGENT, "create_session get_session list_sessions destroy_session extend_session"),
+    (_AGENT, "run_subagent pause_session resume_session events confirm_action"),
+    (_AGENT, "update_allowed_hosts change_allowed_hosts egress"),
+    (_AGENT, "expose unexpose list_exposed"),
+    (_AGENT, "save_snapshot get_snapshot list_snapshots delete_snapshot put_snapshot"),
+)
+OPERATIONS = {name: needed for needed, names in _GROUPS for name in names.split()}
+"""What the gateway answers itself, and any of which roles it takes."""
+_RPC_GROUPS = (
+    (_ANY, "Login ListApprovals"),
+    (_ANY, "Run"),  # each of its operations is looked at by itself
+    (_DECIDING, "ApproveAction"),
+    (_AGENT_OR_ADMIN, "ListTemplates GetTemplate"),
+    (_ADMIN, "ApplyTemplate DeleteTemplate"),
+    (_AGENT, "CreateSession DestroySession GetSession ListSessions PauseSession ResumeSession"),
+    (_AGENT, "Exec ExecStream PipInstall PollRun GetTranscript GetProcesses GetEvents"),
+    (_AGENT, "WriteFile ReadFile ListFiles RunSubAgent ConfirmAction"),
+    (_AGENT, "SnapshotPut SnapshotGet SnapshotList UpdateAllowedHosts GetEgress"),
+    (_AGENT, "CreateTerminal TerminalStream TerminalWrite TerminalResize TerminalForeground"),
+    (_AGENT, "TerminalSignal TerminalDestroy ExposeService UnexposeService ListExposed"),
+    (_AGENT, "CreateContext ListContexts RemoveContext RestartContext InterruptContext"),
+    (_AGENT, "ExecuteCode"),
+)
+RPCS = {name: needed for needed, names in _RPC_GROUPS for name in names.split()}
+"""The same for the calls of ``sandbox.v1`` that are not public."""
 
 
 def check(principal: Principal, operation: str) -> None:
-    """Refuse an operation of the gateway, or (with an empty name) of a guest."""
-    _check(principal, _OPERATIONS.get(operation, _AGENT), operation or "using a session")
+    """Refuse an operation of the gateway that this caller may not ask for."""
+    if operation not in OPERATIONS:
+        raise errors.InvalidRequest(f"unknown operation {operation[:80]!r}")
+    _check(principal, OPERATIONS[operation], operation)
+
+
+def check_use(principal: Principal) -> None:
+    """Refuse whoever may not use sessions, for the operations of guests."""
+    _check(principal, _AGENT, "using a session")
 
 
 def check_rpc(principal: Principal, name: str) -> None:
-    _check(principal, _RPCS.get(name, _AGENT), name)
+    _check(principal, RPCS.get(name, frozenset()), name)
 
 
 def _check(principal: Principal, needed: frozenset[Role], what: str) -> None:
     if not needed & principal.roles:
-        wanted = " or ".join(sorted(needed))
+        wanted = " or ".join(sorted(needed)) or "that nobody has"
         raise errors.Denied(
-            f"{what} needs the role {wanted}; {principal.name} has not got it",
+            f"{what} needs the role {wanted}; {principal.shown} has not got it",
             hint="k8e sandbox api-key create NAME --role ROLE makes a key that has",
         )

@@ -11,9 +11,9 @@ import grpc
 
 from k8e import errors
 from k8e._generated import sandbox_pb2 as pb
-from k8e.auth.keys import Keys
 from k8e.gateway import callers, peers, roles, rpc_errors, rpc_run, tls
 from k8e.gateway.front import Front
+from k8e.gateway.receiving import Receiver, reading
 from k8e.gateway.rpc_service import MAX_MESSAGE, Service
 from k8e.gateway.service import Gateway
 from k8e.model import Principal
@@ -58,6 +58,7 @@ async def start(
     inner.unlink(missing_ok=True)
     inner.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     front = Front(inner, certificates)
+    gateway.keys.on_end.append(lambda key: front.doubt_all(key.owner))
     server = grpc.aio.server(options=OPTIONS)
     server.add_generic_rpc_handlers((_handlers(gateway, front),))
     server.add_insecure_port(f"unix:{inner}")
@@ -76,22 +77,29 @@ def _handlers(gateway: Gateway, front: Front) -> grpc.GenericRpcHandler:
     descriptor = pb.DESCRIPTOR.services_by_name["SandboxService"]
     service = Service(gateway)
     run = functools.partial(rpc_run.run, gateway)
-    answering = functools.partial(_answering, gateway.keys, front)
+    answering = functools.partial(_answering, gateway, front)
+    receiver = Receiver()
     table: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
     for method in descriptor.methods:
         work = run if method.name == "Run" else getattr(service, method.name, None)
         coding = {
-            "request_deserializer": getattr(pb, method.input_type.name).FromString,
+            "request_deserializer": reading(getattr(pb, method.input_type.name)),
             "response_serializer": getattr(pb, method.output_type.name).SerializeToString,
         }
         work = work or _unimplemented(method.name)
         known = functools.partial(answering, method.name)
-        if method.client_streaming:
-            handler = grpc.stream_stream_rpc_method_handler(_streaming(work, known), **coding)
+        # On the wire, a call with one request is a stream of one; see receiving.py.
+        if method.name in roles.PUBLIC:
+            asked = getattr(pb, method.input_type.name)
+            handler = grpc.stream_unary_rpc_method_handler(_public(work, known, asked), **coding)
+        elif method.client_streaming:
+            handler = grpc.stream_stream_rpc_method_handler(_both(work, known), **coding)
         elif method.server_streaming:
-            handler = grpc.unary_stream_rpc_method_handler(_streaming(work, known), **coding)
+            streaming = _streaming(work, known, receiver)
+            handler = grpc.stream_stream_rpc_method_handler(streaming, **coding)
         else:
-            handler = grpc.unary_unary_rpc_method_handler(_unary(work, known), **coding)
+            unary = _unary(work, known, receiver)
+            handler = grpc.stream_unary_rpc_method_handler(unary, **coding)
         table[method.name] = handler
     return grpc.method_handlers_generic_handler(descriptor.full_name, table)
 
@@ -103,35 +111,59 @@ def _unimplemented(name: str) -> Handler:
     return refuse
 
 
-def _unary(work: Handler, known: Known) -> Handler:
-    async def handle(request: Any, context: Context) -> Any:
-        async with known(context) as principal:
-            return await work(principal, request)
+def _public(work: Handler, known: Known, asked: type[Any]) -> Handler:
+    """For anybody: nothing that a stranger sends is read, so nobody can wait with sending it."""
+
+    async def handle(_: Any, context: Context) -> Any:
+        async with known(context) as caller:
+            return await work(caller, asked())
 
     return handle
 
 
-def _streaming(work: Handler, known: Known) -> Handler:
-    async def handle(request: Any, context: Context) -> None:
-        async with known(context) as principal:
-            await work(principal, request, context)
+def _unary(work: Handler, known: Known, receiver: Receiver) -> Handler:
+    async def handle(messages: Any, context: Context) -> Any:
+        async with known(context) as caller, receiver.request(caller, messages) as request:
+            return await work(caller, request)
+
+    return handle
+
+
+def _streaming(work: Handler, known: Known, receiver: Receiver) -> Handler:
+    async def handle(messages: Any, context: Context) -> None:
+        async with known(context) as caller, receiver.request(caller, messages) as request:
+            await work(caller, request, context)
+
+    return handle
+
+
+def _both(work: Handler, known: Known) -> Handler:
+    async def handle(messages: Any, context: Context) -> None:
+        async with known(context) as caller:
+            await work(caller, messages, context)
 
     return handle
 
 
 @contextlib.asynccontextmanager
 async def _answering(
-    keys: Keys, front: Front, name: str, context: Context
+    gateway: Gateway, front: Front, name: str, context: Context
 ) -> AsyncGenerator[Principal]:
     """Let nobody in that we do not know, and turn what fails into a status."""
+    principal = None
     try:
         if name in roles.PUBLIC:
             yield roles.ANYBODY
             return
         metadata = context.invocation_metadata() or ()
-        caller = front.caller(context.peer())
-        async with callers.identified(keys, caller, metadata) as principal:
-            roles.check_rpc(principal, name)
-            yield principal
+        peer = context.peer()
+        async with callers.identified(gateway.keys, front.caller(peer), metadata) as principal:
+            with front.recognised(peer, principal.name):
+                roles.check_rpc(principal, name)
+                if name != "Run":  # whose calls are counted one by one
+                    gateway.rates.take(principal)
+                yield principal
     except Exception as error:  # the edge of the call: everything becomes a status
+        if principal is None or isinstance(error, peers.Refusal):
+            front.doubt(context.peer())
         await rpc_errors.abort(context, error)

@@ -12,6 +12,7 @@ from typing import Any
 from k8e import errors, metrics
 from k8e._version import __version__
 from k8e.auth.keys import Keys
+from k8e.auth.rates import Rates
 from k8e.gateway import tls
 from k8e.gateway.approving import ApprovalCalls
 from k8e.gateway.arguments import text as _text
@@ -49,6 +50,7 @@ class Gateway(
         KeyCalls.__init__(self, keys, settings.data_dir / "tls")
         self.settings = settings
         self.sessions = sessions
+        self.rates = Rates(settings.call_rate)
         self.listening_on = ""
         """The TCP endpoint, or why there is none; empty until that is known."""
         self.conversations: set[object] = set()
@@ -74,7 +76,7 @@ class Gateway(
             "listen": self.listening_on,
             "runtime_warning": self.sessions.runtimes.warning(),
             "ca_fingerprint": tls.fingerprint(self.settings.data_dir / "tls"),
-            "caller": principal.name,
+            "caller": principal.shown,
             "roles": sorted(principal.roles),
         }
         if Role.ADMIN not in principal.roles:

@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 DAY = 24 * 3600
 RENEW_DAYS = 30  # days before its end that a certificate is replaced
+RENEW_CA_DAYS = 2 * 365  # the same for the CA, whose holders need time to get the new one
 CHECK_EVERY = DAY / 2  # seconds
 CHILD_SECONDS = 30.0
 MAX_NAME = 253
@@ -58,6 +59,12 @@ class Certificates:
             raise RuntimeError("load() comes first")
         return self._identity
 
+    def is_for(self, name: str) -> bool:
+        """Whether a host name or address is one of the certificate's own."""
+        name = name.lower().rstrip(".")
+        wildcard = "*." + name.partition(".")[2]
+        return not {name, wildcard}.isdisjoint(names(self._more_names))
+
     async def load(self) -> None:
         """Make or renew the certificate where needed, and read it."""
         if due(self.folder, time.time(), self._more_names):
@@ -82,6 +89,8 @@ def due(folder: Path, now: float, more_names: Sequence[str] = ()) -> bool:
     try:
         record = json.loads((folder / RECORD).read_text("utf-8"))
         if record["sha256"] != checksum(folder) or record["names"] != names(more_names):
+            return True
+        if now > record["ca_not_after"] - RENEW_CA_DAYS * DAY:
             return True
         return now > record["not_after"] - RENEW_DAYS * DAY
     except (OSError, ValueError, KeyError, TypeError):

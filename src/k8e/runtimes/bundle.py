@@ -25,8 +25,6 @@ MOST_TERMINALS = 128
 """Terminals that a sandbox may have on the host's kernel, which has 3,072 for all of them; gVisor's
 are its own."""
 _TERMINALS = ("nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5")
-OPEN_FILES = 65536
-"""Open files per process, or the gateway's own hard limit where that is lower."""
 BYTES_PER_INODE = 16 << 10
 """Of the size of a folder in memory: a file without content costs the kernel a kilobyte, which
 counts against the session's memory, and which no killing of programs gives back."""

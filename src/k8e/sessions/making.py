@@ -16,6 +16,7 @@ from k8e.runtimes.base import Binding, Guest
 from k8e.runtimes.registry import Runtimes
 from k8e.sessions import recipes
 from k8e.sessions.furnishing import Furnisher
+from k8e.sessions.key_quotas import KeyQuotas
 from k8e.sessions.launching import Launcher
 from k8e.sessions.network import Network
 from k8e.sessions.quotas import Holder
@@ -69,6 +70,7 @@ class Maker:
     def holders(self) -> Iterable[Holder]:
         """Whose sessions are being made."""
         return self._holders.values()
+        self.key_quotas = KeyQuotas(store)
 
     def count(self) -> int:
         return len(self._creating)
@@ -130,6 +132,24 @@ class Maker:
     ) -> Session:
         began = time.monotonic()
         self._furnisher.check(principal.name, spec)
+        with self.key_quotas.room(principal.name):
+            session, policy = await self._register(principal, spec, auto, kin)
+        try:
+            session, guest = await self._give_sandbox(session, policy, kin)
+        except BaseException as error:
+            self._store.end(session.session_id, f"creation failed: {error}", time.time())
+            raise
+        session = self._store.activate(session)
+        if kin is None:
+            metrics.observe_claim(time.monotonic() - began)
+        # What egress tells, it tells of sandboxes.
+        log.info("session %s is sandbox %s", session.session_id, session.sandbox_id)
+        return await self._on_made(session, guest)
+
+    async def _register(
+        self, principal: Principal, spec: SessionSpec, auto: bool, kin: Kinship | None
+    ) -> tuple[Session, Policy]:
+        """Write down what will be made."""
         runtime = await self._runtimes.choose(spec.runtime, self._settings.default_runtime)
         words, policy = await self._network.read(spec.allowed_hosts)
         now = time.time()
@@ -147,17 +167,7 @@ class Maker:
             parent=kin.parent.session_id if kin else "",
         )
         self._store.insert(session)
-        try:
-            session, guest = await self._give_sandbox(session, policy, kin)
-        except BaseException as error:
-            self._store.end(session.session_id, f"creation failed: {error}", time.time())
-            raise
-        session = self._store.activate(session)
-        if kin is None:
-            metrics.observe_claim(time.monotonic() - began)
-        # What egress tells, it tells of sandboxes.
-        log.info("session %s is sandbox %s", session.session_id, session.sandbox_id)
-        return await self._on_made(session, guest)
+        return session, policy
 
     async def _give_sandbox(
         self, session: Session, policy: Policy, kin: Kinship | None

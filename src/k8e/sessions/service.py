@@ -20,6 +20,7 @@ from k8e.runtimes.registry import Runtimes
 from k8e.sessions import adopting, noting, operations, refusals, working
 from k8e.sessions.children import Children
 from k8e.sessions.events import Events
+from k8e.sessions.evicting import Evictions
 from k8e.sessions.furnishing import Furnisher
 from k8e.sessions.launching import Launcher
 from k8e.sessions.live import Live
@@ -66,6 +67,7 @@ class Sessions(Standing):
         self._maker = Maker(
             settings, store, runtimes, self._network, launcher, self.warming, furnisher, self._made
         )
+        self.key_quotas = self._maker.key_quotas
         self._children = Children(store, self._network, self._maker, settings.max_children)
         self._pauses = Pauses(store)
         self.quotas = Quotas(settings)
@@ -74,6 +76,7 @@ class Sessions(Standing):
         """What happened in each session: ``events.write(session, "noun.verb", **fields)``."""
         store.on_forget.append(self.events.forget)
         self._tender = Tender(self._spawn, self._end)
+        self.evictions = Evictions(self._live, self.snapshots, self._end)
         self._tasks: set[asyncio.Task[None]] = set()
         self.on_end: list[Callable[[Session], None]] = []
         """Called with each session that has ended."""
@@ -433,6 +436,7 @@ class Sessions(Standing):
             **({"parent_id": session.parent} if session.parent else {}),
             **({"snapshot": session.spec.snapshot} if session.spec.snapshot else {}),
         )
+        await self.evictions.check(live)
         if live.parent is not None:
             try:
                 await self._children.catch_up(live.parent, live)

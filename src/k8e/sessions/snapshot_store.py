@@ -106,6 +106,9 @@ class SnapshotStore:
         """All of an owner, without the layers of what is elsewhere: those may be many."""
         return self._select("owner=? ORDER BY created_at, name", owner, columns=_BRIEF)
 
+    def owners(self) -> set[str]:
+        return {row[0] for row in self._db.execute("SELECT DISTINCT owner FROM snapshots")}
+
     def used(self, owner: str) -> int:
         """Bytes of all snapshots of an owner."""
         query = "SELECT COALESCE(SUM(size_bytes), 0) FROM snapshots WHERE owner=?"

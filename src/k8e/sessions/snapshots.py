@@ -184,6 +184,16 @@ class Snapshots:
         self._store.delete(owner, name)
         await self._remove(found.blob)
 
+    async def evict(self, owner: str) -> None:
+        """Delete all of an owner that is no more."""
+        if self._folder.is_dir():
+            for item in self.listing(owner):
+                await self.delete(owner, item.name)
+
+    def owners(self) -> set[str]:
+        """Whoever has a snapshot."""
+        return self._store.owners() if self._folder.is_dir() else set()
+
     # K8E's registry.
 
     def put(self, owner: str, name: str, layers: Sequence[str]) -> Snapshot:

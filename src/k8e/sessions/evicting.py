@@ -1,0 +1,65 @@
+"""What somebody leaves who may not come back: sessions end, snapshots are removed.
+
+A principal's name is never given to another one. So nobody could use what is left, or end it; and
+what runs on for nobody is a risk for all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from k8e import errors
+from k8e.sessions.live import Live
+from k8e.sessions.snapshots import Snapshots
+
+log = logging.getLogger(__name__)
+
+End = Callable[[Live, str], Coroutine[Any, Any, None]]
+
+
+class Evictions:
+    """Knows who is gone, and removes what is theirs."""
+
+    def __init__(self, live: dict[str, Live], snapshots: Snapshots, end: End) -> None:
+        self._live = live
+        self._snapshots = snapshots
+        self._end = end
+        self._gone: set[str] = set()
+        self._tasks: set[asyncio.Task[int]] = set()
+
+    async def evict(self, owner: str, reason: str) -> int:
+        """End all sessions of an owner, also those that are being made; how many there were.
+
+        Once begun it is done to the end, though whoever asked for it goes away: a key may delete
+        itself.
+        """
+        self._gone.add(owner)
+        task = asyncio.create_task(self._evict(owner, reason))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)
+
+    async def _evict(self, owner: str, reason: str) -> int:
+        found = [live for live in self._live.values() if live.session.owner == owner]
+        async with asyncio.TaskGroup() as group:
+            for live in found:
+                group.create_task(self._end(live, reason))
+        await self._snapshots.evict(owner)
+        return len(found)
+
+    async def check(self, live: Live) -> None:
+        """Refuse a session that was being made when its owner went."""
+        if live.session.owner in self._gone:
+            await self._end(live, "its owner is gone")
+            raise errors.Denied("whoever asked for this session is not known any more")
+
+    async def sweep(self, prefix: str, known: set[str]) -> None:
+        """Remove what a gateway before us left of owners that are no more."""
+        owners = {live.session.owner for live in self._live.values()} | self._snapshots.owners()
+        for owner in sorted(owners - known):
+            if owner.startswith(prefix):
+                log.warning("%s is no more, so what it left is removed", owner)
+                await self.evict(owner, "its owner is gone")
