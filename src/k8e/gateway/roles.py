@@ -20,6 +20,8 @@ _OPERATIONS = {
     "list_approvals": _ANY,
     "get_approval": _ANY,
     "approve_action": frozenset({Role.APPROVER, Role.ADMIN}),
+    "audit": _ANY,  # those who are no admins see their own
+    "verify_audit": _ADMIN,
     "set_approver": _ADMIN,
     "metrics": _ADMIN,
     "stop": _ADMIN,
@@ -47,6 +49,8 @@ _RPCS = {
     "GetTemplate": _OPERATIONS["get_template"],
     "ApplyTemplate": _OPERATIONS["apply_template"],
     "DeleteTemplate": _OPERATIONS["delete_template"],
+    "GetAudit": _OPERATIONS["audit"],
+    "VerifyAudit": _OPERATIONS["verify_audit"],
 }
 
 

@@ -11,7 +11,7 @@ import grpc
 
 from k8e import errors
 from k8e._generated import sandbox_pb2 as pb
-from k8e.auth.keys import Keys
+from k8e.audit import acting
 from k8e.gateway import callers, peers, roles, rpc_errors, rpc_run, tls
 from k8e.gateway.front import Front
 from k8e.gateway.rpc_service import MAX_MESSAGE, Service
@@ -31,8 +31,8 @@ OPTIONS = (
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Handler = Callable[..., Awaitable[Any]]
-Known = Callable[[Context], contextlib.AbstractAsyncContextManager[Principal]]
-"""Says who makes a call, while it is answered."""
+Known = Callable[[Context, str], contextlib.AbstractAsyncContextManager[Principal]]
+"""Says who makes a call, while it is answered; it is told which session the call names."""
 SOCKET = "rpc.sock"
 """In the run folder: where the front passes connections on to gRPC."""
 
@@ -76,7 +76,7 @@ def _handlers(gateway: Gateway, front: Front) -> grpc.GenericRpcHandler:
     descriptor = pb.DESCRIPTOR.services_by_name["SandboxService"]
     service = Service(gateway)
     run = functools.partial(rpc_run.run, gateway)
-    answering = functools.partial(_answering, gateway.keys, front)
+    answering = functools.partial(_answering, gateway, front)
     table: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
     for method in descriptor.methods:
         work = run if method.name == "Run" else getattr(service, method.name, None)
@@ -105,7 +105,7 @@ def _unimplemented(name: str) -> Handler:
 
 def _unary(work: Handler, known: Known) -> Handler:
     async def handle(request: Any, context: Context) -> Any:
-        async with known(context) as principal:
+        async with known(context, getattr(request, "session_id", "")) as principal:
             return await work(principal, request)
 
     return handle
@@ -113,7 +113,7 @@ def _unary(work: Handler, known: Known) -> Handler:
 
 def _streaming(work: Handler, known: Known) -> Handler:
     async def handle(request: Any, context: Context) -> None:
-        async with known(context) as principal:
+        async with known(context, getattr(request, "session_id", "")) as principal:
             await work(principal, request, context)
 
     return handle
@@ -121,17 +121,21 @@ def _streaming(work: Handler, known: Known) -> Handler:
 
 @contextlib.asynccontextmanager
 async def _answering(
-    keys: Keys, front: Front, name: str, context: Context
+    gateway: Gateway, front: Front, name: str, context: Context, session_id: str
 ) -> AsyncGenerator[Principal]:
     """Let nobody in that we do not know, and turn what fails into a status."""
+    caller = front.caller(context.peer())
+    acting.begin(acting.Act(callers.described(caller, None), name, session_id))
     try:
         if name in roles.PUBLIC:
             yield roles.ANYBODY
             return
         metadata = context.invocation_metadata() or ()
-        caller = front.caller(context.peer())
-        async with callers.identified(keys, caller, metadata) as principal:
+        async with callers.identified(gateway.keys, caller, metadata) as principal:
+            acting.begin(acting.Act(callers.described(caller, principal), name, session_id))
             roles.check_rpc(principal, name)
             yield principal
     except Exception as error:  # the edge of the call: everything becomes a status
+        if isinstance(error, errors.K8eError | peers.Refusal):
+            gateway.refused(error)
         await rpc_errors.abort(context, error)
