@@ -36,7 +36,8 @@ def session(owner: str = "key:me", name: str = "sess-a") -> Session:
 
 
 def make(folder: Path, **settings: Any) -> Trail:
-    return Trail(folder, **{"max_bytes": 1 << 30, "max_age": 0, **settings})
+    bounds: dict[str, Any] = {"max_bytes": 1 << 30, "max_age": 0}
+    return Trail(folder, **bounds | settings)
 
 
 @contextmanager

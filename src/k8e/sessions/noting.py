@@ -213,7 +213,7 @@ _NOTED: dict[str, Callable[[Events, Session, dict[str, Any]], Ended]] = {
     "mkdir": _told("folder.made", "path"),
     "symlink": _told("file.linked", "path", "target"),
     "chmod": _told("file.mode", "path", "mode"),
-    "signal": _told("exec.signalled", "id", "signal"),
+    "signal": _told("exec.signalled", "id", "signal", "terminate"),
     "interrupt_context": _told("context.interrupted", "id"),
     "create_context": _context_created,
     "restart_context": _changed("context.restarted", "id"),
