@@ -108,7 +108,7 @@ class Settings:
     commands, of code a hash), ``hashes`` (of both a hash) or ``all`` (the text of both)."""
     audit_max_bytes: int = 1 << 30
     """K8E_AUDIT_MAX_BYTES: how much the audit trail may hold; then its oldest rows are removed."""
-    audit_max_age: float = 90 * 24 * 3600.0
+    audit_max_age: int = 90 * 24 * 3600
     """K8E_AUDIT_MAX_AGE: seconds after which audit rows are removed; 0 means never."""
 
     templates: str = ""

@@ -58,11 +58,15 @@ class Pending:
 class Conversation:
     """All operations of one client connection. ``send(kind, channel, body)`` must not block."""
 
-    def __init__(self, gateway: Gateway, principal: Principal, send: Send, caller: Caller) -> None:
+    def __init__(
+        self, gateway: Gateway, principal: Principal, send: Send, caller: Caller | None = None
+    ) -> None:
+        """``caller`` tells how we know ``principal``; by default it is who acts now."""
+        act = acting.current()
         self._gateway = gateway
         self._sessions = gateway.sessions
         self._principal = principal
-        self._caller = caller
+        self._caller = caller or (act.caller if act is not None else Caller(principal.name, ""))
         self._send = send
         self._channels: dict[int, Operation | Pending] = {}
         self._closed = False

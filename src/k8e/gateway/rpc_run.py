@@ -10,8 +10,6 @@ import grpc
 
 from k8e import errors
 from k8e._generated import sandbox_pb2 as pb
-from k8e.audit import acting
-from k8e.audit.acting import Caller
 from k8e.gateway.conversation import MAX_UNREAD, Conversation
 from k8e.gateway.service import Gateway
 from k8e.guest import wire
@@ -80,9 +78,7 @@ async def run(
 ) -> None:
     """Carry one client's frames until it closes its side of the stream or goes away."""
     outgoing = _Outgoing()
-    act = acting.current()
-    caller = act.caller if act is not None else Caller(principal.name, "")
-    conversation = Conversation(gateway, principal, outgoing.send, caller)
+    conversation = Conversation(gateway, principal, outgoing.send)
     reader = gateway.spawn(_read(frames, conversation, outgoing))
     try:
         while (item := await outgoing.get()) is not None:
