@@ -21,7 +21,7 @@ from k8e.audit import acting, folding, reading
 from k8e.audit.acting import Act, Caller
 from k8e.audit.files import segments
 from k8e.audit.rows import Filter, Link
-from k8e.audit.trail import Trail
+from k8e.audit.trail import MAX_FOLLOWERS, Trail
 from k8e.gateway.peers import Refusal
 from k8e.model import Phase, Session, SessionSpec
 
@@ -394,6 +394,21 @@ async def test_who_follows_gets_a_row_when_it_comes(mixed: Trail) -> None:
     mixed.record("key.created", name="new")
     (line,) = (await asyncio.wait_for(waiting, PATIENCE)).lines
     assert json.loads(line)["detail"] == {"name": "new"}
+
+
+async def test_only_so_many_can_follow_at_once(mixed: Trail) -> None:
+    cursor = (await mixed.newest(Filter(), 1)).cursor
+    waiting = [
+        asyncio.create_task(mixed.following(Filter(), cursor, 5, wait=PATIENCE))
+        for _ in range(MAX_FOLLOWERS)
+    ]
+    await asyncio.sleep(0)
+    with pytest.raises(errors.LimitExceeded, match="wait for rows"):
+        await mixed.following(Filter(), cursor, 5)
+    mixed.record("file.written", path="for all of them")
+    pages = await asyncio.wait_for(asyncio.gather(*waiting), PATIENCE)
+    assert [len(page.lines) for page in pages] == [1] * MAX_FOLLOWERS
+    assert (await mixed.following(Filter(), cursor, 5)).lines
 
 
 async def test_old_segments_are_found_too(tmp_path: Path) -> None:

@@ -26,6 +26,9 @@ class Folding:
     def __init__(self) -> None:
         self._counts: OrderedDict[Kind, _Count] = OrderedDict()
 
+    def __len__(self) -> int:
+        return len(self._counts)
+
     def admit(self, kind: Kind, now: float) -> bool:
         """Whether this one gets a row of its own; otherwise it is counted."""
         count = self._counts.get(kind)

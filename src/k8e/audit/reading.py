@@ -36,23 +36,25 @@ def newest(folder: Path, wanted: Filter, limit: int) -> Page:
     known = segments(folder)
     cursor = f"{int(known[-1].stem)}:{_whole(known[-1])}" if known else ""
     found: list[bytes] = []
-    needles = wanted.needles()
     for path in reversed(known):
-        for block in _blocks_backwards(path):
-            if not all(needle in block for needle in needles):
-                continue
-            for line in reversed(block.splitlines()):
-                row = _wanted(line, wanted, needles)
-                if row is not None:
-                    found.append(line)
-                if len(found) == limit:
-                    return Page(_texts(reversed(found)), cursor, more=True)
-        if wanted.since and path.stat().st_mtime < wanted.since - SLACK:
-            break
-        first = _first(path)
-        if first is not None and wanted.since and first.get("at", 0) < wanted.since - SLACK:
+        for line in _lines_backwards(path, wanted.needles()):
+            row = rows.parse(line)
+            if row is not None and wanted.matches(row):
+                found.append(line)
+            if len(found) == limit:
+                return Page(_texts(reversed(found)), cursor, more=True)
+        if wanted.since and _began(path) < wanted.since - SLACK:
             break
     return Page(_texts(reversed(found)), cursor, more=False)
+
+
+def _lines_backwards(path: Path, needles: list[bytes]) -> Iterator[bytes]:
+    """Lines that have all needles in them, the last one first."""
+    for block in _blocks_backwards(path):
+        if all(needle in block for needle in needles):
+            for line in reversed(block.splitlines()):
+                if all(needle in line for needle in needles):
+                    yield line
 
 
 def following(folder: Path, wanted: Filter, cursor: str, limit: int) -> Page:
@@ -102,9 +104,10 @@ def _whole(path: Path) -> int:
         return start + file.read().rfind(b"\n") + 1
 
 
-def _first(path: Path) -> dict[str, Any] | None:
-    with path.open("rb") as file:
-        return rows.parse(file.readline(LONGEST_LINE))
+def _began(path: Path) -> float:
+    """The time of a segment's first row."""
+    line = next(_lines(path, 0), b"")
+    return float((rows.parse(line) or {}).get("at", 0))
 
 
 def _blocks_backwards(path: Path) -> Iterator[bytes]:

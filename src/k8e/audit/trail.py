@@ -16,7 +16,7 @@ from k8e import errors
 from k8e._version import __version__
 from k8e.audit import acting, reading
 from k8e.audit.acting import Act, Caller
-from k8e.audit.files import Writer
+from k8e.audit.files import Removed, Writer
 from k8e.audit.folding import Folding
 from k8e.audit.reading import Checked, Page
 from k8e.audit.rows import ALLOWED, DENIED, Filter, Link, Row
@@ -31,6 +31,9 @@ text."""
 MAX_CODE = 8 << 10  # bytes of the text of code or of a command, where it is kept
 SYNC_SECONDS = 1.0
 PRUNE_SECONDS = 60.0
+IDLE_SECONDS = 3600.0  # after which to look for old rows, where nothing happens
+FOLLOW_SECONDS = 0.1
+MAX_FOLLOWERS = 64
 GATEWAY = Caller("", "gateway")
 _REFUSALS = frozenset(("PERMISSION_DENIED", "UNAUTHENTICATED", "RESOURCE_EXHAUSTED", "NOT_FOUND"))
 
@@ -51,7 +54,9 @@ class Trail:
         self._folding = Folding()
         self._lost = 0  # rows that could not be written
         self._synced = self._writer.seq
-        self._more = asyncio.Event()
+        self._busy = asyncio.Event()
+        self._news = asyncio.Event()
+        self._followers = 0
         self._reading = asyncio.Lock()
 
     @contextlib.asynccontextmanager
@@ -113,7 +118,10 @@ class Trail:
             self._lost += 1
             log.error("audit row %s of %s is lost: %s", action, caller.principal, error)
             return
-        self._more.set()
+        self._busy.set()
+        if self._followers:
+            self._news.set()
+            self._news = asyncio.Event()
 
     def event(
         self, session: Session, kind: str, fields: dict[str, Any], call: dict[str, Any] | None
@@ -153,6 +161,7 @@ class Trail:
         caller = act.caller
         host = caller.peer.rpartition(":")[0] if not caller.principal else ""
         kind = (caller.principal, caller.via, host, code)
+        self._busy.set()
         if self._folding.admit(kind, time.monotonic()):
             self.record(
                 "call.refused",
@@ -175,14 +184,20 @@ class Trail:
         """Bring rows to the disk, and remove the oldest; neither holds up the event loop."""
         pruned = 0.0
         while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(IDLE_SECONDS):
+                    await self._busy.wait()
+            self._busy.clear()
             await asyncio.sleep(SYNC_SECONDS)
             self._flush(time.monotonic())
+            if len(self._folding):
+                self._busy.set()  # their window ends soon
             try:
                 if self._synced != self._writer.seq:
                     await asyncio.to_thread(self._sync)
                 if time.monotonic() > pruned + PRUNE_SECONDS:
                     pruned = time.monotonic()
-                    self.prune()
+                    self._pruned(await asyncio.to_thread(self._writer.prune, time.time()))
             except OSError as error:
                 log.error("the audit trail cannot be kept: %s", error)
 
@@ -198,9 +213,12 @@ class Trail:
 
     def prune(self) -> None:
         """Remove what is too old or too much, and write that down."""
-        removed = self._writer.prune(time.time())
+        self._pruned(self._writer.prune(time.time()))
+
+    def _pruned(self, removed: Removed | None) -> None:
         if removed is not None:
-            self.record(reading.PRUNED, files=removed.files, first=removed.first, prev=removed.prev)
+            files, first, prev = removed
+            self.record(reading.PRUNED, files=files, first=first, prev=prev)
 
     # Reading.
 
@@ -211,20 +229,32 @@ class Trail:
     async def following(self, wanted: Filter, cursor: str, limit: int, wait: float = 0) -> Page:
         """Rows after ``cursor``; waits up to ``wait`` seconds for the first of them."""
         reading.parse_cursor(cursor)
-        deadline = asyncio.get_running_loop().time() + wait
+        if self._followers >= MAX_FOLLOWERS:
+            raise errors.LimitExceeded(
+                f"{MAX_FOLLOWERS} calls wait for rows of the audit trail", hint="try again later"
+            )
+        self._followers += 1
+        try:
+            return await self._follow(wanted, cursor, limit, wait)
+        finally:
+            self._followers -= 1
+
+    async def _follow(self, wanted: Filter, cursor: str, limit: int, wait: float) -> Page:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait
         while True:
-            self._more.clear()
+            news = self._news
             async with self._reading:
                 page = await asyncio.to_thread(
                     reading.following, self._folder, wanted, cursor, limit
                 )
-            left = deadline - asyncio.get_running_loop().time()
-            if page.lines or left <= 0:
+            if page.lines or loop.time() >= deadline:
                 return page
             cursor = page.cursor
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left):
-                    await self._more.wait()
+                async with asyncio.timeout_at(deadline):
+                    await news.wait()
+                    await asyncio.sleep(FOLLOW_SECONDS)  # so that many rows are one look
 
     async def verify(self, expected: Link | None = None) -> Checked:
         """Check the chain; rows that are missing at its end are those that we know of."""
