@@ -121,7 +121,8 @@ def _takes_a_session() -> list[str]:
         method.name
         for method in SERVICE.methods
         if not method.client_streaming
-        and method.name not in ("CreateSession", "ListApprovals")  # choose an id, filter by one
+        # They choose an id, or filter by one.
+        and method.name not in ("CreateSession", "ListApprovals", "GetAudit")
         and {"session_id", "run_id", "parent_session_id"} & set(method.input_type.fields_by_name)
     ]
 
