@@ -14,6 +14,7 @@ PYTEST_ARGS ?=
 WORKERS ?= 2
 VM_ARGS ?=
 BENCH_ARGS ?=
+SOAK_ARGS ?=
 
 # The system's Python first: a python3 on PATH may be a slow shim.
 FIND_PYTHON := for p in /usr/bin/python3 python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -23,7 +24,7 @@ LOCK := $(VENV)/bin/uv pip compile --universal --python-version 3.11 --generate-
 	--no-emit-find-links --no-annotate --no-header --quiet
 
 .PHONY: help setup deps check format test test-packages test-vm bench gen lock clean
-.PHONY: help setup deps check format test test-vm bench bench-peers bench-publish gen lock clean
+.PHONY: help setup deps check format test test-vm bench soak bench-peers bench-publish gen lock clean
 
 help: ## Print this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -63,6 +64,9 @@ test-vm: setup ## Try the limits on a cgroup v2 kernel, in QEMU (8 minutes; VM_A
 
 bench: setup ## Measure; prints a table and writes JSON (BENCH_ARGS=...)
 	$(PY) -m benchmarks $(BENCH_ARGS)
+
+soak: setup ## 5,000 sessions of mixed work; fails if anything is left (an hour; SOAK_ARGS="--sessions 500")
+	$(PY) -m benchmarks.soak $(SOAK_ARGS)
 
 bench-peers: ## Install what `make bench` compares with, if it is there: podman, docker, srt
 	@sh benchmarks/peers/install.sh

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from benchmarks import serving
 from k8e.conformance import traces
+from k8e.egress import namespaces
+from k8e.egress.nftables import Nftables
+from k8e.egress.rules import TABLE
 
 Counts = dict[str, float]
 GATEWAY_MB = "gateway MB"
@@ -28,6 +34,26 @@ def count(folder: Path, gateway: int) -> Counts:
         "files": sum(1 for _ in folder.glob("run/**/*")) + _entries(folder / "data" / "workspaces"),
         GATEWAY_MB: serving.resident_mb(gateway),
     }
+
+
+def count_router(router: Path) -> Counts:
+    """What sandboxes have in the router's namespace: interfaces, and elements of nft's sets."""
+    if not namespaces.is_mounted(router):
+        return {"router interfaces": 0, "nft elements": 0}
+    return {
+        "router interfaces": len(namespaces.run_in(router, socket.if_nameindex)),
+        "nft elements": namespaces.run_in(router, _elements),
+    }
+
+
+def _elements() -> int:
+    nft = Nftables()
+    try:
+        listed = json.loads(nft.run_json(f"list table {TABLE}"))["nftables"]
+    finally:
+        nft.close()
+    named: list[dict[str, Any]] = [item[kind] for item in listed for kind in item]
+    return sum(len(item.get("elem") or ()) for item in named)
 
 
 def left_behind(sandbox_ids: Iterable[str], folder: Path) -> list[str]:

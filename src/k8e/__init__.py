@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from k8e.client.async_interactive import AsyncProcess
     from k8e.client.async_runs import AsyncRun
     from k8e.client.asynchronous import AsyncSandboxClient
+    from k8e.client.auditing import AuditRow
     from k8e.client.blocking import SandboxClient, sandbox_session
     from k8e.client.contexts import AsyncContext, Context
     from k8e.client.events import Event
@@ -54,6 +55,7 @@ _HOMES = {
     "AsyncProcess": "k8e.client.async_interactive",
     "AsyncRun": "k8e.client.async_runs",
     "AsyncSandboxClient": "k8e.client.asynchronous",
+    "AuditRow": "k8e.client.auditing",
     "Context": "k8e.client.contexts",
     "ContextInfo": "k8e.client.executions",
     "Copied": "k8e.client.scripts",
@@ -95,6 +97,7 @@ __all__ = [
     "AsyncProcess",
     "AsyncRun",
     "AsyncSandboxClient",
+    "AuditRow",
     "Context",
     "ContextInfo",
     "Copied",

@@ -120,6 +120,13 @@ class Settings:
     ``config.json`` (only its ``auths``); empty means ``~/.docker/config.json``, if it is there."""
     max_image_bytes: int = 16 << 30
     """K8E_MAX_IMAGE_BYTES: the most that one image may have, downloaded or unpacked."""
+    audit_content: str = "commands"
+    """K8E_AUDIT_CONTENT: what the audit trail keeps of what is run: ``commands`` (the text of
+    commands, of code a hash), ``hashes`` (of both a hash) or ``all`` (the text of both)."""
+    audit_max_bytes: int = 1 << 30
+    """K8E_AUDIT_MAX_BYTES: how much the audit trail may hold; then its oldest rows are removed."""
+    audit_max_age: int = 90 * 24 * 3600
+    """K8E_AUDIT_MAX_AGE: seconds after which audit rows are removed; 0 means never."""
 
     templates: str = ""
     """K8E_TEMPLATES: the folder with the files of templates; empty means ``templates`` in the data

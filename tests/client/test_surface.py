@@ -21,6 +21,7 @@ def test_the_package_exports_exactly_this() -> None:
         "AsyncProcess",
         "AsyncRun",
         "AsyncSandboxClient",
+        "AuditRow",
         "Context",
         "ContextInfo",
         "Copied",

@@ -136,6 +136,7 @@ OURS = {
     *("InterruptContextRequest", "InterruptContextResponse"),
     *("ExecuteCodeRequest", "ExecuteCodeResponse"),
     *("ExecutionResult", "ExecutionEnd", "ExecutionError"),
+    *("GetAuditRequest", "GetAuditResponse", "VerifyAuditRequest", "VerifyAuditResponse"),
 }
 TYPES = {
     FieldDescriptor.TYPE_STRING: "string",
@@ -207,6 +208,7 @@ def test_every_rpc_of_k8e_is_there_with_its_kind() -> None:
         **dict.fromkeys(TEMPLATES, (False, False)),
         "Run": (True, True),
         **dict.fromkeys(CONTEXTS, (False, False)),
+        **dict.fromkeys(("GetAudit", "VerifyAudit"), (False, False)),
         "ExecuteCode": (False, True),
     }
 

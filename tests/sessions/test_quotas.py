@@ -10,7 +10,7 @@ import pytest
 
 from k8e import errors, settings
 from k8e.model import Principal, SessionSpec
-from k8e.sessions.quotas import MOST_BUCKETS, PERIOD, Holder, Quota, Quotas
+from k8e.sessions.quotas import MOST_BUCKETS, PERIOD, Holder, Quotas
 from tests.sessions.fakes import ME, OTHER, World
 
 
@@ -90,13 +90,13 @@ def test_a_refused_creation_counts_for_nobody():
 
 def test_a_principal_with_a_quota_of_its_own_has_that_one():
     made = quotas(max_sessions_per_principal=100, max_creations_per_principal=1)
-    made.special = lambda principal: Quota(sessions=1) if principal == ME else None
-    make(made, 3)
-    with pytest.raises(errors.LimitExceeded, match=r"the limit is 1 \(the quota of its key"):
+    made.sessions_of = lambda owner: 1 if owner == ME.name else 0
+    with pytest.raises(errors.LimitExceeded, match=r"the limit is 1 \(--max-sessions of its key"):
         made.admit(ME, "a", [Holder("me", "x")])
-    make(made, 1, OTHER)
-    with pytest.raises(errors.LimitExceeded):
-        make(made, 1, OTHER)
+    for who in (ME, OTHER):
+        make(made, 1, who)
+        with pytest.raises(errors.LimitExceeded, match="within a minute"):
+            make(made, 1, who)
 
 
 def test_who_made_nothing_for_a_while_is_forgotten():

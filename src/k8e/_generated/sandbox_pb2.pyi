@@ -1059,3 +1059,57 @@ class ExecutionError(_message.Message):
     value: str
     traceback: str
     def __init__(self, name: _Optional[str] = ..., value: _Optional[str] = ..., traceback: _Optional[str] = ...) -> None: ...
+
+class GetAuditRequest(_message.Message):
+    __slots__ = ("session_id", "principal", "since", "until", "action", "denied", "limit", "forward", "cursor", "wait")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    DENIED_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    principal: str
+    since: float
+    until: float
+    action: str
+    denied: bool
+    limit: int
+    forward: bool
+    cursor: str
+    wait: float
+    def __init__(self, session_id: _Optional[str] = ..., principal: _Optional[str] = ..., since: _Optional[float] = ..., until: _Optional[float] = ..., action: _Optional[str] = ..., denied: _Optional[bool] = ..., limit: _Optional[int] = ..., forward: _Optional[bool] = ..., cursor: _Optional[str] = ..., wait: _Optional[float] = ...) -> None: ...
+
+class GetAuditResponse(_message.Message):
+    __slots__ = ("rows", "cursor", "more")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    rows: _containers.RepeatedScalarFieldContainer[str]
+    cursor: str
+    more: bool
+    def __init__(self, rows: _Optional[_Iterable[str]] = ..., cursor: _Optional[str] = ..., more: _Optional[bool] = ...) -> None: ...
+
+class VerifyAuditRequest(_message.Message):
+    __slots__ = ("expect",)
+    EXPECT_FIELD_NUMBER: _ClassVar[int]
+    expect: str
+    def __init__(self, expect: _Optional[str] = ...) -> None: ...
+
+class VerifyAuditResponse(_message.Message):
+    __slots__ = ("ok", "rows", "first", "head", "problems")
+    OK_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    PROBLEMS_FIELD_NUMBER: _ClassVar[int]
+    ok: bool
+    rows: int
+    first: int
+    head: str
+    problems: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, ok: _Optional[bool] = ..., rows: _Optional[int] = ..., first: _Optional[int] = ..., head: _Optional[str] = ..., problems: _Optional[_Iterable[str]] = ...) -> None: ...

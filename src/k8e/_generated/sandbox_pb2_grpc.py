@@ -274,6 +274,16 @@ class SandboxServiceStub:
                 request_serializer=sandbox_dot_v1_dot_sandbox__pb2.ExecuteCodeRequest.SerializeToString,
                 response_deserializer=sandbox_dot_v1_dot_sandbox__pb2.ExecuteCodeResponse.FromString,
                 _registered_method=True)
+        self.GetAudit = channel.unary_unary(
+                '/sandbox.v1.SandboxService/GetAudit',
+                request_serializer=sandbox_dot_v1_dot_sandbox__pb2.GetAuditRequest.SerializeToString,
+                response_deserializer=sandbox_dot_v1_dot_sandbox__pb2.GetAuditResponse.FromString,
+                _registered_method=True)
+        self.VerifyAudit = channel.unary_unary(
+                '/sandbox.v1.SandboxService/VerifyAudit',
+                request_serializer=sandbox_dot_v1_dot_sandbox__pb2.VerifyAuditRequest.SerializeToString,
+                response_deserializer=sandbox_dot_v1_dot_sandbox__pb2.VerifyAuditResponse.FromString,
+                _registered_method=True)
 
 
 class SandboxServiceServicer:
@@ -578,6 +588,19 @@ class SandboxServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetAudit(self, request, context):
+        """The audit trail; ours alone.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def VerifyAudit(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SandboxServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -820,6 +843,16 @@ def add_SandboxServiceServicer_to_server(servicer, server):
                     servicer.ExecuteCode,
                     request_deserializer=sandbox_dot_v1_dot_sandbox__pb2.ExecuteCodeRequest.FromString,
                     response_serializer=sandbox_dot_v1_dot_sandbox__pb2.ExecuteCodeResponse.SerializeToString,
+            ),
+            'GetAudit': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetAudit,
+                    request_deserializer=sandbox_dot_v1_dot_sandbox__pb2.GetAuditRequest.FromString,
+                    response_serializer=sandbox_dot_v1_dot_sandbox__pb2.GetAuditResponse.SerializeToString,
+            ),
+            'VerifyAudit': grpc.unary_unary_rpc_method_handler(
+                    servicer.VerifyAudit,
+                    request_deserializer=sandbox_dot_v1_dot_sandbox__pb2.VerifyAuditRequest.FromString,
+                    response_serializer=sandbox_dot_v1_dot_sandbox__pb2.VerifyAuditResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -2118,6 +2151,60 @@ class SandboxService:
             '/sandbox.v1.SandboxService/ExecuteCode',
             sandbox_dot_v1_dot_sandbox__pb2.ExecuteCodeRequest.SerializeToString,
             sandbox_dot_v1_dot_sandbox__pb2.ExecuteCodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetAudit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sandbox.v1.SandboxService/GetAudit',
+            sandbox_dot_v1_dot_sandbox__pb2.GetAuditRequest.SerializeToString,
+            sandbox_dot_v1_dot_sandbox__pb2.GetAuditResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def VerifyAudit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sandbox.v1.SandboxService/VerifyAudit',
+            sandbox_dot_v1_dot_sandbox__pb2.VerifyAuditRequest.SerializeToString,
+            sandbox_dot_v1_dot_sandbox__pb2.VerifyAuditResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -95,6 +95,9 @@ class SandboxServiceStub:
     RestartContext: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.ContextRequest, _sandbox_pb2.Context]
     InterruptContext: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.InterruptContextRequest, _sandbox_pb2.InterruptContextResponse]
     ExecuteCode: _grpc.UnaryStreamMultiCallable[_sandbox_pb2.ExecuteCodeRequest, _sandbox_pb2.ExecuteCodeResponse]
+    GetAudit: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.GetAuditRequest, _sandbox_pb2.GetAuditResponse]
+    """The audit trail; ours alone."""
+    VerifyAudit: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.VerifyAuditRequest, _sandbox_pb2.VerifyAuditResponse]
 
 @_typing.type_check_only
 class SandboxServiceAsyncStub(SandboxServiceStub):
@@ -158,6 +161,9 @@ class SandboxServiceAsyncStub(SandboxServiceStub):
     RestartContext: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.ContextRequest, _sandbox_pb2.Context]  # type: ignore[assignment]
     InterruptContext: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.InterruptContextRequest, _sandbox_pb2.InterruptContextResponse]  # type: ignore[assignment]
     ExecuteCode: _aio.UnaryStreamMultiCallable[_sandbox_pb2.ExecuteCodeRequest, _sandbox_pb2.ExecuteCodeResponse]  # type: ignore[assignment]
+    GetAudit: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.GetAuditRequest, _sandbox_pb2.GetAuditResponse]  # type: ignore[assignment]
+    """The audit trail; ours alone."""
+    VerifyAudit: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.VerifyAuditRequest, _sandbox_pb2.VerifyAuditResponse]  # type: ignore[assignment]
 
 class SandboxServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -506,5 +512,20 @@ class SandboxServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _sandbox_pb2.ExecuteCodeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_sandbox_pb2.ExecuteCodeResponse], _abc.AsyncIterator[_sandbox_pb2.ExecuteCodeResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def GetAudit(
+        self,
+        request: _sandbox_pb2.GetAuditRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sandbox_pb2.GetAuditResponse, _abc.Awaitable[_sandbox_pb2.GetAuditResponse]]:
+        """The audit trail; ours alone."""
+
+    @_abc_1.abstractmethod
+    def VerifyAudit(
+        self,
+        request: _sandbox_pb2.VerifyAuditRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sandbox_pb2.VerifyAuditResponse, _abc.Awaitable[_sandbox_pb2.VerifyAuditResponse]]: ...
 
 def add_SandboxServiceServicer_to_server(servicer: SandboxServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -13,6 +13,7 @@ from k8e.cli import (
     completing,
     fast,
     parsing_approvals,
+    parsing_audit,
     parsing_conformance,
     parsing_contexts,
     parsing_exposing,
@@ -147,6 +148,7 @@ def _add_sandbox(commands: Any) -> None:
     parsing_images.add(commands, common, _command)
     parsing_more.add(_command, group, common)
     parsing_pool.add(_command, commands, common, Parser)
+    parsing_audit.add(_command, commands, common, Parser)
     parsing_more.add_doctor(_command, group)
     parsing_templates.add(_command, commands, common)
     parsing_more.add_bench(_command, commands, common)

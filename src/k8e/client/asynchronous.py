@@ -19,6 +19,7 @@ from k8e.client.approving import AsyncApproving
 from k8e.client.async_interactive import AsyncInteractive
 from k8e.client.async_runs import AsyncRuns
 from k8e.client.async_transfers import AsyncTransfers
+from k8e.client.auditing import AsyncAuditing
 from k8e.client.contexts import AsyncContexts
 from k8e.client.events import AsyncTelling
 from k8e.client.exposing import AsyncExposing
@@ -48,6 +49,7 @@ class AsyncSandboxClient(
     AsyncTemplating,
     AsyncImaging,
     AsyncContexts,
+    AsyncAuditing,
 ):
     """Runs code in sandboxes, from any number of tasks at once.
 

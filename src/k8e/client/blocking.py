@@ -12,6 +12,7 @@ from typing import Any, TypeVar, Unpack
 from k8e import errors
 from k8e.client import driving, endpoints, operations, requests, results
 from k8e.client.approving import Approving
+from k8e.client.auditing import Auditing
 from k8e.client.contexts import Contexts
 from k8e.client.events import Telling
 from k8e.client.exposing import Exposing
@@ -43,6 +44,7 @@ class SandboxClient(
     Templating,
     Imaging,
     Contexts,
+    Auditing,
 ):
     """Runs code in sandboxes.
 

@@ -16,9 +16,10 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from k8e import errors
+from k8e.audit.trail import Trail
 from k8e.auth.keys import OWNER_PREFIX, Keys
 from k8e.auth.store import KeyStore
-from k8e.gateway import local, rpc
+from k8e.gateway import auditing, local, rpc
 from k8e.gateway.exposures import Exposures
 from k8e.gateway.service import Gateway
 from k8e.runtimes import cgroups
@@ -67,17 +68,24 @@ async def _main(settings: Settings, *, background: bool, ready_fd: int) -> None:
     approvals = ApprovalStore(settings.data_dir / "approvals.db")
     exposures = ExposureStore(settings.data_dir / "exposures.db")
     keys = KeyStore(settings.data_dir / "keys.db")
+    trail = Trail(
+        settings.data_dir / "audit",
+        max_bytes=settings.audit_max_bytes,
+        max_age=settings.audit_max_age,
+        content=settings.audit_content,
+    )
     try:
         await asyncio.to_thread(host.prepare)
         sessions = Sessions(settings, store, host, Runtimes(host))
         gateway = Gateway(settings, sessions, Approvals(approvals, sessions), Keys(keys))
         gateway.exposures = Exposures(exposures, sessions)
         gateway.host = host
-        sessions.key_quotas.most_of = gateway.keys.max_sessions
+        sessions.quotas.sessions_of = gateway.keys.max_sessions
+        auditing.attach(gateway, trail)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, gateway.stopping.set)
-        async with sessions.running():
+        async with trail.running(), sessions.running():
             await sessions.evictions.sweep(OWNER_PREFIX, gateway.keys.owners())
             async with gateway.exposures.running(), _serving(gateway, background=background):
                 log.info("ready on %s", settings.socket)

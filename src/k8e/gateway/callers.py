@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Iterable
 from typing import TYPE_CHECKING
 
 from k8e import errors
+from k8e.audit.acting import Caller as Described
 from k8e.auth import keys
 from k8e.auth.keys import Keys, Unknown
 from k8e.auth.store import Key
@@ -65,6 +66,17 @@ def _local(caller: Caller) -> Principal:
     if not caller.by_our_name:
         raise Refusal("the name that was dialled is not one of this gateway (K8E_ADVERTISE_NAMES)")
     return peers.identify(caller.client, caller.server)
+
+
+def described(caller: Caller | None, principal: Principal | None) -> Described:
+    """Who somebody is and how we know, for those who write it down; None is not known yet."""
+    peer = str(caller.client) if caller is not None else ""
+    if principal is None:
+        return Described("", "grpc", peer)
+    if not principal.name.startswith(keys.OWNER_PREFIX):
+        return Described(principal.name, "loopback", peer)
+    shown = caller.certificate if caller is not None else None
+    return Described(principal.name, "certificate" if shown else "key", peer)
 
 
 def _key(known: Keys, caller: Caller, metadata: Iterable[tuple[str, str | bytes]]) -> Key | None:

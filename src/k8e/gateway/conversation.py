@@ -16,6 +16,8 @@ from functools import partial
 from typing import Any
 
 from k8e import errors
+from k8e.audit import acting
+from k8e.audit.acting import Act, Caller
 from k8e.gateway import roles
 from k8e.gateway.service import Gateway
 from k8e.guest import wire
@@ -56,10 +58,15 @@ class Pending:
 class Conversation:
     """All operations of one client connection. ``send(kind, channel, body)`` must not block."""
 
-    def __init__(self, gateway: Gateway, principal: Principal, send: Send) -> None:
+    def __init__(
+        self, gateway: Gateway, principal: Principal, send: Send, caller: Caller | None = None
+    ) -> None:
+        """``caller`` tells how we know ``principal``; by default it is who acts now."""
+        act = acting.current()
         self._gateway = gateway
         self._sessions = gateway.sessions
         self._principal = principal
+        self._caller = caller or (act.caller if act is not None else Caller(principal.name, ""))
         self._send = send
         self._channels: dict[int, Operation | Pending] = {}
         self._closed = False
@@ -98,6 +105,7 @@ class Conversation:
     # Calls.
 
     def _call(self, channel: int, call: dict[str, Any]) -> None:
+        acting.begin(_act(self._caller, call))
         try:
             self._gateway.rates.take(self._principal)
             if "session" in call:
@@ -222,6 +230,7 @@ class Conversation:
         pending.task = self._gateway.spawn(run())
 
     def _fail(self, channel: int, error: errors.K8eError) -> None:
+        self._gateway.refused(error)
         begun = self._channels.pop(channel, None)
         if isinstance(begun, Operation):
             begun.cancel()
@@ -230,6 +239,13 @@ class Conversation:
     def _reply(self, kind: int, channel: int, body: bytes) -> None:
         if not self._closed:
             self._send(kind, channel, body)
+
+
+def _act(caller: Caller, call: dict[str, Any]) -> Act:
+    """What a client is about to do, for those who write it down; nothing is checked yet."""
+    target: Any = call.get("session")
+    named: Any = target.get("id") if isinstance(target, dict) else call.get("session_id")  # pyright: ignore[reportUnknownMemberType]
+    return Act(caller, str(call.get("op")), named if isinstance(named, str) else "")
 
 
 def _add_session(body: bytes, session_id: str, warning: str) -> bytes:

@@ -10,8 +10,9 @@ import struct
 from pathlib import Path
 from typing import cast
 
+from k8e.audit.acting import Act, Caller
 from k8e.gateway.conversation import MAX_UNREAD, Conversation
-from k8e.gateway.peers import LOCAL
+from k8e.gateway.peers import LOCAL, Refusal
 from k8e.gateway.service import Gateway
 from k8e.guest import wire
 from k8e.link import Outgoing, batch
@@ -36,15 +37,19 @@ class LocalProtocol(asyncio.Protocol):
         self._transport = self._outgoing.transport = cast("asyncio.Transport", transport)
         peer: socket.socket = transport.get_extra_info("socket")
         data = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-        uid = _PEER.unpack(data)[1]
+        pid, uid, _ = _PEER.unpack(data)
+        peer_name = f"uid {uid}, pid {pid}"
         if uid not in (0, os.geteuid()):
             log.warning("refused a connection of uid %d to the local socket", uid)
+            act = Act(Caller("", "socket", peer_name), "connect")
+            self._gateway.refused(Refusal(f"uid {uid} is not served here"), act)
             self._transport.abort()
             return
         # Above what all windows of an operation hold, so that whoever reads in the end may first
         # send; below that, nobody makes us keep answers without end.
         self._transport.set_write_buffer_limits(MAX_UNREAD)
-        self._conversation = Conversation(self._gateway, LOCAL, self._outgoing.send)
+        caller = Caller(LOCAL.name, "socket", peer_name)
+        self._conversation = Conversation(self._gateway, LOCAL, self._outgoing.send, caller)
         self._gateway.farewells.add(self._say_goodbye)
 
     def data_received(self, data: bytes) -> None:

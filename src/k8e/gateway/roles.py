@@ -20,6 +20,8 @@ _DECIDING = frozenset({Role.APPROVER, Role.ADMIN})
 _GROUPS = (
     (_ANY, "status doctor approver list_approvals get_approval"),
     (_DECIDING, "approve_action"),
+    (_ANY, "audit"),  # those who are no admins see their own
+    (_ADMIN, "verify_audit"),
     (_ADMIN, "set_approver metrics stop"),
     (_ADMIN, "pool set_pool drain_pool"),
     (_ADMIN, "create_api_key list_api_keys rotate_api_key delete_api_key"),
@@ -38,6 +40,8 @@ _RPC_GROUPS = (
     (_ANY, "Login ListApprovals"),
     (_ANY, "Run"),  # each of its operations is looked at by itself
     (_DECIDING, "ApproveAction"),
+    (_ANY, "GetAudit"),
+    (_ADMIN, "VerifyAudit"),
     (_AGENT_OR_ADMIN, "ListTemplates GetTemplate"),
     (_ADMIN, "ApplyTemplate DeleteTemplate"),
     (_AGENT, "CreateSession DestroySession GetSession ListSessions PauseSession ResumeSession"),

@@ -11,6 +11,7 @@ import grpc
 
 from k8e import errors
 from k8e._generated import sandbox_pb2 as pb
+from k8e.audit import acting
 from k8e.gateway import callers, peers, roles, rpc_errors, rpc_run, tls
 from k8e.gateway.front import Front
 from k8e.gateway.receiving import Receiver, reading
@@ -31,8 +32,8 @@ OPTIONS = (
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Handler = Callable[..., Awaitable[Any]]
-Known = Callable[[Context], contextlib.AbstractAsyncContextManager[Principal]]
-"""Says who makes a call, while it is answered."""
+Known = Callable[[Context, str], contextlib.AbstractAsyncContextManager[Principal]]
+"""Says who makes a call, while it is answered; it is told which session the call names."""
 SOCKET = "rpc.sock"
 """In the run folder: where the front passes connections on to gRPC."""
 
@@ -124,6 +125,7 @@ def _public(work: Handler, known: Known, asked: type[Any]) -> Handler:
 def _unary(work: Handler, known: Known, receiver: Receiver) -> Handler:
     async def handle(messages: Any, context: Context) -> Any:
         async with known(context) as caller, receiver.request(caller, messages) as request:
+            acting.about(getattr(request, "session_id", ""))
             return await work(caller, request)
 
     return handle
@@ -132,6 +134,7 @@ def _unary(work: Handler, known: Known, receiver: Receiver) -> Handler:
 def _streaming(work: Handler, known: Known, receiver: Receiver) -> Handler:
     async def handle(messages: Any, context: Context) -> None:
         async with known(context) as caller, receiver.request(caller, messages) as request:
+            acting.about(getattr(request, "session_id", ""))
             await work(caller, request, context)
 
     return handle
@@ -150,14 +153,16 @@ async def _answering(
     gateway: Gateway, front: Front, name: str, context: Context
 ) -> AsyncGenerator[Principal]:
     """Let nobody in that we do not know, and turn what fails into a status."""
-    principal = None
+    principal, caller = None, front.caller(context.peer())
+    acting.begin(acting.Act(callers.described(caller, None), name))
     try:
         if name in roles.PUBLIC:
             yield roles.ANYBODY
             return
         metadata = context.invocation_metadata() or ()
         peer = context.peer()
-        async with callers.identified(gateway.keys, front.caller(peer), metadata) as principal:
+        async with callers.identified(gateway.keys, caller, metadata) as principal:
+            acting.begin(acting.Act(callers.described(caller, principal), name))
             with front.recognised(peer, principal.name):
                 roles.check_rpc(principal, name)
                 if name != "Run":  # whose calls are counted one by one
@@ -166,4 +171,6 @@ async def _answering(
     except Exception as error:  # the edge of the call: everything becomes a status
         if principal is None or isinstance(error, peers.Refusal):
             front.doubt(context.peer())
+        if isinstance(error, errors.K8eError | peers.Refusal):
+            gateway.refused(error)
         await rpc_errors.abort(context, error)

@@ -12,6 +12,7 @@ from k8e._generated import sandbox_pb2 as pb
 from k8e.gateway import rpc_egress
 from k8e.gateway.calls import Call, decode
 from k8e.gateway.rpc_approvals import ApprovalRpcs
+from k8e.gateway.rpc_audit import AuditRpcs
 from k8e.gateway.rpc_contexts import ContextRpcs
 from k8e.gateway.rpc_errors import as_text
 from k8e.gateway.rpc_events import EventRpcs
@@ -64,6 +65,7 @@ class Service(
     EventRpcs,
     TemplateRpcs,
     ContextRpcs,
+    AuditRpcs,
 ):
     """What is implemented of ``sandbox.v1.SandboxService``, for callers that are known."""
 

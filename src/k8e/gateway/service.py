@@ -11,11 +11,13 @@ from typing import Any
 
 from k8e import errors, metrics
 from k8e._version import __version__
+from k8e.audit.acting import Act
 from k8e.auth.keys import Keys
 from k8e.auth.rates import Rates
 from k8e.gateway import tls
 from k8e.gateway.approving import ApprovalCalls
 from k8e.gateway.arguments import text as _text
+from k8e.gateway.auditing import AuditCalls
 from k8e.gateway.exposing import ExposureCalls
 from k8e.gateway.imaging import ImageCalls
 from k8e.gateway.keeping import KeyCalls
@@ -40,6 +42,7 @@ class Gateway(
     TemplateCalls,
     PoolCalls,
     ImageCalls,
+    AuditCalls,
 ):
     """The shared state of all dialects. A method ``call_x`` answers the operation ``x``."""
 
@@ -56,6 +59,8 @@ class Gateway(
         self.conversations: set[object] = set()
         self.farewells: set[Callable[[], None]] = set()
         """What connections still say when the gateway has stopped."""
+        self.on_refusal: list[Callable[[Exception, Act | None], None]] = []
+        """Called with what a caller was refused; None stands for who acts now."""
         self.stopping = asyncio.Event()
         self.destroy_on_stop = False
         self._began = time.monotonic()
@@ -67,6 +72,11 @@ class Gateway(
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+    def refused(self, error: Exception, act: Act | None = None) -> None:
+        """A caller gets an error instead of an answer."""
+        for tell in self.on_refusal:
+            tell(error, act)
 
     async def call_status(self, principal: Principal, call: dict[str, Any]) -> dict[str, Any]:
         told = {

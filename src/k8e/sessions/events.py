@@ -11,35 +11,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import json
 import logging
-import math
 import os
 import re
 import time
-from collections.abc import Iterable
-from json.encoder import encode_basestring_ascii
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+from k8e.lines import MAX_ITEMS, MAX_LINE, MAX_TEXT, to_json
 from k8e.model import Session
+
+__all__ = ["MAX_BYTES", "MAX_ITEMS", "MAX_LINE", "MAX_TEXT", "Events", "Log"]
 
 log = logging.getLogger(__name__)
 
 MAX_BYTES = 1 << 20  # of one session's file; then its older half is dropped
-MAX_TEXT = 1 << 10  # bytes of one text
-MAX_LINE = 32 << 10
-MAX_ITEMS = 32  # of a list
-MAX_DEPTH = 2  # of lists in lists
 DEFAULT_LIMIT = 500
 MAX_LIMIT = 10_000
 REMEMBERED = 256  # execs of one session
+Observer = Callable[[Session, str, dict[str, Any], dict[str, Any] | None], None]
+"""Gets the session, the kind, the fields, and the call of a client, where that says more."""
 _ENVELOPE = frozenset(("at", "seq", "kind", "session_id"))
 _SEQ = re.compile(rb'^\{"at":[0-9.]+,"seq":([0-9]+),')
 # Quotes inside of texts are escaped, so no text can look like this.
 _EXEC = re.compile(rb'"kind":"exec\.(started|finished)","session_id":"[^"]*","exec_id":"([^"]*)"')
-# ASCII alone: no text can end a line, or do something to a terminal.
-_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 class Log:
@@ -110,6 +106,8 @@ class Events:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._open: dict[str, Log] = {}  # of the sessions that live, by sandbox
+        self.observers: list[Observer] = []
+        """Told of every event, and of what is none; the audit trail is one."""
 
     # Writing.
 
@@ -124,7 +122,20 @@ class Events:
             raise TypeError(f"an event has {', '.join(sorted(_ENVELOPE))} already")
         self._write(session, kind, fields)
 
-    def _write(self, session: Session, kind: str, fields: dict[str, Any]) -> None:
+    def tell(self, session: Session, kind: str, /, **fields: Any) -> None:
+        """Let observers know of what its owner need not read among the events."""
+        for observe in self.observers:
+            observe(session, kind, fields, None)
+
+    def _write(
+        self,
+        session: Session,
+        kind: str,
+        fields: dict[str, Any],
+        call: dict[str, Any] | None = None,
+    ) -> None:
+        for observe in self.observers:
+            observe(session, kind, fields, call)
         opened = self._open.get(session.sandbox_id)
         try:
             if opened is not None:
@@ -138,7 +149,9 @@ class Events:
 
     # Execs.
 
-    def exec_started(self, session: Session, exec_id: str, **fields: Any) -> None:
+    def exec_started(
+        self, session: Session, exec_id: str, call: dict[str, Any] | None = None, **fields: Any
+    ) -> None:
         """Note the start of an exec, unless it runs already and somebody else joins it.
 
         One that was seen before and has ended is noted ``again``: its guest gives the same result
@@ -152,7 +165,7 @@ class Events:
             opened.remember(exec_id, ended=False)
             if known:
                 fields["again"] = True
-        self._write(session, "exec.started", {"exec_id": exec_id, **fields})
+        self._write(session, "exec.started", {"exec_id": exec_id, **fields}, call)
 
     def exec_finished(self, session: Session, exec_id: str, **fields: Any) -> bool:
         """Note the end of an exec, once; False if it was noted or never began."""
@@ -250,42 +263,7 @@ def _line(seq: int, session_id: str, kind: str, fields: dict[str, Any]) -> bytes
     head = f'{{"at":{time.time():.6f},"seq":{seq},"kind":"{kind}","session_id":"{session_id}"'
     if not fields:
         return f"{head}}}\n".encode("ascii")
-    rest = ",".join([f'"{key}":{_json(value)}' for key, value in fields.items()])
+    rest = ",".join([f'"{key}":{to_json(value)}' for key, value in fields.items()])
     if len(rest) > MAX_LINE:
         rest = '"cut":true'
     return f"{head},{rest}}}\n".encode("ascii")
-
-
-def _json(value: Any) -> str:
-    """A value as JSON, which for what most events have is no more than this."""
-    if type(value) is str and len(value) <= MAX_TEXT and value.isascii():
-        return encode_basestring_ascii(value)
-    if type(value) is bool:
-        return "true" if value else "false"
-    return str(value) if type(value) is int else _encode(_checked(value))
-
-
-def _checked(value: Any, depth: int = 0) -> Any:
-    """A value as JSON can hold it; much of it comes from clients and guests."""
-    if isinstance(value, str):
-        return value if len(value) <= MAX_TEXT and value.isascii() else _cut(value)
-    if isinstance(value, int) or value is None:
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, (dict, list, tuple)) and depth == MAX_DEPTH:
-        return "…"
-    if isinstance(value, dict):
-        pairs = list(cast("dict[Any, Any]", value).items())[:MAX_ITEMS]
-        return {_cut(str(key)): _checked(item, depth + 1) for key, item in pairs}
-    if isinstance(value, (list, tuple)):
-        return [_checked(item, depth + 1) for item in cast("list[Any]", value)[:MAX_ITEMS]]
-    return _cut(str(value))
-
-
-def _cut(text: str) -> str:
-    """At most ``MAX_TEXT`` bytes of a text, without halves of characters."""
-    data = text[: MAX_TEXT + 1].encode("utf-8", "replace")
-    if len(data) <= MAX_TEXT:
-        return data.decode()
-    return data[: MAX_TEXT - 3].decode("utf-8", "ignore") + "…"

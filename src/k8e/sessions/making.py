@@ -16,7 +16,6 @@ from k8e.runtimes.base import Binding, Guest
 from k8e.runtimes.registry import Runtimes
 from k8e.sessions import recipes
 from k8e.sessions.furnishing import Furnisher
-from k8e.sessions.key_quotas import KeyQuotas
 from k8e.sessions.launching import Launcher
 from k8e.sessions.network import Network
 from k8e.sessions.quotas import Holder
@@ -70,7 +69,6 @@ class Maker:
     def holders(self) -> Iterable[Holder]:
         """Whose sessions are being made."""
         return self._holders.values()
-        self.key_quotas = KeyQuotas(store)
 
     def count(self) -> int:
         return len(self._creating)
@@ -132,8 +130,7 @@ class Maker:
     ) -> Session:
         began = time.monotonic()
         self._furnisher.check(principal.name, spec)
-        with self.key_quotas.room(principal.name):
-            session, policy = await self._register(principal, spec, auto, kin)
+        session, policy = await self._register(principal, spec, auto, kin)
         try:
             session, guest = await self._give_sandbox(session, policy, kin)
         except BaseException as error:

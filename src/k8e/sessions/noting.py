@@ -50,7 +50,7 @@ def _exec(events: Events, session: Session, call: dict[str, Any]) -> Ended:
     if call.get("tty"):
         what["tty"] = True
     # Before the guest is asked: whatever runs has been noted.
-    events.exec_started(session, exec_id, **what)
+    events.exec_started(session, exec_id, call, **what)
     return partial(_exec_ended, events, session, exec_id)
 
 
@@ -160,6 +160,34 @@ def _written(events: Events, session: Session, call: dict[str, Any]) -> Ended:
     return ended
 
 
+def _read(events: Events, session: Session, call: dict[str, Any]) -> Ended:
+    """Of a read, observers are told; ``body`` is what the guest said first."""
+    path = _text(call.get("path"))
+
+    def ended(kind: int, body: bytes) -> None:
+        if kind != wire.ERROR:
+            size = _unpacked(body).get("size") if body else None
+            size = size if type(size) is int and size >= 0 else None
+            events.tell(session, "file.read", path=path, size=size, complete=kind == wire.END)
+
+    return ended
+
+
+def _told(kind_of_event: str, *names: str) -> Callable[..., Ended]:
+    """Tell observers of a change when the guest says that it made it."""
+
+    def begin(events: Events, session: Session, call: dict[str, Any]) -> Ended:
+        fields = {name: call.get(name) for name in names}
+
+        def ended(kind: int, _: bytes) -> None:
+            if kind == wire.RESULT:
+                events.tell(session, kind_of_event, **fields)
+
+        return ended
+
+    return begin
+
+
 def _context_created(events: Events, session: Session, call: dict[str, Any]) -> Ended:
     call["id"] = call.get("id") or f"ctx-{os.urandom(8).hex()}"
     return _changed("context.created", "id", "language")(events, session, call)
@@ -190,6 +218,12 @@ _NOTED: dict[str, Callable[[Events, Session, dict[str, Any]], Ended]] = {
     "write": _written,
     "remove": _changed("file.removed", "path"),
     "rename": _changed("file.renamed", "path", "to"),
+    "read": _read,
+    "mkdir": _told("folder.made", "path"),
+    "symlink": _told("file.linked", "path", "target"),
+    "chmod": _told("file.mode", "path", "mode"),
+    "signal": _told("exec.signalled", "id", "signal", "terminate"),
+    "interrupt_context": _told("context.interrupted", "id"),
     "create_context": _context_created,
     "restart_context": _changed("context.restarted", "id"),
     "remove_context": _changed("context.removed", "id"),

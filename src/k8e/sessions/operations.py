@@ -157,15 +157,20 @@ class Operation:
         on_frame: FrameSink,
         on_done: Callable[[int, bytes], None],
         amend_exit: Callable[[bytes], bytes],
+        on_last: Callable[[int, bytes], None] | None = None,
     ) -> None:
         """``on_done`` gets the last frame, of kind 0 if the client left before it came.
 
-        ``amend_exit`` adds to an EXIT what the guest does not know.
+        ``amend_exit`` adds to an EXIT what the guest does not know. ``on_last`` gets the same as
+        ``on_done``, but before the client does: what was answered has been noted.
         """
         self.done = False
+        self.told = b""
+        """What the guest said first."""
         self._op = op
         self._on_frame = on_frame
         self._on_done = on_done
+        self._on_last = on_last
         self._amend_exit = amend_exit
         self._channel: Channel | None = None
         self._results = 0
@@ -200,8 +205,10 @@ class Operation:
             raise wire.WireError("the guest sent too large a value")
         if kind == wire.EXIT:
             body = self._amend_exit(body)
-        if self._ends(kind):
+        if self._ends(kind, body):
             self._close()
+            if self._on_last is not None:
+                self._on_last(kind, body)
             self._on_frame(kind, body)
             # What is left to do is not the client's to wait for.
             batch.afterwards(partial(self._on_done, kind, body))
@@ -218,11 +225,13 @@ class Operation:
         if not count or self._upload > wire.WINDOW:
             raise wire.WireError("the guest gave credit for what it was not sent")
 
-    def _ends(self, kind: int) -> bool:
+    def _ends(self, kind: int, body: bytes) -> bool:
         if kind == wire.ERROR:
             return True
         if kind == wire.RESULT:
             self._results += 1
+            if self._results == 1:
+                self.told = body
             return self._op not in _STREAMS or (self._op in _ENDED_TWICE and self._results == 2)
         return kind in _STREAMS.get(self._op, ())
 
@@ -250,6 +259,8 @@ class Operation:
             if self._channel is not None:
                 self._channel.send(wire.CANCEL)
             self._close()
+            if self._on_last is not None:
+                self._on_last(0, b"")
             self._on_done(0, b"")
 
     def _close(self) -> None:

@@ -11,7 +11,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -87,8 +87,8 @@ class Quotas:
         self._data_dir, self._min_free = settings.data_dir, settings.min_free_disk
         self._clock = clock
         self._buckets: dict[Holder, Bucket] = {}
-        self.special: Callable[[Principal], Quota | None] = lambda _: None
-        """The quota of a principal that has one of its own, such as one written on its key."""
+        self.sessions_of: Callable[[str], int] = lambda _: 0
+        """How many sessions a principal may have by its key; 0 where that says nothing."""
 
     def admit(self, principal: Principal, tenant: str, alive: Iterable[Holder]) -> None:
         """Count a session that is about to be made; LimitExceeded if it may not be."""
@@ -102,11 +102,11 @@ class Quotas:
         self._count(holder, general, special)
 
     def _bounds(self, principal: Principal, tenant: str) -> tuple[Bound, Bound]:
-        own = self.special(principal)
+        own, quota = self.sessions_of(principal.name), self._of_principal
         names = ("K8E_MAX_SESSIONS_PER_PRINCIPAL", "K8E_MAX_CREATIONS_PER_PRINCIPAL")
-        if own is not None:
-            names = ("the quota of its key", "the quota of its key")
-        general = Bound(f"principal {principal.name!r}", own or self._of_principal, names)
+        if own:
+            quota, names = replace(quota, sessions=own), ("--max-sessions of its key", names[1])
+        general = Bound(f"principal {principal.name!r}", quota, names)
         names = ("K8E_MAX_SESSIONS_PER_TENANT", "K8E_MAX_CREATIONS_PER_TENANT")
         return general, Bound(f"tenant {tenant!r}", self._of_tenant, names)
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from k8e import errors
+from k8e.audit import acting
 from k8e.egress.policy import changed
 from k8e.link import FrameSink
 from k8e.model import DEFAULT_TEMPLATE, Phase, Principal, Session, SessionSpec, new_id
@@ -40,6 +41,7 @@ from k8e.settings import Settings
 
 log = logging.getLogger(__name__)
 
+BY_OWNER = "destroyed by its owner"
 KEEP_ENDED = 24 * 3600.0  # seconds that an ended session can still be asked about
 COUNT_SECONDS = 5.0  # that a guest may need to list its programs for somebody who looks
 
@@ -67,7 +69,6 @@ class Sessions(Standing):
         self._maker = Maker(
             settings, store, runtimes, self._network, launcher, self.warming, furnisher, self._made
         )
-        self.key_quotas = self._maker.key_quotas
         self._children = Children(store, self._network, self._maker, settings.max_children)
         self._pauses = Pauses(store)
         self.quotas = Quotas(settings)
@@ -265,18 +266,20 @@ class Sessions(Standing):
         connected = live.guest.link
         if connected is None:
             return None
-        ended = noting.begun(self.events, live.session, call)
+        ended = acting.kept(noting.begun(self.events, live.session, call))
         amend = self._amend(live)
         left = str(call["id"]) if call["op"] == "exec" else ""
 
+        def last(kind: int, body: bytes) -> None:
+            if ended is not None:
+                ended(kind, operation.told if call["op"] == "read" else body)
+
         def done(kind: int, body: bytes) -> None:
             live.finished(operation)
-            if ended is not None:
-                ended(kind, body)
-                if left and not kind:
-                    noting.watch(connected, left, ended, amend)
+            if ended is not None and left and not kind:
+                noting.watch(connected, left, ended, amend)
 
-        operation = Operation(call["op"], on_frame, done, amend)
+        operation = Operation(call["op"], on_frame, done, amend, last)
         live.has_background |= bool(call.get("background"))
         live.began(operation, float(call.get("timeout") or 0) if call["op"] == "exec" else 0)
         channel = connected.open(
@@ -375,7 +378,7 @@ class Sessions(Standing):
         live = self._live.get(session_id)
         if live is None or live.session.owner != principal.name:
             raise refusals.not_found(session_id)
-        await self._end(live, "destroyed by its owner")
+        await self._end(live, BY_OWNER)
 
     async def destroy_all(self, reason: str) -> None:
         """End every session, for a gateway that is told to leave nothing."""
@@ -391,6 +394,8 @@ class Sessions(Standing):
 
     async def _do_end(self, live: Live, reason: str) -> None:
         session_id = live.session.session_id
+        if reason != BY_OWNER:
+            acting.begin(None)  # a timer or a watcher: whoever started that does not do this
         log.info("session %s ends: %s", session_id, reason)
         live.stop()
         try:

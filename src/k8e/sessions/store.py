@@ -148,10 +148,6 @@ class Store:
         condition = "owner=?" if ended else "owner=? AND phase != 'ended'"
         return self._select(condition + " ORDER BY created_at", owner)
 
-    def count_of(self, owner: str) -> int:
-        query = "SELECT COUNT(*) FROM sessions WHERE owner=? AND phase != 'ended'"
-        return int(self._db.execute(query, (owner,)).fetchone()[0])
-
     def unended(self) -> list[Session]:
         return self._select("phase != 'ended'")
 

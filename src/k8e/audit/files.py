@@ -1,0 +1,170 @@
+"""The files of the trail: segments of lines that are only added to, the oldest removed as a whole.
+
+A segment is named after the number of its first row. Each row is one ``write(2)``, so a gateway
+that is killed loses none.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from k8e import errors
+from k8e.audit import rows
+from k8e.audit.rows import NO_HASH, Row
+
+SUFFIX = ".jsonl"
+DAY = 24 * 3600.0
+MIN_SEGMENT, MAX_SEGMENT = 64 << 10, 16 << 20  # bytes
+LONGEST_LINE = 64 << 10
+
+
+class Removed(NamedTuple):
+    """Rows that are no longer kept."""
+
+    files: int
+    first: int
+    """The number of the oldest row that is left, …"""
+    prev: str
+    """… and the hash that it gives for the row before it."""
+
+
+def segments(folder: Path) -> list[Path]:
+    """All segments, oldest first."""
+    found = [path for path in folder.glob(f"*{SUFFIX}") if path.stem.isdigit()]
+    return sorted(found, key=lambda path: int(path.stem))
+
+
+class Writer:
+    """The one who adds rows to a folder."""
+
+    def __init__(self, folder: Path, *, max_bytes: int, max_age: float) -> None:
+        """Go on where the one before us stopped.
+
+        Raises:
+            Conflict: another gateway writes there.
+        """
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder = folder
+        self._max_bytes = max_bytes
+        self._max_age = max_age
+        self._segment_bytes = min(max(max_bytes // 8, MIN_SEGMENT), MAX_SEGMENT)
+        self._lock = _lock(folder / "lock")
+        self.seq = 0
+        self.head = NO_HASH
+        self.repaired = 0
+        """Bytes of half a row that was found at the end and taken away."""
+        self._fd = -1
+        self._size = 0
+        self._began = 0.0
+        self._recover()
+
+    def _recover(self) -> None:
+        known = segments(self._folder)
+        for path in reversed(known):  # the newest may have been begun and never written to
+            last = self._open_last(path)
+            if last is not None:
+                self.seq, self.head = last.seq, last.hash
+                return
+        self._drop_name()
+
+    def _open_last(self, path: Path) -> rows.Link | None:
+        """Open a segment for more; its last row, if it has one that can be read."""
+        self._drop_name()
+        self._fd, self._size = _open(path), path.stat().st_size
+        self._began = path.stat().st_mtime
+        start = max(0, self._size - 2 * LONGEST_LINE)
+        data = os.pread(self._fd, self._size - start, start)
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data):
+            self.repaired += len(data) - whole
+            self._size = start + whole
+            os.ftruncate(self._fd, self._size)
+        found = (rows.link(line) for line in reversed(data[:whole].splitlines()))
+        return next((item for item in found if item is not None), None)
+
+    def _drop_name(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd, self._size = -1, 0
+
+    def append(self, row: Row) -> None:
+        """Add a row, whole or not at all.
+
+        Raises:
+            OSError: it could not be written; the chain is as before.
+        """
+        now = time.time()
+        line, found = rows.encode(self.seq + 1, now, row, self.head)
+        if self._fd < 0 or self._size + len(line) > self._segment_bytes or self._is_old(now):
+            self._begin(now)
+        written = os.write(self._fd, line)
+        if written < len(line):
+            os.ftruncate(self._fd, self._size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._size += written
+        self.seq, self.head = self.seq + 1, found
+
+    def _is_old(self, now: float) -> bool:
+        return self._size > 0 and now - self._began > min(DAY, (self._max_age or DAY) / 8)
+
+    def _begin(self, now: float) -> None:
+        path = self._folder / f"{self.seq + 1:015d}{SUFFIX}"
+        fd = _open(path)
+        self._drop_name()
+        self._fd, self._size, self._began = fd, path.stat().st_size, now
+
+    def duplicate(self) -> int:
+        """A descriptor of what is written to now, for somebody who brings it to the disk; or -1."""
+        return os.dup(self._fd) if self._fd >= 0 else -1
+
+    def prune(self, now: float) -> Removed | None:
+        """Remove segments that are too many or too old, never the newest."""
+        kept = segments(self._folder)
+        sizes = {path: path.stat() for path in kept}
+        total = sum(info.st_size for info in sizes.values())
+        gone: list[Path] = []
+        while len(kept) > 1:
+            old = self._max_age and now - sizes[kept[0]].st_mtime > self._max_age
+            if total <= self._max_bytes and not old:
+                break
+            total -= sizes[kept[0]].st_size
+            gone.append(kept.pop(0))
+        prev = _first_prev(kept[0]) if gone else ""
+        for path in gone:
+            path.unlink(missing_ok=True)
+        return Removed(len(gone), int(kept[0].stem), prev) if gone else None
+
+    def close(self) -> None:
+        self._drop_name()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _first_prev(path: Path) -> str:
+    with path.open("rb") as file:
+        found = rows.link(file.readline(LONGEST_LINE).rstrip(b"\n"))
+    return found.prev if found else ""
+
+
+def _open(path: Path) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    return os.open(path, flags, 0o600)
+
+
+def _lock(path: Path) -> int:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise errors.Conflict(
+            "another gateway writes the audit trail of this data folder",
+            hint="stop it, or set K8E_DATA_DIR to another folder",
+        ) from None
+    return fd

@@ -1,0 +1,51 @@
+"""Many refusals of the same kind are a few rows and a number: nobody drives out what matters."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+WINDOW = 60.0  # seconds
+BURST = 20  # rows of one kind in a window; further ones are counted
+MAX_KINDS = 4096
+
+Kind = tuple[str, ...]
+
+
+@dataclass
+class _Count:
+    began: float
+    rows: int = 0
+    more: int = 0
+
+
+class Folding:
+    """Counts by kind; the kind that began longest ago is forgotten first."""
+
+    def __init__(self) -> None:
+        self._counts: OrderedDict[Kind, _Count] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def admit(self, kind: Kind, now: float) -> bool:
+        """Whether this one gets a row of its own; otherwise it is counted."""
+        count = self._counts.get(kind)
+        if count is None:
+            count = self._counts[kind] = _Count(now)
+        if count.rows < BURST:
+            count.rows += 1
+            return True
+        count.more += 1
+        return False
+
+    def over(self, now: float) -> Iterator[tuple[Kind, int]]:
+        """Kinds whose window has ended, or that are too many, each with what was only counted."""
+        while self._counts:
+            kind, count = next(iter(self._counts.items()))
+            if now < count.began + WINDOW and len(self._counts) <= MAX_KINDS:
+                return
+            del self._counts[kind]
+            if count.more:
+                yield kind, count.more

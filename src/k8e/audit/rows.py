@@ -1,0 +1,127 @@
+"""Rows as lines of JSON, each with the hash of the one before: pure functions.
+
+A row's hash covers its bytes up to the hash itself, so that checking it needs no idea of what a
+canonical form of JSON is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from k8e.lines import MAX_LINE, to_json
+
+ALLOWED, DENIED = "allowed", "denied"
+NO_HASH = "0" * 64
+"""What the first row of all has for the hash of the one before."""
+_HASH = re.compile(rb',"prev":"([0-9a-f]{64})","hash":"([0-9a-f]{64})"\}')
+_SEQ = re.compile(rb'\{"seq":([0-9]{1,18}),')
+_TAIL = len(',"hash":""}') + 64
+_PREV = len(',"prev":""') + 64
+
+
+class Row(NamedTuple):
+    """What is written down, before it gets its number."""
+
+    action: str
+    """A constant like ``noun.verb``."""
+    outcome: str
+    principal: str
+    via: str
+    peer: str
+    session: str
+    owner: str
+    """Whose session it is, where that is not the principal."""
+    detail: dict[str, str]
+    """Further facts, each as JSON already."""
+
+
+class Link(NamedTuple):
+    """A row's place in the chain."""
+
+    seq: int
+    prev: str
+    hash: str
+
+
+def encode(seq: int, at: float, row: Row, prev: str) -> tuple[bytes, str]:
+    """The line of a row, and its hash."""
+    detail = ",".join([f'"{name}":{value}' for name, value in row.detail.items()])
+    if len(detail) > MAX_LINE:
+        detail = '"cut":true'
+    owner = f',"owner":{to_json(row.owner)}' if row.owner else ""
+    body = (
+        f'{{"seq":{seq},"at":{at:.6f},"action":"{row.action}","outcome":"{row.outcome}",'
+        f'"principal":{to_json(row.principal)},"via":{to_json(row.via)},'
+        f'"peer":{to_json(row.peer)},"session":{to_json(row.session)}{owner},'
+        f'"detail":{{{detail}}},"prev":"{prev}"'
+    ).encode("ascii")
+    found = hashlib.sha256(body).hexdigest()
+    return body + f',"hash":"{found}"}}\n'.encode("ascii"), found
+
+
+def link(line: bytes) -> Link | None:
+    """The place of a line (without its end) in the chain; None if it is no row."""
+    seq = _SEQ.match(line)
+    hashes = _HASH.fullmatch(line, len(line) - _TAIL - _PREV) if len(line) > _TAIL + _PREV else None
+    if seq is None or hashes is None:
+        return None
+    return Link(int(seq[1]), hashes[1].decode(), hashes[2].decode())
+
+
+def is_whole(line: bytes, found: Link) -> bool:
+    """Whether a line is what its hash says."""
+    return hashlib.sha256(line[:-_TAIL]).hexdigest() == found.hash
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which rows somebody wants; an empty field means all of them."""
+
+    session: str = ""
+    principal: str = ""
+    since: float = 0
+    until: float = 0
+    action: str = ""
+    """One action, or all that begin with what stands before a ``*``."""
+    denied: bool = False
+    of: str = ""
+    """Only rows of this principal and of its sessions: what a caller who is no admin may see."""
+
+    def needles(self) -> list[bytes]:
+        """What a line must have in it, whatever else: looking for bytes is quick."""
+        wanted = {"session": self.session, "principal": self.principal}
+        found = [f'"{name}":{to_json(value)}' for name, value in wanted.items() if value]
+        if self.denied:
+            found.append(f'"outcome":"{DENIED}"')
+        if self.of:
+            found.append(f":{to_json(self.of)}")
+        return [text.encode("ascii") for text in found]
+
+    def matches(self, row: dict[str, Any]) -> bool:
+        return (
+            (not self.session or row.get("session") == self.session)
+            and (not self.principal or row.get("principal") == self.principal)
+            and (not self.since or row.get("at", 0) >= self.since)
+            and (not self.until or row.get("at", 0) < self.until)
+            and (not self.action or _is_action(str(row.get("action")), self.action))
+            and (not self.denied or row.get("outcome") == DENIED)
+            and (not self.of or self.of in (row.get("principal"), row.get("owner")))
+        )
+
+
+def _is_action(action: str, wanted: str) -> bool:
+    if wanted.endswith("*"):
+        return action.startswith(wanted[:-1])
+    return action == wanted
+
+
+def parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None  # pyright: ignore[reportUnknownVariableType]

@@ -1,0 +1,289 @@
+"""The audit trail of a gateway: what is written into it, by whom, and who may read it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import os
+import time
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+from k8e import errors
+from k8e._version import __version__
+from k8e.audit import acting, reading
+from k8e.audit.acting import Act, Caller
+from k8e.audit.files import Removed, Writer
+from k8e.audit.folding import Folding
+from k8e.audit.reading import Checked, Page
+from k8e.audit.rows import ALLOWED, DENIED, Filter, Link, Row
+from k8e.lines import long_text, to_json
+from k8e.model import Session
+
+log = logging.getLogger(__name__)
+
+CONTENTS = ("commands", "hashes", "all")
+"""What is kept of commands and code: commands as text and code as hash, both as hash, or both as
+text."""
+MAX_CODE = 8 << 10  # bytes of the text of code or of a command, where it is kept
+SYNC_SECONDS = 1.0
+PRUNE_SECONDS = 60.0
+IDLE_SECONDS = 3600.0  # after which to look for old rows, where nothing happens
+FOLLOW_SECONDS = 0.1
+MAX_FOLLOWERS = 64
+GATEWAY = Caller("", "gateway")
+_REFUSALS = frozenset(("PERMISSION_DENIED", "UNAUTHENTICATED", "RESOURCE_EXHAUSTED", "NOT_FOUND"))
+
+
+class Trail:
+    """Adds rows, one after the other, on the gateway's event loop."""
+
+    def __init__(
+        self, folder: Path, *, max_bytes: int, max_age: float, content: str = CONTENTS[0]
+    ) -> None:
+        if content not in CONTENTS:
+            raise errors.InvalidRequest(
+                f"K8E_AUDIT_CONTENT is {content!r}", hint=f"use one of {', '.join(CONTENTS)}"
+            )
+        self._folder = folder
+        self._content = content
+        self._writer = Writer(folder, max_bytes=max_bytes, max_age=max_age)
+        self._folding = Folding()
+        self._lost = 0  # rows that could not be written
+        self._synced = self._writer.seq
+        self._busy = asyncio.Event()
+        self._news = asyncio.Event()
+        self._followers = 0
+        self._reading = asyncio.Lock()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncGenerator[None]:
+        """Write while the block runs."""
+        if self._writer.repaired:
+            self.record("audit.repaired", bytes=self._writer.repaired)
+        self.record("gateway.started", version=__version__, pid=os.getpid())
+        keeper = asyncio.create_task(self._keep())
+        try:
+            yield
+        finally:
+            keeper.cancel()
+            self._flush(time.monotonic() + 1e9)
+            self.record("gateway.stopped")
+            await asyncio.to_thread(self._sync)
+            self._writer.close()
+
+    # Writing.
+
+    def record(
+        self,
+        action: str,
+        *,
+        outcome: str = ALLOWED,
+        session: str = "",
+        owner: str = "",
+        act: Act | None = None,
+        **detail: Any,
+    ) -> None:
+        """Write down that something happened, on behalf of ``act`` or of whoever acts now.
+
+        It does not fail: a disk that is full must not stop whoever could make room. What could not
+        be written is counted, and the next row that can be says so.
+        """
+        told = {name: to_json(value) for name, value in detail.items() if value is not None}
+        self._record(action, outcome, session, owner, act or acting.current(), told)
+
+    def _record(
+        self,
+        action: str,
+        outcome: str,
+        session: str,
+        owner: str,
+        act: Act | None,
+        detail: dict[str, str],
+    ) -> None:
+        caller = act.caller if act is not None else GATEWAY._replace(principal=owner)
+        other = owner if owner != caller.principal else ""
+        row = Row(
+            action, outcome, caller.principal, caller.via, caller.peer, session, other, detail
+        )
+        try:
+            if self._lost:
+                self._writer.append(_lost(self._lost))
+                self._lost = 0
+            self._writer.append(row)
+        except OSError as error:
+            self._lost += 1
+            log.error("audit row %s of %s is lost: %s", action, caller.principal, error)
+            return
+        self._busy.set()
+        if self._followers:
+            self._news.set()
+            self._news = asyncio.Event()
+
+    def event(
+        self, session: Session, kind: str, fields: dict[str, Any], call: dict[str, Any] | None
+    ) -> None:
+        """Something happened in a session; ``call`` is what was asked for, if that matters."""
+        detail = {name: to_json(value) for name, value in fields.items() if value is not None}
+        if kind == "exec.started" and call is not None:
+            detail |= self._asked(detail, call)
+        outcome = DENIED if _is_denial(kind, fields) else ALLOWED
+        self._record(kind, outcome, session.session_id, session.owner, acting.current(), detail)
+
+    def _asked(self, detail: dict[str, str], call: dict[str, Any]) -> dict[str, str]:
+        """What is kept of code and commands. Never their environment, nor what they read."""
+        code = call.get("code")
+        what = "code" if isinstance(code, bytes) else "command"
+        data = code if isinstance(code, bytes) else _bytes(call)
+        told: dict[str, str] = {}
+        if self._content == "all":
+            told[what] = long_text(_text(data, code, call), MAX_CODE)
+        elif what == "command" and self._content == "commands":
+            return told  # its text is there already
+        else:
+            detail.pop("command", None)
+        told["sha256"] = f'"{hashlib.sha256(data).hexdigest()}"'
+        told["size"] = str(len(data))
+        return told
+
+    def refused(self, error: BaseException, act: Act | None = None) -> None:
+        """Somebody was refused what they asked for; other errors leave no row."""
+        if isinstance(error, errors.K8eError):
+            if error.grpc_status not in _REFUSALS:
+                return
+            code, why = error.code, error.message
+        else:
+            code, why = "unauthenticated", str(error)
+        act = act or acting.current() or Act(GATEWAY, "")
+        caller = act.caller
+        host = caller.peer.rpartition(":")[0] if not caller.principal else ""
+        kind = (caller.principal, caller.via, host, code)
+        self._busy.set()
+        if self._folding.admit(kind, time.monotonic()):
+            self.record(
+                "call.refused",
+                outcome=DENIED,
+                session=act.session[:64],
+                act=act,
+                call=act.call[:64],
+                code=code,
+                why=why[:300],
+            )
+
+    def _flush(self, now: float) -> None:
+        for (principal, via, host, code), count in self._folding.over(now):
+            act = Act(Caller(principal, via, host), "")
+            self.record("call.refused", outcome=DENIED, act=act, code=code, count=count)
+
+    # Keeping.
+
+    async def _keep(self) -> None:
+        """Bring rows to the disk, and remove the oldest; neither holds up the event loop."""
+        pruned = 0.0
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(IDLE_SECONDS):
+                    await self._busy.wait()
+            self._busy.clear()
+            await asyncio.sleep(SYNC_SECONDS)
+            self._flush(time.monotonic())
+            if len(self._folding):
+                self._busy.set()  # their window ends soon
+            try:
+                if self._synced != self._writer.seq:
+                    await asyncio.to_thread(self._sync)
+                if time.monotonic() > pruned + PRUNE_SECONDS:
+                    pruned = time.monotonic()
+                    self._pruned(await asyncio.to_thread(self._writer.prune, time.time()))
+            except OSError as error:
+                log.error("the audit trail cannot be kept: %s", error)
+
+    def _sync(self) -> None:
+        seq, fd = self._writer.seq, self._writer.duplicate()
+        if fd < 0:
+            return
+        try:
+            os.fdatasync(fd)
+        finally:
+            os.close(fd)
+        self._synced = seq
+
+    def prune(self) -> None:
+        """Remove what is too old or too much, and write that down."""
+        self._pruned(self._writer.prune(time.time()))
+
+    def _pruned(self, removed: Removed | None) -> None:
+        if removed is not None:
+            files, first, prev = removed
+            self.record(reading.PRUNED, files=files, first=first, prev=prev)
+
+    # Reading.
+
+    async def newest(self, wanted: Filter, limit: int) -> Page:
+        async with self._reading:
+            return await asyncio.to_thread(reading.newest, self._folder, wanted, limit)
+
+    async def following(self, wanted: Filter, cursor: str, limit: int, wait: float = 0) -> Page:
+        """Rows after ``cursor``; waits up to ``wait`` seconds for the first of them."""
+        reading.parse_cursor(cursor)
+        if self._followers >= MAX_FOLLOWERS:
+            raise errors.LimitExceeded(
+                f"{MAX_FOLLOWERS} calls wait for rows of the audit trail", hint="try again later"
+            )
+        self._followers += 1
+        try:
+            return await self._follow(wanted, cursor, limit, wait)
+        finally:
+            self._followers -= 1
+
+    async def _follow(self, wanted: Filter, cursor: str, limit: int, wait: float) -> Page:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait
+        while True:
+            news = self._news
+            async with self._reading:
+                page = await asyncio.to_thread(
+                    reading.following, self._folder, wanted, cursor, limit
+                )
+            if page.lines or loop.time() >= deadline:
+                return page
+            cursor = page.cursor
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(deadline):
+                    await news.wait()
+                    await asyncio.sleep(FOLLOW_SECONDS)  # so that many rows are one look
+
+    async def verify(self, expected: Link | None = None) -> Checked:
+        """Check the chain; rows that are missing at its end are those that we know of."""
+        known = Link(self._writer.seq, "", self._writer.head)
+        async with self._reading:
+            found = await asyncio.to_thread(reading.verify, self._folder, expected)
+        if found.last < known.seq:
+            missing = f"rows from {found.last + 1} to {known.seq} are missing at the end"
+            return found._replace(problems=[*found.problems, missing])
+        return found
+
+
+def _lost(count: int) -> Row:
+    return Row("audit.lost", ALLOWED, "", GATEWAY.via, "", "", "", {"count": str(count)})
+
+
+def _is_denial(kind: str, fields: dict[str, Any]) -> bool:
+    return kind == "egress.denied" or (
+        kind == "approval.decided" and fields.get("status") == "rejected"
+    )
+
+
+def _bytes(call: dict[str, Any]) -> bytes:
+    """A command's arguments, each with the zero that ends it."""
+    argv: list[str] = call.get("argv") or []
+    return b"".join(part.encode("utf-8", "surrogateescape") + b"\0" for part in argv)
+
+
+def _text(data: bytes, code: object, call: dict[str, Any]) -> str:
+    if code is not None:
+        return data[: 2 * MAX_CODE].decode("utf-8", "replace")
+    return " ".join(call.get("argv") or [])[: 2 * MAX_CODE]

@@ -1,0 +1,197 @@
+"""The audit trail over the real wire: what leaves rows, and who may read them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from k8e._generated import sandbox_pb2 as pb
+from k8e._generated import sandbox_pb2_grpc as pb_grpc
+from tests.gateway.devices import WRONG, Metadata, Stub, ask, bearer, log_in, new_key
+from tests.gateway.serving import Running, failing
+
+SECONDS = 40
+SECRET = "s3cr3t-value"
+
+
+def rows(stub: Stub, metadata: Metadata = (), **wanted: Any) -> list[dict[str, Any]]:
+    asked = pb.GetAuditRequest(**wanted)
+    return [json.loads(line) for line in stub.GetAudit(asked, metadata=metadata, timeout=20).rows]
+
+
+@pytest.fixture
+def mine(stub: Stub, agent: Metadata) -> Iterator[str]:
+    """A session of a key."""
+    asked = pb.CreateSessionRequest(runtime_class="container", env={"TOKEN": SECRET})
+    session_id = stub.CreateSession(asked, metadata=agent, timeout=SECONDS).session_id
+    yield session_id
+    gone = pb.DestroySessionRequest(session_id=session_id)
+    stub.DestroySession(gone, metadata=agent, timeout=SECONDS)
+
+
+def test_a_session_leaves_a_row_for_each_thing_and_two_for_a_run(
+    running: Running, stub: Stub, agent: Metadata, mine: str
+) -> None:
+    def call(name: str, request: Any) -> Any:
+        return getattr(stub, name)(request, metadata=agent, timeout=SECONDS)
+
+    call("Exec", pb.ExecRequest(session_id=mine, command="seq 20000; exit 4"))
+    call("WriteFile", pb.WriteFileRequest(session_id=mine, path="a", content=SECRET))
+    call("ReadFile", pb.ReadFileRequest(session_id=mine, path="a"))
+    for op, more in (
+        ("mkdir", {"path": "folder"}),
+        ("symlink", {"path": "link", "target": "a"}),
+        ("chmod", {"path": "a", "mode": 0o600}),
+        ("rename", {"path": "a", "to": "b"}),
+        ("remove", {"path": "b"}),
+    ):
+        ask(running, agent, op=op, session={"id": mine}, **more)
+    call("PauseSession", pb.PauseSessionRequest(session_id=mine))
+    call("ResumeSession", pb.ResumeSessionRequest(session_id=mine))
+    call("UpdateAllowedHosts", pb.UpdateAllowedHostsRequest(session_id=mine, hosts=["a.example"]))
+    call("ExposeService", pb.ExposeServiceRequest(session_id=mine, port=8000))
+    call("UnexposeService", pb.UnexposeServiceRequest(session_id=mine, port=8000))
+    call("ConfirmAction", pb.ConfirmActionRequest(session_id=mine, action="pay"))
+    ask(running, agent, op="save_snapshot", session_id=mine, name="audited")
+    ask(running, agent, op="delete_snapshot", name="audited")
+    found = rows(stub, session_id=mine)
+    assert [row["action"] for row in found] == [
+        "session.created",
+        "exec.started",
+        "exec.finished",
+        "file.written",
+        "file.read",
+        "folder.made",
+        "file.linked",
+        "file.mode",
+        "file.renamed",
+        "file.removed",
+        "session.paused",
+        "session.resumed",
+        "egress.changed",
+        "port.exposed",
+        "port.unexposed",
+        "approval.asked",
+        "exec.started",  # the program that packs the workspace
+        "exec.finished",
+        "snapshot.saved",
+    ]
+    assert {(row["principal"], row["via"], row["outcome"]) for row in found} == {
+        ("key:agent", "key", "allowed")
+    }
+    assert all(row["peer"].startswith("127.0.0.1:") for row in found)
+    assert found[1]["detail"]["command"] == "seq 20000; exit 4"
+    assert found[2]["detail"]["exit_code"] == 4
+    assert found[2]["detail"]["duration_ms"] >= 0
+    assert [found[at]["detail"]["size"] for at in (3, 4)] == [len(SECRET)] * 2
+    assert rows(stub, action="snapshot.deleted", principal="key:agent")
+    assert SECRET not in json.dumps(rows(stub, limit=5000))
+
+
+def test_what_changes_the_gateway_leaves_a_row(running: Running, stub: Stub) -> None:
+    made = ask(running, op="create_api_key", name="short", ttl="1h", roles=["agent"])
+    ask(running, op="delete_api_key", name="short")
+    ask(running, op="set_pool", min=0, max=0)
+    ask(running, op="drain_pool")
+    ask(running, op="apply_template", template={"name": "audited"})
+    ask(running, op="delete_template", name="audited")
+    ask(running, op="prune_images")
+    found = rows(stub, principal="local", limit=7)
+    assert [row["action"] for row in found] == [
+        "key.created",
+        "key.deleted",
+        "pool.set",
+        "pool.drained",
+        "template.applied",
+        "template.deleted",
+        "image.pruned",
+    ]
+    assert found[0]["detail"]["roles"] == ["agent"]
+    assert found[4]["detail"]["name"] == "audited"
+    assert made["key"] not in json.dumps(rows(stub, limit=5000))
+
+
+def test_a_certificate_is_told_from_its_key(running: Running, stub: Stub, agent: Metadata) -> None:
+    device = log_in(stub, agent)
+    with device.channel(running) as channel:
+        shown = pb_grpc.SandboxServiceStub(channel)
+        failing(lambda: shown.GetSession(pb.GetSessionRequest(session_id="sess-no"), timeout=20))
+    login, refused = rows(stub, principal="key:agent")[-2:]
+    assert (login["action"], login["via"], login["detail"]["device"]) == (
+        "key.login",
+        "key",
+        "test",
+    )
+    assert (refused["action"], refused["via"], refused["session"]) == (
+        "call.refused",
+        "certificate",
+        "sess-no",
+    )
+
+
+def test_refusals_leave_rows_also_of_strangers(
+    running: Running, stub: Stub, agent: Metadata, other: Metadata, mine: str
+) -> None:
+    failing(lambda: stub.Exec(pb.ExecRequest(session_id=mine, command="id"), metadata=other))
+    failing(lambda: stub.ListSessions(pb.ListSessionsRequest(), metadata=bearer(WRONG)))
+    asked = pb.ApproveActionRequest(approval_id="approval-x", approved=True)
+    failing(lambda: stub.ApproveAction(asked, metadata=agent))
+    theirs, stranger, agents = rows(stub, denied=True)[-3:]
+    assert (theirs["principal"], theirs["session"]) == ("key:other", mine)
+    assert theirs["detail"]["code"] == "session_not_found"
+    assert (stranger["principal"], stranger["detail"]["code"]) == ("", "unauthenticated")
+    assert (agents["principal"], agents["detail"]["code"]) == ("key:agent", "denied")
+    assert WRONG not in json.dumps(rows(stub, limit=5000))
+    assert theirs["seq"] not in [row["seq"] for row in rows(stub, agent, limit=5000)]
+
+
+def test_who_is_no_admin_sees_rows_of_its_own_alone(
+    running: Running, stub: Stub, agent: Metadata, other: Metadata, mine: str
+) -> None:
+    seen = rows(stub, agent, limit=5000)
+    assert seen
+    assert {row.get("owner") or row["principal"] for row in seen} == {"key:agent"}
+    assert rows(stub, other, session_id=mine) == []
+    assert rows(stub, other, principal="key:agent") == []
+    failed = failing(lambda: stub.VerifyAudit(pb.VerifyAuditRequest(), metadata=agent, timeout=20))
+    assert failed.status is grpc.StatusCode.PERMISSION_DENIED
+    boss = new_key(running, "auditor", "admin")
+    assert len(rows(stub, boss, limit=5000)) > len(seen)
+
+
+def test_an_approver_is_named_with_the_owner(
+    running: Running, stub: Stub, agent: Metadata, mine: str
+) -> None:
+    boss = new_key(running, "audit-boss", "approver")
+    asked = pb.ConfirmActionRequest(session_id=mine, action="deploy")
+    approval = stub.ConfirmAction(asked, metadata=agent, timeout=20).approval_id
+    decision = pb.ApproveActionRequest(approval_id=approval, approved=False, reason="no")
+    stub.ApproveAction(decision, metadata=boss, timeout=20)
+    row = rows(stub, agent, session_id=mine)[-1]
+    assert (row["principal"], row["owner"], row["outcome"]) == (
+        "key:audit-boss",
+        "key:agent",
+        "denied",
+    )
+
+
+def test_the_chain_of_all_this_is_whole(stub: Stub) -> None:
+    told = stub.VerifyAudit(pb.VerifyAuditRequest(), timeout=20)
+    assert (told.ok, list(told.problems)) == (True, [])
+    assert stub.VerifyAudit(pb.VerifyAuditRequest(expect=told.head), timeout=20).ok
+    forged = told.head[:-1] + ("0" if told.head[-1] != "0" else "1")
+    assert not stub.VerifyAudit(pb.VerifyAuditRequest(expect=forged), timeout=20).ok
+    failed = failing(lambda: stub.VerifyAudit(pb.VerifyAuditRequest(expect="x"), timeout=20))
+    assert failed.status is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    "wanted", [{"limit": -1}, {"limit": 5001}, {"since": -1.0}, {"forward": True, "cursor": "x"}]
+)
+def test_nonsense_is_refused(stub: Stub, wanted: dict[str, Any]) -> None:
+    failed = failing(lambda: rows(stub, **wanted))
+    assert failed.status is grpc.StatusCode.INVALID_ARGUMENT
