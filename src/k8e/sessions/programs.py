@@ -93,6 +93,7 @@ async def run(
         "timeout": seconds,
         "stdin": feed is not None,
         "kill_on_disconnect": True,
+        "kill_on_loss": True,  # a gateway that dies is the only one who would ever read it
     }
     try:
         async with asyncio.timeout(seconds + GRACE), _Exec(opening, call) as running:

@@ -17,7 +17,7 @@ from k8e.model import DEFAULT_TEMPLATE, Phase, Principal, Session, SessionSpec, 
 from k8e.runtimes.base import Feature, Guest
 from k8e.runtimes.host import Host
 from k8e.runtimes.registry import Runtimes
-from k8e.sessions import adopting, noting, operations, refusals, working
+from k8e.sessions import adopting, clock, noting, operations, refusals, working
 from k8e.sessions.children import Children
 from k8e.sessions.events import Events
 from k8e.sessions.furnishing import Furnisher
@@ -86,6 +86,7 @@ class Sessions(Standing):
             await self._network.start(alive)
             for sandbox_id in alive - self._sandboxes():  # it died before there was a network
                 await self._network.detach(sandbox_id)
+            await adopting.finish_policies(self._store, self._network, self._live)
             self._host.lend_network = self._network.lent
             await self.snapshots.start()
             catching_up.append(self._spawn(self.warming.start()))
@@ -347,10 +348,11 @@ class Sessions(Standing):
     def extend(self, principal: Principal, session_id: str, lifetime: float) -> Session:
         """Let a session live ``lifetime`` seconds from now."""
         live = self._own(principal, session_id)
-        expires_at, before = time.time() + self._maker.lifetime(lifetime), live.session.expires_at
-        self._children.check_extension(live, expires_at)
-        self._store.extend(session_id, expires_at)
-        live.session = replace(live.session, expires_at=expires_at)
+        deadline, before = clock.now() + self._maker.lifetime(lifetime), live.session.deadline
+        self._children.check_extension(live, deadline)
+        expires_at = clock.date_of(deadline)
+        self._store.extend(session_id, expires_at, deadline)
+        live.session = replace(live.session, expires_at=expires_at, deadline=deadline)
         live.schedule()
         self._children.extend(live, before)
         self.events.write(live.session, "session.extended", expires_at=expires_at)
@@ -378,6 +380,7 @@ class Sessions(Standing):
         session_id = live.session.session_id
         log.info("session %s ends: %s", session_id, reason)
         live.stop()
+        self._store.begin_end(session_id, reason)  # a gateway after us would go on with it
         try:
             for operation in list(live.running):
                 operation.fail(errors.SandboxDied(reason))
