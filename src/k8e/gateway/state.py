@@ -77,17 +77,17 @@ def repair(data_dir: Path) -> list[Repaired]:
 
     The damaged ones are kept beside them. One of a newer release is an error, and left alone.
     """
-    done: list[Repaired] = []
-    for name, migrations in DATABASES.items():
-        path = data_dir / name
+    damaged: list[str] = []
+    for name, migrations in DATABASES.items():  # all, before any is changed
         try:
-            database.examine(path, len(migrations))
+            database.examine(data_dir / name, len(migrations))
         except database.Damaged:
-            done.append(_save(path, migrations))
-        else:
-            if name == SESSIONS and not database.is_there(path):
-                database.connect(path, migrations, durable=True).close()
-                done.append(Repaired(name, "", 0))
+            damaged.append(name)
+    done = [_save(data_dir / name, DATABASES[name]) for name in damaged]
+    sessions = data_dir / SESSIONS
+    if not database.is_there(sessions):
+        database.connect(sessions, DATABASES[SESSIONS], durable=True).close()
+        done.append(Repaired(SESSIONS, "", 0))
     return done
 
 
