@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import shutil
@@ -147,6 +148,14 @@ class Gateways:
         assert self._process.wait(PATIENCE) == -signal.SIGKILL, self.log()
         self._process = None
         return True
+
+    def refused(self) -> dict[str, Any]:
+        """Start a gateway that must not start; what it says."""
+        told = json.loads(self._start())
+        assert self._process is not None
+        assert self._process.wait(PATIENCE) == 1
+        self._process = None
+        return told
 
     @property
     def died(self) -> bool:
