@@ -6,21 +6,27 @@ import argparse
 import secrets
 import sys
 
-from tests.chaos import campaign
+from tests.chaos import actions, campaign
 
 RUNTIMES = ("container", "gvisor")
 
 
 def main() -> int:
+    kinds = [*actions.ALONE, *actions.WITH_ONE]
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--count", type=int, default=100, help="gateways to kill per runtime")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 32))
     parser.add_argument("--runtime", action="append", choices=RUNTIMES)
+    parser.add_argument(
+        "--sweep", action="append", choices=kinds, help="kill at every step of this, in order"
+    )
+    parser.add_argument("--every", type=int, default=1, help="of a sweep: at every so many steps")
     options = parser.parse_args()
     for runtime in options.runtime or RUNTIMES:
-        done = campaign.run(runtime, options.seed, options.count)
-        steps = ", ".join(f"{name} {count}" for name, count in done.steps.items())
-        print(f"chaos: {done.rounds} gateways killed, nothing lost, nothing left. Steps: {steps}")
+        if options.sweep:
+            campaign.sweep(runtime, options.seed, options.sweep, every=options.every)
+        else:
+            campaign.run(runtime, options.seed, options.count, slow=True)
     return 0
 
 

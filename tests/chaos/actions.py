@@ -217,6 +217,11 @@ def refill(turn: Turn) -> None:
     client.call("set_pool", runtime=world.runtime, min=1, max=2, wait=True)
 
 
+def probe(turn: Turn) -> None:
+    """Have the runtimes tried out, which starts sandboxes of nobody's."""
+    turn.client.call("doctor", fresh=True)
+
+
 ALONE: dict[str, Action] = {
     "create": create,
     "create_brief": create_brief,
@@ -224,9 +229,12 @@ ALONE: dict[str, Action] = {
     "forget": forget,
     "change_template": change_template,
     "refill": refill,
+    "probe": probe,
 }
 """What needs no session."""
 WITH_SNAPSHOT = ("restore", "forget")
+SLOW = ("probe",)
+"""What takes seconds, and so is left out where there is little time."""
 WITH_ONE: dict[str, tuple[Action, tuple[str, ...], bool]] = {
     "destroy": (destroy, (ACTIVE, PAUSED), True),
     "run": (run, (ACTIVE,), True),

@@ -11,9 +11,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from k8e import errors
 from k8e.egress import namespaces
@@ -65,11 +65,13 @@ class Stepping(Gateways):
 class Campaign:
     """One gateway after the other, on a small internet, and clients that expect things."""
 
-    def __init__(self, runtime: str, seed: int, say: Callable[[str], object] = print) -> None:
+    def __init__(self, runtime: str, seed: int, *, pool: bool = True, slow: bool = False) -> None:
+        self.kinds = [*actions.ALONE, *actions.WITH_ONE]
+        if not slow:
+            self.kinds = [kind for kind in self.kinds if kind not in actions.SLOW]
         self.world = World(seed, runtime)
         self.random = self.world.random
         self.rounds = 0
-        self.say = say
         self.steps: dict[str, int] = {}
         self._folder = Path(tempfile.mkdtemp(prefix="k8e-chaos-"))
         self.internet = Internet(self._folder)
@@ -80,7 +82,7 @@ class Campaign:
             self._folder,
             K8E_ALLOWED_HOSTS="none",
             K8E_POOL_MIN="1",
-            K8E_POOL_MAX="2",
+            K8E_POOL_MAX="2" if pool else "0",
             K8E_RESOLVERS=RESOLVER,
             K8E_RUNTIME=runtime,
             K8E_UPLINK_NAMESPACE=str(self.internet.world),
@@ -89,27 +91,27 @@ class Campaign:
 
     # Rounds.
 
-    def round(self, kind: str = "", step: int | None = None) -> None:
+    def round(self, kind: str = "", step: int | None = None, *, alone: bool = False) -> None:
         """Do some things at once, kill the gateway meanwhile, start another, look around."""
         self.rounds += 1
-        chosen = self._choose(kind)
+        chosen = self._choose(kind, others=0 if alone else self.random.randrange(3))
         kind = next(iter(chosen))
         if step is None and self.random.random() < 0.3:
             seconds = self.random.uniform(0, 0.8)
-            self.say(f"round {self.rounds}: {', '.join(chosen)}; killed after {seconds:.3f} s")
+            print(f"round {self.rounds}: {', '.join(chosen)}; killed after {seconds:.3f} s")
             self._run(chosen, seconds=seconds)
         else:
             step = self.random.randrange(1 + self.steps[kind]) if step is None else step
-            self.say(f"round {self.rounds}: {', '.join(chosen)}; killed at step {step}")
+            print(f"round {self.rounds}: {', '.join(chosen)}; killed at step {step}")
             self.gateways.fuse.left = step
             self._run(chosen)
         self._start_again()
         self.look()
 
-    def _choose(self, kind: str) -> dict[str, Callable[[Client], None]]:
+    def _choose(self, kind: str, others: int) -> dict[str, Callable[[Client], None]]:
         """Up to three actions; each with a family of sessions to itself."""
         wanted = [kind] if kind else [self._any()]
-        wanted += [self._any() for _ in range(self.random.randrange(3))]
+        wanted += [self._any() for _ in range(others)]
         chosen: dict[str, Callable[[Client], None]] = {}
         busy: set[str] = set()
         for name in wanted:
@@ -123,7 +125,7 @@ class Campaign:
     def _any(self) -> str:
         if len(self.world.people) < 2:
             return "create"
-        names = [*actions.ALONE, *actions.WITH_ONE]
+        names = self.kinds
         if len(self.world.people) >= MOST_PEOPLE:
             names = [name for name in names if name not in ("create", "restore", "have_child")]
             names += ["destroy"] * 3
@@ -186,7 +188,7 @@ class Campaign:
         for _ in range(2):
             if self.random.random() < 0.15:
                 step = self.random.randrange(1 + self.steps[STARTING])
-                self.say(f"    and the next one at step {step} of its start")
+                print(f"    and the next one at step {step} of its start")
                 self.gateways.fuse.left = step
                 if not self.gateways.start_and_die():
                     break  # it had fewer steps
@@ -196,9 +198,7 @@ class Campaign:
 
     def measure(self) -> None:
         """How many steps each action has, with nothing killed."""
-        for kind in sorted(
-            [*actions.ALONE, *actions.WITH_ONE], key=actions.WITH_SNAPSHOT.__contains__
-        ):
+        for kind in sorted(self.kinds, key=actions.WITH_SNAPSHOT.__contains__):
             for _ in range(2 if kind == "create" else 1):
                 work = self._prepare(kind, set())
                 assert work is not None, kind
@@ -212,8 +212,17 @@ class Campaign:
         self.steps[STARTING] = MANY - self.gateways.fuse.left
         self.gateways.fuse.left = launcher.OFF
         # A sandbox that waited saves most of them, and is not always there.
-        self.steps["create"] = self.steps["restore"] = max(self.steps.values())
+        most = max(count for kind, count in self.steps.items() if kind != "probe")
+        self.steps["create"] = self.steps["restore"] = most
         self.look()
+
+    def prepare(self, kind: str) -> None:
+        """Have what an action of this kind needs."""
+        needs = {"resume": "pause", "forget": "save", "restore": "save"}
+        while self._prepare(kind, set()) is None:
+            work = self._prepare(needs.get(kind, "create"), set()) or self._prepare("create", set())
+            assert work is not None
+            work(self.gateways.connect())
 
     # Looking.
 
@@ -276,20 +285,37 @@ class Campaign:
         )
 
 
-def run(runtime: str, seed: int, count: int, seconds: float = 1e9, **hooks: Any) -> Campaign:
-    """Kill so many gateways, or for so long; everything that is wrong raises."""
-    hooks.get("say", print)(f"chaos: runtime {runtime}, seed {seed}")
-    campaign = Campaign(runtime, seed, **hooks)
-    try:
-        campaign.measure()
+def run(runtime: str, seed: int, count: int, *, seconds: float = 1e9, slow: bool = False) -> int:
+    """Kill so many gateways, or for so long; how many. Everything that is wrong raises."""
+    with _campaign(runtime, seed, slow=slow) as campaign:
         until = time.monotonic() + seconds
         while campaign.rounds < count and time.monotonic() < until:
             campaign.round()
+    return campaign.rounds
+
+
+def sweep(runtime: str, seed: int, kinds: Sequence[str], *, every: int = 1) -> int:
+    """Kill a gateway at every step of these actions, or at every so many; how many."""
+    with _campaign(runtime, seed, slow=True, pool=False) as campaign:
+        for kind in kinds:
+            for step in range(seed % every, campaign.steps[kind], every):
+                campaign.prepare(kind)
+                campaign.round(kind, step, alone=True)
+    return campaign.rounds
+
+
+@contextlib.contextmanager
+def _campaign(runtime: str, seed: int, **how: bool) -> Generator[Campaign]:
+    print(f"chaos: runtime {runtime}, seed {seed}")
+    campaign = Campaign(runtime, seed, **how)
+    try:
+        campaign.measure()
+        yield campaign
     except BaseException:
-        tail = campaign.gateways.log()[-6000:]
-        print(f"--- the last gateway's log\n{tail}", file=sys.stderr)
+        print(f"--- the last gateway's log\n{campaign.gateways.log()[-6000:]}", file=sys.stderr)
         with contextlib.suppress(Exception):
             campaign.close()
         raise
     campaign.close()
-    return campaign
+    steps = ", ".join(f"{name} {count}" for name, count in campaign.steps.items())
+    print(f"chaos: {campaign.rounds} gateways killed, nothing lost, nothing left. Steps: {steps}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import replace
 
@@ -108,6 +109,30 @@ async def test_a_change_of_policy_that_had_begun_is_finished_or_closes(
     assert sessions.get(ME, made.session_id).allowed_hosts == words
     assert store.half_allowed() == []
     store.close()
+
+
+async def test_a_change_of_policy_is_finished_when_its_client_leaves(
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = await sessions.create(ME, SessionSpec())
+    network = sessions._network  # pyright: ignore[reportPrivateUsage]
+    began, go_on = asyncio.Event(), asyncio.Event()
+
+    async def bind(sandbox_id: str, policy: Policy) -> None:
+        began.set()
+        await go_on.wait()
+
+    monkeypatch.setattr(network, "read", Binding().read)
+    monkeypatch.setattr(network, "bind", bind)
+    changing = asyncio.create_task(sessions.allow(ME, made.session_id, ("open",)))
+    async with asyncio.timeout(5):
+        await began.wait()
+        changing.cancel()
+        await asyncio.wait([changing])
+        go_on.set()
+        async with held(sessions, made.session_id).policy:
+            assert held(sessions, made.session_id).session.allowed_hosts == ("open",)
+    assert changing.cancelled()
 
 
 async def test_children_of_an_older_release_end_with_their_parent(world: World) -> None:

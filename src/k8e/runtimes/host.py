@@ -28,6 +28,7 @@ FIRST_ID = 0x70000000
 """First host uid for sandboxes: a range that neither systemd nor /etc/subuid hands out."""
 ID_SLOTS = 4096
 GUEST_PYTHON = "/usr/bin/python3"
+KILL_ROUNDS = 5  # one may start another while it is looked for
 
 
 FORMAT = 1
@@ -252,7 +253,12 @@ def kill_mentioning(sandbox_id: str) -> None:
     The id is a random word of 100 bits, so a command line that has it can only be about it.
     """
     needle = sandbox_id.encode()
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if needle in (folder / "cmdline").read_bytes() and int(folder.name) != os.getpid():
-                os.kill(int(folder.name), signal.SIGKILL)
+    for _ in range(KILL_ROUNDS):
+        found = False
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if needle in (folder / "cmdline").read_bytes() and int(folder.name) != os.getpid():
+                    os.kill(int(folder.name), signal.SIGKILL)
+                    found = True
+        if not found:
+            return

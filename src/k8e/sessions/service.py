@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from k8e import errors
 from k8e.egress.policy import changed
@@ -42,6 +42,9 @@ KEEP_ENDED = 24 * 3600.0  # seconds that an ended session can still be asked abo
 COUNT_SECONDS = 5.0  # that a guest may need to list its programs for somebody who looks
 
 
+T = TypeVar("T")
+
+
 class Sessions(Standing):
     """All sessions of this gateway. Everything runs on one event loop."""
 
@@ -71,7 +74,7 @@ class Sessions(Standing):
         """What happened in each session: ``events.write(session, "noun.verb", **fields)``."""
         store.on_forget.append(self.events.forget)
         self._tender = Tender(self._spawn, self._end)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self.on_end: list[Callable[[Session], None]] = []
         """Called with each session that has ended."""
 
@@ -293,24 +296,33 @@ class Sessions(Standing):
     ) -> tuple[Session, list[str]]:
         """Replace what a session and its children may reach, open connections included."""
         live = self._own(principal, session_id)
-        async with live.policy:
-            return await self._allow(live, words)
+        return await self._to_the_end(self._allow(live, lambda _: words))
 
     async def change_allowed(
         self, principal: Principal, session_id: str, add: tuple[str, ...], remove: tuple[str, ...]
     ) -> tuple[Session, list[str]]:
         """Add words to what a session may reach and remove others, whoever else does so."""
         live = self._own(principal, session_id)
-        async with live.policy:
-            words = changed(live.session.allowed_hosts, add=add, remove=remove)
-            return await self._allow(live, tuple(words))
+        return await self._to_the_end(
+            self._allow(live, lambda before: tuple(changed(before, add=add, remove=remove)))
+        )
 
-    async def _allow(self, live: Live, words: tuple[str, ...]) -> tuple[Session, list[str]]:
-        words, policy = await self._network.read(words)
-        await self._children.allow(live, words, policy)
-        for one in (live, *live.children):
-            self.events.write(one.session, "egress.changed", allowed_hosts=words)
-        return live.session, policy.words()
+    async def _allow(
+        self, live: Live, edit: Callable[[tuple[str, ...]], tuple[str, ...]]
+    ) -> tuple[Session, list[str]]:
+        async with live.policy:
+            words, policy = await self._network.read(edit(live.session.allowed_hosts))
+            await self._children.allow(live, words, policy)
+            for one in (live, *live.children):
+                self.events.write(one.session, "egress.changed", allowed_hosts=words)
+            return live.session, policy.words()
+
+    async def _to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do it to the end, also if the caller leaves: half a change is none that anybody wants."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)
 
     async def pause(self, principal: Principal, session_id: str) -> None:
         """Stop everything in a session, and in its children, where it is."""
