@@ -15,6 +15,7 @@ WORKERS ?= 2
 VM_ARGS ?=
 BENCH_ARGS ?=
 SOAK_ARGS ?=
+CHAOS_ARGS ?=
 
 # The system's Python first: a python3 on PATH may be a slow shim.
 FIND_PYTHON := for p in /usr/bin/python3 python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -23,8 +24,7 @@ FIND_PYTHON := for p in /usr/bin/python3 python3 python3.14 python3.13 python3.1
 LOCK := $(VENV)/bin/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--no-emit-find-links --no-annotate --no-header --quiet
 
-.PHONY: help setup deps check format test test-packages test-vm bench gen lock clean
-.PHONY: help setup deps check format test test-vm bench soak bench-peers bench-publish gen lock clean
+.PHONY: help setup deps check format test test-packages test-vm chaos soak bench bench-peers bench-publish gen lock clean
 
 help: ## Print this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -58,6 +58,9 @@ test-packages: $(VENV)/.ready # Debian packages that only the tests use
 
 test: setup test-packages ## Run the tests (as root all of them; PYTEST_ARGS="-k word")
 	$(PY) -m pytest -rs -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+
+chaos: setup test-packages ## Kill gateways at random moments (CHAOS_ARGS="--count 500 --seed 1 --runtime gvisor")
+	$(PY) -m tests.chaos $(CHAOS_ARGS)
 
 test-vm: setup ## Try the limits on a cgroup v2 kernel, in QEMU (8 minutes; VM_ARGS="container limits.pids")
 	$(PY) tests/vm/run.py $(VM_ARGS)

@@ -17,6 +17,7 @@
     ├─ Denied                the caller may not do this
     ├─ LimitExceeded         a limit was reached; the message names it
     ├─ TimedOut              nobody answered in time, or it is too late
+    ├─ StateUnusable         what a gateway wrote down is damaged, or of a newer release
     ├─ RuntimeUnusable       a runtime that was asked for does not work on this host
     ├─ NotImplementedYet     the interface exists, the function does not
     ├─ SandboxDied           the sandbox of a session ended by itself
@@ -134,6 +135,12 @@ class Conflict(K8eError):
     code, grpc_status, http_status = "conflict", "ALREADY_EXISTS", 409
 
 
+class StateUnusable(K8eError):
+    """What a gateway wrote down cannot be used; it was left as it is, and sandboxes go on."""
+
+    code, grpc_status, http_status = "state_unusable", "FAILED_PRECONDITION", 409
+
+
 class Denied(K8eError):
     """The caller is not allowed to do this."""
 
@@ -201,6 +208,7 @@ _BY_CODE: dict[str, type[K8eError]] = {
         NotExposed,
         TimedOut,
         Conflict,
+        StateUnusable,
         Denied,
         LimitExceeded,
         RuntimeUnusable,

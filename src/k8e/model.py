@@ -343,6 +343,8 @@ class Session:
     """What it may reach now; its specification has what was asked for at first."""
     parent: str = ""
     """The session whose workspace it shares and with which it ends; empty for most."""
+    deadline: float = 0
+    """When it expires, by the clock that nobody sets; 0 in what an older release wrote."""
 
     def to_json(self) -> dict[str, Any]:
         """What a client may see."""

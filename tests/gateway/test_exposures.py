@@ -17,7 +17,7 @@ from k8e.gateway.exposures import Exposures
 from k8e.gateway.tunnels import Broken, Tunnel
 from k8e.guest import wire
 from k8e.model import SessionSpec
-from k8e.sessions import live
+from k8e.sessions import clock, live
 from k8e.sessions.exposure_store import ExposureStore, new_token
 from k8e.sessions.operations import Operation
 from k8e.sessions.service import Sessions
@@ -251,13 +251,13 @@ async def test_an_open_connection_keeps_its_session_from_being_idle(
     sessions: Sessions, session_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = sessions._live[session_id]  # pyright: ignore[reportPrivateUsage]
-    real = live.time.time
+    real = clock.now
     async with Tunnel(sessions, ME, session_id, {"port": PORT}):
-        monkeypatch.setattr(live.time, "time", lambda: real() + 7200)
+        monkeypatch.setattr(clock, "now", lambda: real() + 7200)
         assert held.why_over() == ""
         monkeypatch.undo()
     assert held.why_over() == ""
-    monkeypatch.setattr(live.time, "time", lambda: real() + 7200)
+    monkeypatch.setattr(clock, "now", lambda: real() + 7200)
     assert held.why_over() == live.IDLE
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import shutil
@@ -118,19 +119,52 @@ class Gateways:
             "K8E_IDLE_EXIT": "0",
             **environ,
         }
+        self.program, self.arguments = ["-c", _RUN], list[str]()
+        """What is run, and its arguments after the descriptor on which it says that it is ready."""
         self._process: subprocess.Popen[bytes] | None = None
         self._clients: list[Client] = []
 
     def start(self) -> Client:
         """Start a gateway, wait until it is ready, and connect to it."""
+        assert self._start() == b"ready\n", self.log()
+        return self.connect()
+
+    def _start(self) -> bytes:
         ours, theirs = os.pipe()
-        argv = [sys.executable, "-P", "-c", _RUN, str(theirs)]
+        argv = [sys.executable, "-P", *self.program, str(theirs), *self.arguments]
         self._process = subprocess.Popen(argv, env=self._environ, pass_fds=[theirs])
         os.close(theirs)
         with open(ours, "rb") as pipe:
             assert select.select([pipe], [], [], START_SECONDS)[0], "the gateway is not ready"
-            assert pipe.readline() == b"ready\n", self.log()
-        return self.connect()
+            return pipe.readline()
+
+    def start_and_die(self) -> bool:
+        """Start a gateway that is to die while it starts; whether it did."""
+        said = self._start()
+        assert self._process is not None
+        if said:
+            assert said == b"ready\n", self.log()
+            return False
+        assert self._process.wait(PATIENCE) == -signal.SIGKILL, self.log()
+        self._process = None
+        return True
+
+    def refused(self) -> dict[str, Any]:
+        """Start a gateway that must not start; what it says."""
+        told = json.loads(self._start())
+        assert self._process is not None
+        assert self._process.wait(PATIENCE) == 1
+        self._process = None
+        return told
+
+    @property
+    def died(self) -> bool:
+        """Whether no gateway runs."""
+        return self._process is None or self._process.poll() is not None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid if self._process is not None else 0
 
     def connect(self) -> Client:
         self._clients.append(Client(self.run_dir / "gateway.sock"))
@@ -142,7 +176,7 @@ class Gateways:
         return self.start()
 
     def kill(self) -> None:
-        """What a crash does."""
+        """What a crash does; nothing where it has crashed already."""
         assert self._process is not None
         self._process.send_signal(signal.SIGKILL)
         self._process.wait(PATIENCE)
@@ -164,15 +198,21 @@ class Gateways:
     def traces(self, sandbox_id: str) -> list[str]:
         return traces.traces(sandbox_id, [self.folder])
 
-    def close(self) -> None:
-        """End everything, and insist that nothing is left."""
+    def stop(self) -> int:
+        """End everything; the gateway's exit code."""
         if self._process is None:
             self.start()
         assert self._process is not None
-        self._clients[-1].call("stop", destroy=True)
-        self._process.wait(PATIENCE)
+        self.connect().call("stop", destroy=True)
+        code = self._process.wait(PATIENCE)
         for client in self._clients:
             client.close()
+        self._clients.clear()
+        return code
+
+    def close(self) -> None:
+        """End everything, and insist that nothing is left."""
+        assert self.stop() == 0
         assert [left for name in self.sandboxes().values() for left in self.traces(name)] == []
         assert traces.mounts(str(self.folder)) == []
         assert traces.processes(str(self.folder)) == []

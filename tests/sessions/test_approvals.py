@@ -243,7 +243,7 @@ def test_a_newer_database_is_refused(tmp_path: Path) -> None:
     with sqlite3.connect(path) as database:
         database.execute("PRAGMA user_version=99")
     database.close()
-    with pytest.raises(errors.InvalidRequest, match="newer k8e"):
+    with pytest.raises(errors.StateUnusable, match="newer k8e"):
         ApprovalStore(path)
 
 

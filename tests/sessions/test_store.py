@@ -123,7 +123,7 @@ def test_only_an_active_session_is_the_automatic_one(path: Path) -> None:
 def test_times_are_kept(path: Path) -> None:
     store = Store(path)
     store.insert(BASE)
-    store.extend("sess-a", 9999.5)
+    store.extend("sess-a", 9999.5, 0)
     assert store.get("sess-a") == replace(BASE, expires_at=9999.5)
     store.close()
 
@@ -152,7 +152,7 @@ def test_a_migration_that_fails_changes_nothing(
     Store(path).close()
     broken = "CREATE TABLE half (x INTEGER); SELECT nonsense FROM nowhere"
     monkeypatch.setattr(stores, "MIGRATIONS", (*MIGRATIONS, broken))
-    with pytest.raises(sqlite3.OperationalError):
+    with pytest.raises(errors.StateUnusable, match="no such table"):
         Store(path)
     monkeypatch.undo()
     Store(path).close()
@@ -167,7 +167,7 @@ def test_a_database_of_a_newer_release_is_refused_with_advice(path: Path) -> Non
     with sqlite3.connect(path) as database:
         database.execute("PRAGMA user_version = 999")
     database.close()
-    with pytest.raises(errors.InvalidRequest, match="newer k8e") as caught:
+    with pytest.raises(errors.StateUnusable, match="newer k8e") as caught:
         Store(path)
     assert "K8E_DATA_DIR" in caught.value.hint
 

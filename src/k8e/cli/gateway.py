@@ -115,9 +115,21 @@ def _start_again() -> local.Connection | None:
     from k8e.client import starting
 
     config = settings.load()
-    if not (config.data_dir / "sessions.db").exists():
+    known = (config.data_dir / "sessions.db").exists()
+    if not known and not any(config.run_dir.glob("sandboxes/sb-*")):
         return None
     return local.Connection(starting.dial(config))
+
+
+def repair(options: argparse.Namespace) -> int:
+    """Make usable what a gateway wrote down and cannot read any more."""
+    config = settings.load()
+    try:
+        from k8e.gateway import app
+    except ImportError as error:
+        return _incomplete(error, -1)
+    printing.answer({"ok": True, "repaired": app.repair(config)})
+    return 0
 
 
 STOP_SECONDS = 60.0

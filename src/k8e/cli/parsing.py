@@ -344,6 +344,13 @@ def _add_gateway(commands: Any) -> None:
         "k8e gateway metrics | grep egress",
         "gateway.metrics",
     )
+    _command(
+        group,
+        "repair",
+        "make usable databases of damaged ones; the gateway must not be running",
+        "k8e gateway repair",
+        "gateway.repair",
+    )
     parsing_login.add_fingerprint(_command, group)
 
 

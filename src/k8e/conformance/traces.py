@@ -27,12 +27,12 @@ def processes(sandbox_id: str) -> list[int]:
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             told = (folder / "cmdline").read_bytes() + (folder / "cgroup").read_bytes()
-            if needle in told and int(folder.name) != os.getpid() and not _awaits_burial(folder):
+            if needle in told and int(folder.name) != os.getpid() and not awaits_burial(folder):
                 found.append(int(folder.name))
     return found
 
 
-def _awaits_burial(folder: Path) -> bool:
+def awaits_burial(folder: Path) -> bool:
     """Whether a process is dead and only the host's own init has still to take note of it."""
     state, parent = (folder / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()[:2]
     return state in "ZX" and parent == "1"

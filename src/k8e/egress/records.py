@@ -41,8 +41,7 @@ class Records:
     def load(self) -> dict[str, Record]:
         """All records; one that cannot be read belongs to nobody."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        if self._ceiling_file.exists():
-            self._newest = self._ceiling = int(self._ceiling_file.read_text("ascii"))
+        self.skip(self._read_ceiling())
         for scratch in self._folder.glob("*.tmp"):  # of a gateway that was killed while it wrote
             scratch.unlink()
         found: dict[str, Record] = {}
@@ -55,7 +54,23 @@ class Records:
             except (OSError, ValueError, KeyError, TypeError, errors.K8eError):
                 log.warning("the record %s cannot be read", path)
                 path.unlink(missing_ok=True)
+        for record in found.values():
+            self.skip(max(record.bound.generation, record.before.generation))
         return found
+
+    def _read_ceiling(self) -> int:
+        try:
+            return int(self._ceiling_file.read_text("ascii"))
+        except FileNotFoundError:
+            return 0
+        except (OSError, ValueError):
+            log.warning("%s cannot be read", self._ceiling_file)
+            return 0
+
+    def skip(self, generation: int) -> None:
+        """Never use a generation up to this one again."""
+        if generation > self._newest:
+            self._newest = self._ceiling = generation
 
     def save(self, sandbox_id: str, record: Record) -> None:
         data = {

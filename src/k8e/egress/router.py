@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from k8e import errors, model
-from k8e.egress import namespaces, rules, tproxy
+from k8e.egress import namespaces, rules, strays, tproxy
 from k8e.egress.elements import Change, Elements
 from k8e.egress.netlink import Netlink
 from k8e.egress.nftables import Nftables, NftFailed
@@ -128,6 +128,18 @@ class Router:
         """Remove the router itself, when no sandbox is left."""
         self.close()
         namespaces.unmount(self.path)
+
+    def forget_others(self, slots: Iterable[Slot]) -> bool:
+        """Let the kernel hold nothing but for these slots; whether it did."""
+        kept = [slot.interface for slot in slots]
+        return self._run(self._forget_others, kept)
+
+    def _forget_others(self, kept: list[str]) -> bool:
+        listed = self._nft.run(f"list table {rules.TABLE}")
+        commands = strays.deletions(rules.TABLE, listed, kept)
+        if commands:
+            self._nft.run(commands)
+        return bool(commands)
 
     def has_uplink(self) -> bool:
         """Whether a gateway, perhaps an earlier one, led the router into the world."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,14 +66,21 @@ class Egress:
         found = self._records.load()
         self._last = max((record.slot for record in found.values()), default=-1)
         generations = await asyncio.to_thread(self._router.start)
+        self._records.skip(max(generations.values(), default=0))
+        held = {name: _held(record, generations) for name, record in found.items()}
+        known = [Slot(found[name].slot) for name, bound in held.items() if bound is not None]
+        if await asyncio.to_thread(self._router.forget_others, known):
+            log.error("the kernel had policies of which no record tells; they are gone")
         await self._responder.start()
         await self._proxy.start()
         self._log = PacketLog(self._router.socket)
         asyncio.get_running_loop().add_reader(self._log.fileno(), self.drain)
         for sandbox_id, record in found.items():
-            await self._adopt(sandbox_id, record, generations.get(record.slot, 0))
+            await self._adopt(sandbox_id, record, held[sandbox_id] or Bound())
             if sandbox_id not in alive or not self._indexes[Slot(record.slot)]:
                 await self.detach(sandbox_id)
+            elif self._clients[sandbox_id].bound is not record.bound:
+                await self.bind(sandbox_id, record.bound.policy)  # a change that had begun
         owned = {client.slot for client in self._clients.values()}
         for slot in self._router.slots():
             if slot not in owned:
@@ -81,8 +89,8 @@ class Egress:
             await self._connect()
         self._refill()
 
-    async def _adopt(self, sandbox_id: str, record: Record, generation: int) -> None:
-        """Know a sandbox again; finish the change of policy that a killed gateway had begun."""
+    async def _adopt(self, sandbox_id: str, record: Record, held: Bound) -> None:
+        """Know a sandbox again, and what the kernel holds for it."""
         slot = Slot(record.slot)
         client = Client(sandbox_id, slot)
         try:
@@ -90,9 +98,7 @@ class Egress:
         except OSError:
             index = 0  # its wire went with its sandbox; the gateway was killed before its record
         self._know(client, index)
-        client.rebind(record.bound if generation == record.bound.generation else record.before)
-        if client.bound is not record.bound:
-            await self.bind(sandbox_id, record.bound.policy)
+        client.rebind(held)
 
     async def close(self) -> None:
         """Let go; where sandboxes are left, everything stays as it is."""
@@ -303,3 +309,12 @@ class Egress:
         if decision is not PEEK:
             metrics.count_connection(decision.verdict)
         return decision
+
+
+def _held(record: Record, generations: Mapping[int, int]) -> Bound | None:
+    """What the kernel holds for a slot; None if it is neither of what its record knows.
+
+    So it is after a restart of the machine, if the records outlived that.
+    """
+    generation = generations.get(record.slot, 0)
+    return next((b for b in (record.bound, record.before) if b.generation == generation), None)

@@ -19,7 +19,7 @@ from k8e import errors
 from k8e.audit.trail import Trail
 from k8e.auth.keys import OWNER_PREFIX, Keys
 from k8e.auth.store import KeyStore
-from k8e.gateway import auditing, local, rpc
+from k8e.gateway import auditing, local, rpc, state
 from k8e.gateway.exposures import Exposures
 from k8e.gateway.service import Gateway
 from k8e.runtimes import cgroups
@@ -62,8 +62,17 @@ def run(settings: Settings, *, background: bool, ready_fd: int = -1) -> int:
     return 0
 
 
+def repair(settings: Settings) -> list[dict[str, object]]:
+    """Make usable what a gateway cannot start with; what was done."""
+    os.umask(0o077)
+    _make_folders(settings)
+    with _only_one(settings.run_dir):
+        return [item.to_json() for item in state.repair(settings.data_dir)]
+
+
 async def _main(settings: Settings, *, background: bool, ready_fd: int) -> None:
     host = Host(settings)
+    state.check(settings.data_dir, host.running())
     store = Store(settings.data_dir / "sessions.db")
     approvals = ApprovalStore(settings.data_dir / "approvals.db")
     exposures = ExposureStore(settings.data_dir / "exposures.db")

@@ -52,6 +52,7 @@ class Exec:
         self.output.on_flood = self._flooded
         self.limits: list[str] = []  # that it has met
         self.kill_on_disconnect = bool(spec.get("kill_on_disconnect"))
+        self.kill_on_loss = bool(spec.get("kill_on_loss"))
         self.background = bool(spec.get("background"))
         self.tty: list[int] = spec.get("tty") or []
         self.argv: list[str] = []
@@ -221,7 +222,7 @@ class Exec:
         """A reader left: for good, or (``lost``) because the link broke and may come back."""
         if reader in self.output.readers:
             self.output.readers.remove(reader)
-        if kill and self.kill_on_disconnect:
+        if (kill and self.kill_on_disconnect) or (lost and self.kill_on_loss):
             self.abandon()
         if not lost and not self.output.readers:
             self.output.ring = True  # nobody is waiting, so nobody may hold the program up

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import resource
@@ -11,7 +12,7 @@ import signal
 import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,21 @@ FIRST_ID = 0x70000000
 """First host uid for sandboxes: a range that neither systemd nor /etc/subuid hands out."""
 ID_SLOTS = 4096
 GUEST_PYTHON = "/usr/bin/python3"
+KILL_ROUNDS = 5  # one may start another while it is looked for
+
+
+FORMAT = 1
+"""Of the records of sandboxes: one more when an older release must not touch a sandbox."""
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def _no_env() -> dict[str, str]:
     return {}
+
+
+@functools.cache
+def _boot() -> str:
+    return BOOT_ID.read_text("ascii").strip()
 
 
 @dataclass(frozen=True)
@@ -52,6 +64,14 @@ class Record:
     """The key of its root file system; empty for the host's own."""
     env: dict[str, str] = field(default_factory=_no_env)
     """Variables that its image gives to programs."""
+    boot: str = field(default_factory=_boot)
+    """The run of the machine that it belongs to; pids and times mean nothing in another."""
+    format: int = FORMAT
+
+    def is_running(self) -> bool:
+        """Whether the main process of the sandbox is there."""
+        is_ours = self.pid and self.boot in ("", _boot())
+        return bool(is_ours) and start_time(self.pid) == self.pid_started
 
     def save(self, folder: Path) -> None:
         scratch = folder / "sandbox.json.tmp"
@@ -60,13 +80,31 @@ class Record:
 
     @classmethod
     def load(cls, folder: Path) -> Record | None:
-        """The record of a sandbox; None where it was only half made."""
+        """The record of a sandbox; None where it was only half made.
+
+        Raises:
+            StateUnusable: a newer release made it, and might want it back.
+        """
         try:
             data: dict[str, Any] = json.loads((folder / "sandbox.json").read_text("utf-8"))
-            data["limits"] = Limits(**data["limits"])
-            return cls(**data)
+            # What is missing, an older release did not write; what is unknown was added since.
+            made_by = int(data.setdefault("format", 0))
+            data.setdefault("boot", "")
+            data["limits"] = Limits(**_known(Limits, data["limits"]))
+            record = cls(**_known(cls, data))
         except (OSError, ValueError, TypeError, KeyError):
             return None
+        if made_by > FORMAT:
+            raise errors.StateUnusable(
+                f"sandbox {folder.name} was made by a newer k8e",
+                hint="update k8e, or set K8E_RUN_DIR to another folder",
+            )
+        return record
+
+
+def _known(kind: type, data: dict[str, Any]) -> dict[str, Any]:
+    names = {item.name for item in fields(kind)}
+    return {name: value for name, value in data.items() if name in names}
 
 
 @contextlib.asynccontextmanager
@@ -91,6 +129,11 @@ class Host:
         """A network namespace to try runtimes with; its path is empty where there is none."""
         self._lock = threading.Lock()  # of ids and shared files: launches prepare in threads
         self._making_python = threading.Lock()  # takes a second: launches without it go on
+
+    def running(self) -> list[str]:
+        """The sandboxes whose processes are there, whoever made them."""
+        found = (Record.load(folder) for folder in sorted(self.sandboxes.glob("sb-*")))
+        return [item.sandbox_id for item in found if item is not None and item.is_running()]
 
     def prepare(self) -> None:
         """Make the folders; raises an error that says what is wrong with them."""
@@ -211,7 +254,12 @@ def kill_mentioning(sandbox_id: str) -> None:
     The id is a random word of 100 bits, so a command line that has it can only be about it.
     """
     needle = sandbox_id.encode()
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if needle in (folder / "cmdline").read_bytes() and int(folder.name) != os.getpid():
-                os.kill(int(folder.name), signal.SIGKILL)
+    for _ in range(KILL_ROUNDS):
+        found = False
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if needle in (folder / "cmdline").read_bytes() and int(folder.name) != os.getpid():
+                    os.kill(int(folder.name), signal.SIGKILL)
+                    found = True
+        if not found:
+            return

@@ -357,9 +357,7 @@ class OciRuntime:
         guests: list[Guest] = []
         for folder in sorted(self.host.sandboxes.glob("sb-*")):
             record = Record.load(folder)
-            if record is None or record.runtime != self.name or not record.pid:
-                continue
-            if start_time(record.pid) != record.pid_started:
+            if record is None or record.runtime != self.name or not record.is_running():
                 continue
             listener = link.Listener(folder / "link")
             try:

@@ -6,12 +6,18 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
+from dataclasses import replace
 
+from k8e import errors
+from k8e.egress.policy import NONE, Policy
 from k8e.model import Phase, Session
 from k8e.runtimes.base import Guest
 from k8e.runtimes.host import Host
 from k8e.runtimes.registry import Runtimes
+from k8e.sessions import clock
+from k8e.sessions.live import Live
+from k8e.sessions.network import Network
 from k8e.sessions.store import Store
 
 log = logging.getLogger(__name__)
@@ -27,13 +33,20 @@ async def adopt(store: Store, runtimes: Runtimes, host: Host) -> list[tuple[Sess
         for guest in await runtime.adopt():
             guests[guest.sandbox_id] = guest
     adopted: dict[str, tuple[Session, Guest]] = {}
+    offset = clock.offset()  # once: children live as long as their parents, to the microsecond
+    ending = store.half_ended()
     for session in store.unended():
+        if session.session_id in ending:
+            store.end(session.session_id, ending[session.session_id], time.time())
+            continue
         guest = guests.get(session.sandbox_id)
         if guest is None or session.phase not in (Phase.ACTIVE, Phase.PAUSED):
             reason = "its sandbox was gone or half made after a restart of the gateway"
             store.end(session.session_id, reason, time.time())
             continue
         log.info("session %s is adopted", session.session_id)
+        if not session.deadline:  # an older release wrote it down
+            session = replace(session, deadline=session.expires_at + offset)
         adopted[session.session_id] = session, guests.pop(session.sandbox_id)
     for session, guest in list(adopted.values()):
         if session.parent and session.parent not in adopted:
@@ -44,6 +57,28 @@ async def adopt(store: Store, runtimes: Runtimes, host: Host) -> list[tuple[Sess
     found = sorted(adopted.values(), key=lambda item: bool(item[0].parent))
     await _purge_orphans(runtimes, host, {session.sandbox_id for session, _ in found})
     return found
+
+
+async def finish_policies(store: Store, network: Network, alive: Mapping[str, Live]) -> None:
+    """Bind what a gateway before us had written down, and perhaps not told the kernel.
+
+    Before anybody is served: what a session says that it may reach, and what it does, is the same.
+    """
+    for session in store.half_allowed():
+        live = alive.get(session.session_id)
+        if live is None:
+            continue
+        words = session.allowed_hosts
+        try:
+            words, policy = await network.read(words)
+            await network.bind(session.sandbox_id, policy)
+        except (errors.K8eError, OSError) as error:
+            # Which of both policies it has is not known; so it has none.
+            log.error("session %s has no network now: %s", session.session_id, error)
+            words = (NONE,)
+            await network.bind(session.sandbox_id, Policy())
+        store.allow(session.session_id, words)
+        live.session = replace(live.session, allowed_hosts=words)
 
 
 async def _end_all(guests: list[Guest]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Protocol
@@ -12,7 +11,7 @@ from k8e import errors
 from k8e.egress.policy import Policy
 from k8e.manifests import Manifest
 from k8e.model import Principal, Session, SessionSpec, new_id
-from k8e.sessions import refusals
+from k8e.sessions import clock, refusals
 from k8e.sessions.live import Live
 from k8e.sessions.making import Kinship, Maker
 from k8e.sessions.network import Network
@@ -80,7 +79,7 @@ class Children:
 
     async def catch_up(self, parent: Live, child: Live) -> None:
         """Give a new child what its parent got while it was being made."""
-        self.extend(parent, before=child.session.expires_at)
+        self.extend(parent, before=child.session.deadline)
         async with parent.policy:  # a change that is under way may not have seen this child
             words = parent.session.allowed_hosts
             if words != child.session.allowed_hosts:
@@ -90,21 +89,25 @@ class Children:
     async def allow(self, live: Live, words: tuple[str, ...], policy: Policy) -> None:
         """Let a session reach what ``policy`` says, and its children too."""
         failed: errors.K8eError | None = None
-        for one in (live, *live.children):
+        family = (live, *live.children)
+        for one in family:  # before the kernel knows: a gateway after us would go on with it
+            self._store.allow(one.session.session_id, words, under_way=True)
+        for one in family:
             try:
                 await self._network.bind(one.session.sandbox_id, policy)
             except errors.K8eError as error:
                 failed = failed or error  # a stricter policy must not stop half-way
+                self._store.allow(one.session.session_id, one.session.allowed_hosts)
                 continue
             self._store.allow(one.session.session_id, words)
             one.session = replace(one.session, allowed_hosts=words)
         if failed is not None:
             raise failed
 
-    def check_extension(self, live: Live, expires_at: float) -> None:
+    def check_extension(self, live: Live, deadline: float) -> None:
         """Refuse a lifetime beyond the parent's."""
-        if live.parent is not None and expires_at > live.parent.session.expires_at:
-            left = max(0, int(live.parent.session.expires_at - time.time()))
+        if live.parent is not None and deadline > live.parent.session.deadline:
+            left = max(0, int(live.parent.session.deadline - clock.now()))
             raise errors.LimitExceeded(
                 f"a sub-agent cannot outlive its parent, which lives another {left} s",
                 hint=f"k8e sandbox extend {live.parent.session.session_id} first",
@@ -112,11 +115,11 @@ class Children:
 
     def extend(self, parent: Live, before: float) -> None:
         """Let children that would have lived as long as their parent go on to do so."""
-        expires_at = parent.session.expires_at
+        expires_at, deadline = parent.session.expires_at, parent.session.deadline
         for child in parent.children:
-            if child.session.expires_at >= before or child.session.expires_at > expires_at:
-                self._store.extend(child.session.session_id, expires_at)
-                child.session = replace(child.session, expires_at=expires_at)
+            if child.session.deadline >= before or child.session.deadline > deadline:
+                self._store.extend(child.session.session_id, expires_at, deadline)
+                child.session = replace(child.session, expires_at=expires_at, deadline=deadline)
                 child.schedule()
 
     # Ending.

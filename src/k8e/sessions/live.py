@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
 from k8e.model import Phase, Session
 from k8e.runtimes.base import Guest
+from k8e.sessions import clock
 from k8e.sessions.limiting import Watch
 from k8e.sessions.operations import Operation
 
@@ -51,7 +51,7 @@ class Live:
         self.turns = 0
         """How often it was frozen or thawed: what was asked before says nothing about now."""
         # Also after a restart: an early end would lose work, a late one costs little.
-        self._last_active = time.time()
+        self._last_active = clock.now()
         self._on_due = on_due
         self._on_overdue = on_overdue
         self._timer: asyncio.TimerHandle | None = None
@@ -106,7 +106,7 @@ class Live:
 
     def touch(self) -> None:
         """It was seen to be in use just now, and its parent with it."""
-        self._last_active = time.time()
+        self._last_active = clock.now()
         if self.parent is not None:
             self.parent.touch()
 
@@ -150,10 +150,11 @@ class Live:
     def schedule(self) -> None:
         """Wake up when the session may have expired."""
         self.unschedule()
-        idle_from = time.time() if self.in_use else self._last_active
-        due = min(self.session.expires_at, idle_from + self.session.spec.idle_timeout)
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(max(0.0, due - time.time()), self._on_due, self)
+        now = clock.now()
+        idle_from = now if self.in_use else self._last_active
+        due = min(self.session.deadline, idle_from + self.session.spec.idle_timeout)
+        seconds = min(max(0.0, due - now), clock.LONGEST_NAP)
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._on_due, self)
 
     def unschedule(self) -> None:
         if self._timer is not None:
@@ -162,8 +163,8 @@ class Live:
 
     def why_over(self) -> str:
         """Why the session has to end now; empty if it has not."""
-        now = time.time()
-        if now >= self.session.expires_at:
+        now = clock.now()
+        if now >= self.session.deadline:
             return "its lifetime was over"
         if not self.in_use and now >= self._last_active + self.session.spec.idle_timeout:
             return IDLE

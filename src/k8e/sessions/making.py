@@ -14,7 +14,7 @@ from k8e.egress.policy import Policy
 from k8e.model import Phase, Principal, Session, SessionSpec, new_id
 from k8e.runtimes.base import Binding, Guest
 from k8e.runtimes.registry import Runtimes
-from k8e.sessions import recipes
+from k8e.sessions import clock, recipes
 from k8e.sessions.furnishing import Furnisher
 from k8e.sessions.launching import Launcher
 from k8e.sessions.network import Network
@@ -159,6 +159,7 @@ class Maker:
             phase=Phase.CREATING,
             created_at=now,
             expires_at=kin.parent.expires_at if kin else now + spec.lifetime,
+            deadline=kin.parent.deadline if kin else clock.now() + spec.lifetime,
             auto=auto,
             allowed_hosts=words,
             parent=kin.parent.session_id if kin else "",

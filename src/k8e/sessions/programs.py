@@ -94,6 +94,7 @@ async def run(
         "stdin": feed is not None,
         "kill_on_disconnect": True,
         "most_output": 0,  # what we asked for is no flood
+        "kill_on_loss": True,  # a gateway that dies is the only one who would ever read it
     }
     try:
         async with asyncio.timeout(seconds + GRACE), _Exec(opening, call) as running:

@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from k8e import errors
 from k8e.audit import acting
@@ -18,7 +18,7 @@ from k8e.model import DEFAULT_TEMPLATE, Phase, Principal, Session, SessionSpec, 
 from k8e.runtimes.base import Feature, Guest
 from k8e.runtimes.host import Host
 from k8e.runtimes.registry import Runtimes
-from k8e.sessions import adopting, noting, operations, refusals, working
+from k8e.sessions import adopting, clock, noting, operations, refusals, working
 from k8e.sessions.children import Children
 from k8e.sessions.events import Events
 from k8e.sessions.evicting import Evictions
@@ -44,6 +44,9 @@ log = logging.getLogger(__name__)
 BY_OWNER = "destroyed by its owner"
 KEEP_ENDED = 24 * 3600.0  # seconds that an ended session can still be asked about
 COUNT_SECONDS = 5.0  # that a guest may need to list its programs for somebody who looks
+
+
+T = TypeVar("T")
 
 
 class Sessions(Standing):
@@ -78,7 +81,7 @@ class Sessions(Standing):
         store.on_forget.append(self.events.forget)
         self._tender = Tender(self._spawn, self._end)
         self.evictions = Evictions(self._live, self.snapshots, self._end)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self.on_end: list[Callable[[Session], None]] = []
         """Called with each session that has ended."""
 
@@ -93,6 +96,7 @@ class Sessions(Standing):
             await self._network.start(alive)
             for sandbox_id in alive - self._sandboxes():  # it died before there was a network
                 await self._network.detach(sandbox_id)
+            await adopting.finish_policies(self._store, self._network, self._live)
             self._host.lend_network = self._network.lent
             await self.snapshots.start()
             catching_up.append(self._spawn(self.warming.start()))
@@ -310,24 +314,33 @@ class Sessions(Standing):
     ) -> tuple[Session, list[str]]:
         """Replace what a session and its children may reach, open connections included."""
         live = self._own(principal, session_id)
-        async with live.policy:
-            return await self._allow(live, words)
+        return await self._to_the_end(self._allow(live, lambda _: words))
 
     async def change_allowed(
         self, principal: Principal, session_id: str, add: tuple[str, ...], remove: tuple[str, ...]
     ) -> tuple[Session, list[str]]:
         """Add words to what a session may reach and remove others, whoever else does so."""
         live = self._own(principal, session_id)
-        async with live.policy:
-            words = changed(live.session.allowed_hosts, add=add, remove=remove)
-            return await self._allow(live, tuple(words))
+        return await self._to_the_end(
+            self._allow(live, lambda before: tuple(changed(before, add=add, remove=remove)))
+        )
 
-    async def _allow(self, live: Live, words: tuple[str, ...]) -> tuple[Session, list[str]]:
-        words, policy = await self._network.read(words)
-        await self._children.allow(live, words, policy)
-        for one in (live, *live.children):
-            self.events.write(one.session, "egress.changed", allowed_hosts=words)
-        return live.session, policy.words()
+    async def _allow(
+        self, live: Live, edit: Callable[[tuple[str, ...]], tuple[str, ...]]
+    ) -> tuple[Session, list[str]]:
+        async with live.policy:
+            words, policy = await self._network.read(edit(live.session.allowed_hosts))
+            await self._children.allow(live, words, policy)
+            for one in (live, *live.children):
+                self.events.write(one.session, "egress.changed", allowed_hosts=words)
+            return live.session, policy.words()
+
+    async def _to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do it to the end, also if the caller leaves: half a change is none that anybody wants."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)
 
     async def pause(self, principal: Principal, session_id: str) -> None:
         """Stop everything in a session, and in its children, where it is."""
@@ -365,10 +378,11 @@ class Sessions(Standing):
     def extend(self, principal: Principal, session_id: str, lifetime: float) -> Session:
         """Let a session live ``lifetime`` seconds from now."""
         live = self._own(principal, session_id)
-        expires_at, before = time.time() + self._maker.lifetime(lifetime), live.session.expires_at
-        self._children.check_extension(live, expires_at)
-        self._store.extend(session_id, expires_at)
-        live.session = replace(live.session, expires_at=expires_at)
+        deadline, before = clock.now() + self._maker.lifetime(lifetime), live.session.deadline
+        self._children.check_extension(live, deadline)
+        expires_at = clock.date_of(deadline)
+        self._store.extend(session_id, expires_at, deadline)
+        live.session = replace(live.session, expires_at=expires_at, deadline=deadline)
         live.schedule()
         self._children.extend(live, before)
         self.events.write(live.session, "session.extended", expires_at=expires_at)
@@ -398,6 +412,7 @@ class Sessions(Standing):
             acting.begin(None)  # a timer or a watcher: whoever started that does not do this
         log.info("session %s ends: %s", session_id, reason)
         live.stop()
+        self._store.begin_end(session_id, reason)  # a gateway after us would go on with it
         try:
             noting.limits_met(self.events, live.session, live.limits.tell(live.limits.news()))
             for operation in list(live.running):

@@ -11,6 +11,7 @@ from typing import Any
 
 from k8e import database, errors
 from k8e.model import Phase, Session, SessionSpec
+from k8e.sessions import clock
 
 MIGRATIONS = (
     """
@@ -36,10 +37,15 @@ MIGRATIONS = (
     """,
     "ALTER TABLE sessions ADD COLUMN allowed_hosts TEXT NOT NULL DEFAULT '[]';",
     "ALTER TABLE sessions ADD COLUMN parent TEXT NOT NULL DEFAULT '';",
+    """
+    ALTER TABLE sessions ADD COLUMN deadline REAL NOT NULL DEFAULT 0;
+    ALTER TABLE sessions ADD COLUMN rebinding INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE sessions ADD COLUMN ending TEXT NOT NULL DEFAULT '';
+    """,
 )
 _COLUMNS = (
     "session_id, owner, spec, runtime, sandbox_id, phase, created_at, expires_at, auto, "
-    "ended_reason, allowed_hosts, parent"
+    "ended_reason, allowed_hosts, parent, deadline"
 )
 
 
@@ -60,8 +66,8 @@ class Store:
         try:
             self._db.execute(
                 "INSERT INTO sessions (session_id, owner, tenant, auto, phase, runtime, sandbox_id,"
-                " request_id, spec, created_at, expires_at, allowed_hosts, parent)"
-                " VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)",
+                " request_id, spec, created_at, expires_at, allowed_hosts, parent, deadline)"
+                " VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
                 (
                     session.session_id,
                     session.owner,
@@ -76,6 +82,7 @@ class Store:
                     session.expires_at,
                     json.dumps(session.allowed_hosts),
                     session.parent,
+                    session.deadline,
                 ),
             )
         except sqlite3.IntegrityError:
@@ -100,6 +107,15 @@ class Store:
             (str(phase), session_id),
         )
 
+    def begin_end(self, session_id: str, reason: str) -> None:
+        """Write down that a session is being removed, before anything of it is."""
+        self._db.execute("UPDATE sessions SET ending=? WHERE session_id=?", (reason, session_id))
+
+    def half_ended(self) -> dict[str, str]:
+        """Sessions whose removal had begun, and why."""
+        query = "SELECT session_id, ending FROM sessions WHERE ending != '' AND phase != 'ended'"
+        return dict(self._db.execute(query))
+
     def end(self, session_id: str, reason: str, at: float) -> None:
         self._db.execute(
             "UPDATE sessions SET phase='ended', ended_reason=?, ended_at=? "
@@ -107,16 +123,22 @@ class Store:
             (reason, at, session_id),
         )
 
-    def extend(self, session_id: str, expires_at: float) -> None:
+    def extend(self, session_id: str, expires_at: float, deadline: float) -> None:
         self._db.execute(
-            "UPDATE sessions SET expires_at=? WHERE session_id=?", (expires_at, session_id)
+            "UPDATE sessions SET expires_at=?, deadline=? WHERE session_id=?",
+            (expires_at, deadline, session_id),
         )
 
-    def allow(self, session_id: str, words: tuple[str, ...]) -> None:
+    def allow(self, session_id: str, words: tuple[str, ...], *, under_way: bool = False) -> None:
+        """Write down what a session may reach; ``under_way`` until the kernel says so too."""
         self._db.execute(
-            "UPDATE sessions SET allowed_hosts=? WHERE session_id=?",
-            (json.dumps(words), session_id),
+            "UPDATE sessions SET allowed_hosts=?, rebinding=? WHERE session_id=?",
+            (json.dumps(words), int(under_way), session_id),
         )
+
+    def half_allowed(self) -> list[Session]:
+        """Sessions of which it was written what they may reach, and perhaps no more."""
+        return self._select("rebinding=1 AND phase != 'ended'")
 
     def forget_ended(self, before: float) -> None:
         self._forget("ended_at < ?", before)
@@ -155,7 +177,17 @@ class Store:
         if not database.is_text(*values):
             return []
         query = f"SELECT {_COLUMNS} FROM sessions WHERE {condition}"  # noqa: S608 - our constants
-        return [_session(row) for row in self._db.execute(query, values)]
+        return [_read(row) for row in self._db.execute(query, values)]
+
+
+def _read(row: tuple[Any, ...]) -> Session:
+    try:
+        return _session(row)
+    except (errors.InvalidRequest, ValueError, TypeError) as error:
+        raise errors.StateUnusable(
+            f"session {row[0]} cannot be read: {error}",
+            hint="a newer k8e may have made it: update k8e; until then its sandbox goes on running",
+        ) from None
 
 
 def _session(row: tuple[Any, ...]) -> Session:
@@ -167,9 +199,10 @@ def _session(row: tuple[Any, ...]) -> Session:
         sandbox_id=row[4],
         phase=Phase(row[5]),
         created_at=row[6],
-        expires_at=row[7],
+        expires_at=clock.date_of(row[12], told=row[7]) if row[12] else row[7],
         auto=bool(row[8]),
         ended_reason=row[9],
         allowed_hosts=tuple(json.loads(row[10])),
         parent=row[11],
+        deadline=row[12],
     )
