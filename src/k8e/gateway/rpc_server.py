@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any, NamedTuple
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from k8e import errors
 from k8e._generated import sandbox_pb2 as pb
@@ -81,13 +82,14 @@ def _handlers(gateway: Gateway, front: Front) -> grpc.GenericRpcHandler:
     for method in descriptor.methods:
         work = run if method.name == "Run" else getattr(service, method.name, None)
         coding = {
-            "request_deserializer": getattr(pb, method.input_type.name).FromString,
+            "request_deserializer": _decoding(getattr(pb, method.input_type.name)),
             "response_serializer": getattr(pb, method.output_type.name).SerializeToString,
         }
         work = work or _unimplemented(method.name)
         known = functools.partial(answering, method.name)
         if method.client_streaming:
-            handler = grpc.stream_stream_rpc_method_handler(_streaming(work, known), **coding)
+            streaming = _streaming(work, known, both_ways=True)
+            handler = grpc.stream_stream_rpc_method_handler(streaming, **coding)
         elif method.server_streaming:
             handler = grpc.unary_stream_rpc_method_handler(_streaming(work, known), **coding)
         else:
@@ -103,18 +105,46 @@ def _unimplemented(name: str) -> Handler:
     return refuse
 
 
+class Malformed:
+    """What a client sent instead of a message."""
+
+
+def _decoding(kind: Any) -> Callable[[bytes], Any]:
+    """Reads messages; without it, gRPC logs a traceback for everybody who can connect."""
+
+    def decode(data: bytes) -> Any:
+        try:
+            return kind.FromString(data)
+        except DecodeError:
+            return Malformed()
+
+    return decode
+
+
+def _checked(request: Any) -> Any:
+    if isinstance(request, Malformed):
+        raise errors.InvalidRequest("the message cannot be decoded")
+    return request
+
+
+async def _checking(requests: AsyncIterator[Any]) -> AsyncGenerator[Any]:
+    async for request in requests:
+        yield _checked(request)
+
+
 def _unary(work: Handler, known: Known) -> Handler:
     async def handle(request: Any, context: Context) -> Any:
         async with known(context) as principal:
-            return await work(principal, request)
+            return await work(principal, _checked(request))
 
     return handle
 
 
-def _streaming(work: Handler, known: Known) -> Handler:
+def _streaming(work: Handler, known: Known, *, both_ways: bool = False) -> Handler:
     async def handle(request: Any, context: Context) -> None:
         async with known(context) as principal:
-            await work(principal, request, context)
+            asked = _checking(request) if both_ways else _checked(request)
+            await work(principal, asked, context)
 
     return handle
 
