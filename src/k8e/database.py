@@ -21,6 +21,22 @@ def connect(path: Path, migrations: Sequence[str], *, durable: bool) -> sqlite3.
         durable: whether a row is on the disk before its writer goes on, also for a power failure.
     """
     database = sqlite3.connect(path, isolation_level=None)
+    try:
+        return _prepared(database, path, migrations, durable=durable)
+    except sqlite3.DatabaseError as error:
+        database.close()
+        raise errors.InvalidRequest(
+            f"the database {path.name} cannot be used: {error}",
+            hint="put it aside or back from a copy, or set K8E_DATA_DIR to another folder",
+        ) from None
+    except BaseException:
+        database.close()
+        raise
+
+
+def _prepared(
+    database: sqlite3.Connection, path: Path, migrations: Sequence[str], *, durable: bool
+) -> sqlite3.Connection:
     path.chmod(0o600)
     database.execute("PRAGMA journal_mode=WAL")
     database.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")

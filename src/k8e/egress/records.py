@@ -42,7 +42,7 @@ class Records:
         """All records; one that cannot be read belongs to nobody."""
         self._folder.mkdir(parents=True, exist_ok=True)
         if self._ceiling_file.exists():
-            self._newest = self._ceiling = int(self._ceiling_file.read_text("ascii"))
+            self._newest = self._ceiling = self._last_ceiling()
         for scratch in self._folder.glob("*.tmp"):  # of a gateway that was killed while it wrote
             scratch.unlink()
         found: dict[str, Record] = {}
@@ -52,10 +52,20 @@ class Records:
                 found[path.stem] = Record(
                     int(data["slot"]), _bound(data["bound"]), _bound(data["before"])
                 )
-            except (OSError, ValueError, KeyError, TypeError, errors.K8eError):
+            except errors.UNREADABLE:
                 log.warning("the record %s cannot be read", path)
                 path.unlink(missing_ok=True)
         return found
+
+    def _last_ceiling(self) -> int:
+        try:
+            return int(self._ceiling_file.read_text("ascii"))
+        except ValueError:
+            # With a number that was used before, an old connection would pass for an allowed one.
+            raise errors.RuntimeUnusable(
+                f"{self._ceiling_file} does not hold a number",
+                hint="end all sandboxes (k8e gateway stop --destroy), then remove that file",
+            ) from None
 
     def save(self, sandbox_id: str, record: Record) -> None:
         data = {

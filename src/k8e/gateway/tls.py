@@ -84,7 +84,7 @@ def due(folder: Path, now: float, more_names: Sequence[str] = ()) -> bool:
         if record["sha256"] != checksum(folder) or record["names"] != names(more_names):
             return True
         return now > record["not_after"] - RENEW_DAYS * DAY
-    except (OSError, ValueError, KeyError, TypeError):
+    except errors.UNREADABLE:
         return True
 
 

@@ -64,9 +64,26 @@ class Record:
         try:
             data: dict[str, Any] = json.loads((folder / "sandbox.json").read_text("utf-8"))
             data["limits"] = Limits(**data["limits"])
-            return cls(**data)
-        except (OSError, ValueError, TypeError, KeyError):
+            return cls(**data)._checked(folder.name)
+        except errors.UNREADABLE:
             return None
+
+    def _checked(self, sandbox_id: str) -> Record:
+        """This record, if it is one of ours: by it, processes are watched and folders mounted."""
+        numbers = (self.pid, self.pid_started, 0 if self.id_base is None else self.id_base)
+        texts: tuple[Any, ...] = (
+            self.runtime,
+            self.workspace_of,
+            self.root,
+            *self.env,
+            *self.env.values(),
+        )
+        fits = all(type(item) is int and item >= 0 for item in numbers)
+        if not fits or not all(isinstance(item, str) for item in texts):
+            raise TypeError("a record of other types")
+        if self.sandbox_id != sandbox_id or type(self.settled) is not bool:
+            raise ValueError("a record of another sandbox")
+        return self
 
 
 @contextlib.asynccontextmanager

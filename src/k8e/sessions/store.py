@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from k8e import database, errors
-from k8e.model import Phase, Session, SessionSpec
+from k8e.model import Phase, Session, SessionSpec, words_from_json
+
+log = logging.getLogger(__name__)
 
 MIGRATIONS = (
     """
@@ -155,7 +158,23 @@ class Store:
         if not database.is_text(*values):
             return []
         query = f"SELECT {_COLUMNS} FROM sessions WHERE {condition}"  # noqa: S608 - our constants
-        return [_session(row) for row in self._db.execute(query, values)]
+        found: list[Session] = []
+        for row in self._db.execute(query, values).fetchall():
+            try:
+                found.append(_session(row))
+            except errors.K8eError as error:
+                raise errors.InvalidRequest(
+                    f"what is written down of session {row[0]} means nothing here: {error}",
+                    hint="a newer k8e wrote it: use that one, or end the session with it",
+                ) from None
+            except errors.UNREADABLE as error:
+                self._give_up(row[0], error)
+        return found
+
+    def _give_up(self, session_id: str, error: Exception) -> None:
+        """End a session of which nobody knows any more what it may do; its sandbox goes with it."""
+        log.error("session %s cannot be read: %r", session_id, error)
+        self._db.execute("DELETE FROM sessions WHERE session_id=?", (session_id,))
 
 
 def _session(row: tuple[Any, ...]) -> Session:
@@ -170,6 +189,6 @@ def _session(row: tuple[Any, ...]) -> Session:
         expires_at=row[7],
         auto=bool(row[8]),
         ended_reason=row[9],
-        allowed_hosts=tuple(json.loads(row[10])),
+        allowed_hosts=words_from_json(json.loads(row[10])),
         parent=row[11],
     )
