@@ -13,6 +13,9 @@ PYTEST_ARGS ?=
 # A file of tests stays with one worker, so that its tests share what is costly to make.
 WORKERS ?= 2
 VM_ARGS ?=
+FUZZ_SECONDS ?= 600
+FUZZ_SEED ?= 0
+FUZZ_ARGS ?=
 BENCH_ARGS ?=
 SOAK_ARGS ?=
 CHAOS_ARGS ?=
@@ -24,7 +27,7 @@ FIND_PYTHON := for p in /usr/bin/python3 python3 python3.14 python3.13 python3.1
 LOCK := $(VENV)/bin/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--no-emit-find-links --no-annotate --no-header --quiet
 
-.PHONY: help setup deps check format test test-packages test-vm chaos soak bench bench-peers bench-publish gen lock clean
+.PHONY: help setup deps check format test test-packages test-vm chaos soak fuzz bench bench-peers bench-publish gen lock clean
 
 help: ## Print this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -64,6 +67,9 @@ chaos: setup test-packages ## Kill gateways at random moments (CHAOS_ARGS="--cou
 
 test-vm: setup ## Try the limits on a cgroup v2 kernel, in QEMU (8 minutes; VM_ARGS="container limits.pids")
 	$(PY) tests/vm/run.py $(VM_ARGS)
+
+fuzz: setup ## Send nonsense for FUZZ_SECONDS=600 (FUZZ_SEED=1 repeats a run; FUZZ_ARGS="-k guest")
+	$(PY) -m tests.fuzz --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED) $(FUZZ_ARGS)
 
 bench: setup ## Measure; prints a table and writes JSON (BENCH_ARGS=...)
 	$(PY) -m benchmarks $(BENCH_ARGS)

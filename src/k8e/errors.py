@@ -221,6 +221,20 @@ _BY_CODE: dict[str, type[K8eError]] = {
 }
 
 
+UNREADABLE = (
+    OSError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    RecursionError,
+    OverflowError,
+    K8eError,
+)
+"""What comes of reading a file or row that is not as it was written: nested a thousand times, of
+other types, cut off. Whoever reads state catches these, so that one bad file stops no gateway."""
+
+
 def from_wire(body: dict[str, object]) -> Exception:
     """The error that a peer described; a peer chooses a code, never a class."""
     code = str(body.get("code", ""))

@@ -31,6 +31,18 @@ KEY_SIZE = 32
 _COUNTED = {wire.OUT: wire.SEQ.size, wire.ERR: wire.SEQ.size, wire.SHOW: wire.SEQ.size}
 _COUNTED[wire.DATA] = 0
 
+MAX_TURN = 256
+"""Frames of one guest that are handled before all others have their turn: they may be of nine bytes
+each, and a read has room for thousands."""
+MAX_STRAYS = 1 << 18
+"""Frames for operations that nobody waits for. Some cross with the end of an operation; a guest
+that sends so many within ``STRAY_SECONDS`` only keeps us busy."""
+STRAY_SECONDS = 10.0
+MAX_UNREAD = 32 << 20
+"""Bytes that a guest has not read yet, above which it is asked for nothing more."""
+MAX_UNREAD_EVER = 4 * MAX_UNREAD
+"""The same, above which its link is given up: the operations that it has cannot go on."""
+
 MAX_PUT_OFF = 8
 """Frames that wait for the end of a batch; with more of them the other side may begin."""
 
@@ -91,6 +103,11 @@ class Outgoing:
         if frames and self.transport is not None and not self.transport.is_closing():
             self.transport.writelines(frames)
 
+    @property
+    def unread(self) -> int:
+        """Bytes that the other side has not taken yet."""
+        return self.transport.get_write_buffer_size() if self.transport is not None else 0
+
 
 class Channel:
     """One operation on the guest. Frames arrive at ``on_frame``; a lost link at ``on_lost``."""
@@ -114,7 +131,10 @@ class Channel:
 
     def send(self, kind: int, body: bytes = b"") -> None:
         if kind == wire.CREDIT:
-            self._allowance += wire.CREDIT_BODY.unpack(body)[0]
+            count = wire.CREDIT_BODY.unpack(body)[0]
+            if not count:
+                return  # for nothing, and there could be any number of them
+            self._allowance += count
             if self._allowance > wire.MAX_WINDOW:
                 raise errors.InvalidRequest("the client gave more credit than it may")
         self._link.send(kind, self.number, body)
@@ -145,11 +165,16 @@ class Link(asyncio.Protocol):
         on_lost: Callable[[Link], None],
         *,
         strangers: set[Link] | None = None,
+        on_breach: Callable[[str], None] | None = None,
     ) -> None:
-        """``strangers`` are the connections of a sandbox that have not proved themselves."""
+        """``strangers`` are the connections of a sandbox that have not proved themselves.
+
+        ``on_breach`` hears what a guest did that no guest of ours does.
+        """
         self._key = key
         self._on_ready = on_ready
         self._on_lost = on_lost
+        self._on_breach = on_breach
         self._strangers = set[Link]() if strangers is None else strangers
         self._splitter = wire.Splitter(MAX_GREETING)
         self._channels: dict[int, Channel] = {}
@@ -160,6 +185,10 @@ class Link(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._outgoing = Outgoing()
         self._patience: asyncio.TimerHandle | None = None
+        self._left: memoryview | None = None  # of what was read, for the next turn
+        self._choked = False
+        self._strays = 0
+        self._strays_since = 0.0
 
     # Called by asyncio.
 
@@ -169,23 +198,58 @@ class Link(asyncio.Protocol):
         if len(self._strangers) > MAX_STRANGERS:  # the gateway's descriptors are everybody's
             self._transport.abort()
             return
+        self._transport.set_write_buffer_limits(MAX_UNREAD)
         loop = asyncio.get_running_loop()
         self._patience = loop.call_later(HANDSHAKE_SECONDS, self._transport.abort)
 
-    def data_received(self, data: bytes) -> None:
+    def data_received(self, data: bytes | memoryview) -> None:
         try:
             with batch:
-                for kind, number, body in self._splitter.feed(data):
+                frames, left = self._splitter.take(data, MAX_TURN)
+                for kind, number, body in frames:
                     if self._ready:
                         channel = self._channels.get(number)
                         if channel is not None:
                             channel.receive(kind, body)
+                        else:
+                            self._count_stray()
                     else:
                         self._greet(kind, body)
-        except wire.WireError:
+        except wire.WireError as error:
             self.close()
+            if self._ready and self._on_breach is not None:
+                self._on_breach(str(error))
+            return
+        if left is not None and self._transport is not None:
+            self._left = left
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        """Handle more of what was read, now that others had their turn."""
+        left, self._left = self._left, None
+        if left is None or self._transport is None or self._transport.is_closing():
+            return
+        self.data_received(left)
+        if self._left is None:
+            self._transport.resume_reading()
+
+    def _count_stray(self) -> None:
+        self._strays += 1
+        if self._strays >= MAX_STRAYS:
+            now = asyncio.get_running_loop().time()
+            if now < self._strays_since + STRAY_SECONDS:
+                raise wire.WireError("the guest goes on answering what nobody asked")
+            self._strays, self._strays_since = 0, now
+
+    def pause_writing(self) -> None:
+        self._choked = True
+
+    def resume_writing(self) -> None:
+        self._choked = False
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._left = None
         if self._patience is not None:
             self._patience.cancel()
         self._strangers.discard(self)
@@ -219,11 +283,19 @@ class Link(asyncio.Protocol):
 
     def send(self, kind: int, number: int, body: bytes) -> None:
         self._outgoing.send(kind, number, body)
+        if self._choked and self._outgoing.unread > MAX_UNREAD_EVER:
+            log.warning("a guest does not read what it is sent; its link is given up")
+            self.close()
 
     def open(
         self, call: dict[str, Any], on_frame: FrameSink, on_lost: Callable[[], None]
     ) -> Channel:
         """Start an operation; ``on_frame`` gets its RESULT or ERROR and whatever it streams."""
+        if self._choked:
+            raise errors.GuestFailed(
+                f"the sandbox has more than {MAX_UNREAD >> 20} MiB waiting that it does not read",
+                hint="wait until it has caught up, or destroy the session",
+            )
         number = self._next
         self._next = number + 1 if number < 0xFFFFFFFF else 1
         window = int(call.get("window") or wire.WINDOW)
@@ -250,6 +322,8 @@ class Listener:
         self._strangers: set[Link] = set()
         self._changed = asyncio.Event()
         self._closed_because: Exception | None = None
+        self.on_breach: Callable[[str], None] | None = None
+        """Called with what the guest did, when it breaks the protocol."""
 
     @staticmethod
     def prepare(folder: Path, *, owner: int) -> None:
@@ -271,7 +345,13 @@ class Listener:
             stale.unlink()
 
         def make() -> Link:
-            return Link(key, self._on_ready, self._on_lost, strangers=self._strangers)
+            return Link(
+                key,
+                self._on_ready,
+                self._on_lost,
+                strangers=self._strangers,
+                on_breach=self._breached,
+            )
 
         # Bound under another name first: the guest may only ever see the socket with its final
         # owner and mode.
@@ -291,6 +371,11 @@ class Listener:
         if self._link is link:
             self._link = None
             self._changed.clear()
+
+    def _breached(self, what: str) -> None:
+        log.warning("the guest in %s broke the protocol: %s", self._folder.parent.name, what)
+        if self.on_breach is not None:
+            self.on_breach(what)
 
     @property
     def link(self) -> Link | None:

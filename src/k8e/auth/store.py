@@ -171,5 +171,6 @@ class KeyStore:
 
 
 def _key(row: tuple[Any, ...]) -> Key:
-    roles = frozenset(Role(name) for name in row[2].split(",") if name)
+    # One that we do not know gives no right.
+    roles = frozenset(role for role in Role if role in row[2].split(","))
     return Key(row[0], row[1], roles, *row[3:])

@@ -69,7 +69,7 @@ def _result() -> Operation[dict[str, Any]]:
     while True:
         kind, body = yield from frame()
         if kind == wire.RESULT:
-            result = wire.unpack_dict(body)
+            result = wire.unpack_dict(body, len(body))  # a gateway may list thousands of sessions
             # A weaker runtime than usual is never silent; `doctor` has its own way to tell.
             if result.get("warning") and "runtimes" not in result:
                 warnings.warn(str(result["warning"]), RuntimeWarning, stacklevel=1)

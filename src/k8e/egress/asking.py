@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ipaddress
 import socket
+import struct
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +30,17 @@ class Upstream(NamedTuple):
     port: int = PORT
 
 
+UNREADABLE = (
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    AssertionError,
+    struct.error,
+    dns.exception.DNSException,
+)
+"""What the library raises that reads messages; they come from strangers, and it is not ours."""
 MakeSocket = Callable[[int, int], socket.socket]
 
 
@@ -42,7 +54,7 @@ async def ask(
     """The first answer that a resolver gives; they are asked in turn, twice."""
     for _ in range(ROUNDS):
         for upstream in upstreams:
-            with contextlib.suppress(OSError, TimeoutError, dns.exception.DNSException, EOFError):
+            with contextlib.suppress(OSError, TimeoutError, EOFError, *UNREADABLE):
                 async with asyncio.timeout(SECONDS):
                     return await _ask_one(query, upstream, make_socket)
     raise NoAnswer
@@ -57,7 +69,7 @@ async def _ask_one(
         await loop.sock_sendall(connection, question)
         while True:
             data = await loop.sock_recv(connection, MAX_ANSWER)
-            with contextlib.suppress(dns.exception.DNSException, ValueError):
+            with contextlib.suppress(*UNREADABLE):
                 reply = dns.message.from_wire(data, ignore_trailing=True)
                 if query.is_response(reply):
                     break

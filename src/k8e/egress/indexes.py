@@ -156,7 +156,7 @@ def _load(cache: Path | None, key: str) -> _Known | None:
         return _Known(rules, float(entry["made"]) <= time.time() < float(entry["until"]))
     except FileNotFoundError:
         return None
-    except (OSError, errors.InvalidRequest, LookupError, TypeError, ValueError, AttributeError):
+    except errors.UNREADABLE:
         log.info("what was remembered of the package indexes is of no use")
         return None
 

@@ -51,7 +51,7 @@ class Records:
                 found[path.stem] = Record(
                     int(data["slot"]), _bound(data["bound"]), _bound(data["before"])
                 )
-            except (OSError, ValueError, KeyError, TypeError, errors.K8eError):
+            except errors.UNREADABLE:
                 log.warning("the record %s cannot be read", path)
                 path.unlink(missing_ok=True)
         for record in found.values():

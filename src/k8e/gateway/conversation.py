@@ -30,27 +30,50 @@ log = logging.getLogger(__name__)
 MAX_CHANNELS = 1024  # operations that one connection may have open
 MAX_ATTEMPTS = 3  # to begin in a standing session that ends again and again
 MAX_UNREAD = 16 << 20  # bytes for a client that does not read them, before it is heard no more
-MAX_EARLY = wire.WINDOW  # bytes held for an operation whose session is still being made
+MAX_EARLY = wire.WINDOW  # bytes held for an operation whose session is still being made …
+MAX_EARLY_FRAMES = 64  # … in so many pieces, where they cannot be joined …
+MAX_ALL_EARLY = 64 << 20  # … and for all operations of one client
 
 Send = Callable[[int, int, bytes], None]
 Handler = Callable[[Principal, dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
+class Early:
+    """How much all pending channels of a client keep."""
+
+    def __init__(self) -> None:
+        self.size = 0
+
+
 class Pending:
     """A channel whose operation has not begun: it keeps what the client sends meanwhile."""
 
-    def __init__(self) -> None:
-        self.frames: list[tuple[int, bytes]] = []
-        self.size = 0
+    def __init__(self, early: Early) -> None:
         self.task: asyncio.Task[None] | None = None
+        self._early = early
+        self._size = 0
+        self._frames: list[tuple[int, bytearray]] = []
 
     def send(self, kind: int, body: bytes) -> None:
-        self.size += len(body)
-        if self.size > MAX_EARLY:
+        self._size += len(body)
+        self._early.size += len(body)
+        if self._size > MAX_EARLY or self._early.size > MAX_ALL_EARLY:
             raise errors.InvalidRequest("the client sent more than it had credit for")
-        self.frames.append((kind, body))
+        if kind in (wire.STDIN, wire.DATA) and self._frames and self._frames[-1][0] == kind:
+            self._frames[-1][1].extend(body)
+            return
+        if len(self._frames) == MAX_EARLY_FRAMES:
+            raise errors.InvalidRequest("the client sent too much before its operation began")
+        self._frames.append((kind, bytearray(body)))
+
+    def leave(self) -> list[tuple[int, bytes]]:
+        """What was kept, now that nothing more will be."""
+        self._early.size -= self._size
+        self._size = 0
+        return [(kind, bytes(body)) for kind, body in self._frames]
 
     def cancel(self) -> None:
+        self.leave()
         if self.task is not None:
             self.task.cancel()
 
@@ -69,6 +92,7 @@ class Conversation:
         self._caller = caller or (act.caller if act is not None else Caller(principal.name, ""))
         self._send = send
         self._channels: dict[int, Operation | Pending] = {}
+        self._early = Early()
         self._closed = False
         gateway.conversations.add(self)
 
@@ -126,7 +150,9 @@ class Conversation:
         if call.get("progress"):
             reporting.listen(partial(self._report, channel, self._channels.get(channel)))
         value = await handler(self._principal, call)
-        self._channels.pop(channel, None)
+        pending = self._channels.pop(channel, None)
+        if isinstance(pending, Pending):
+            pending.leave()
         self._reply(wire.RESULT, channel, wire.pack(value))
 
     def _report(self, channel: int, pending: object, done: int, total: int) -> None:
@@ -176,7 +202,7 @@ class Conversation:
             return
         if not operation.done:
             self._channels[channel] = operation
-        for kind, body in pending.frames:
+        for kind, body in pending.leave():
             operation.send(kind, body)
 
     async def _open_auto(
@@ -216,7 +242,7 @@ class Conversation:
         return on_frame
 
     def _later(self, channel: int, work: Awaitable[None]) -> None:
-        pending = self._channels[channel] = Pending()
+        pending = self._channels[channel] = Pending(self._early)
 
         async def run() -> None:
             try:
@@ -234,6 +260,8 @@ class Conversation:
         begun = self._channels.pop(channel, None)
         if isinstance(begun, Operation):
             begun.cancel()
+        elif begun is not None:
+            begun.leave()
         self._reply(wire.ERROR, channel, wire.pack(error.to_wire()))
 
     def _reply(self, kind: int, channel: int, body: bytes) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator
 
 import grpc
@@ -14,8 +13,10 @@ from k8e.gateway.conversation import MAX_UNREAD, Conversation
 from k8e.gateway.service import Gateway
 from k8e.guest import wire
 from k8e.model import Principal
+from k8e.sessions.queues import FrameQueue
 
-TOGETHER = 32 << 10  # bytes of small frames in one message
+TOGETHER = 32 << 10  # bytes of small frames in one message …
+OVERHEAD = 64  # … where each counts as so many more: there may be one byte in each
 
 RunContext = grpc.aio.ServicerContext[pb.RunFrame, pb.RunFrame]
 
@@ -28,46 +29,46 @@ class _Outgoing:
     """
 
     def __init__(self) -> None:
-        self._items: deque[pb.RunFrame | Exception | None] = deque()
+        self._frames = FrameQueue()
+        self._ends: list[Exception | None] = []
         self._some = asyncio.Event()
-        self._size = 0
         self._room = asyncio.Event()
         self._room.set()
 
     def send(self, kind: int, channel: int, body: bytes) -> None:
-        self._put(pb.RunFrame(kind=kind, channel=channel, body=body))
-        self._size += len(body)
-        if self._size > MAX_UNREAD:
+        self._frames.put(kind, channel, body)
+        self._some.set()
+        if self._frames.size > MAX_UNREAD:
             self._room.clear()
 
     def end(self, error: Exception | None) -> None:
-        self._put(error)
-
-    def _put(self, item: pb.RunFrame | Exception | None) -> None:
-        self._items.append(item)
+        self._ends.append(error)
         self._some.set()
 
     async def get(self) -> pb.RunFrame | Exception | None:
-        while not self._items:
+        """The next message; how the stream ends, when all are taken."""
+        while not self._frames:
+            if self._ends:
+                return self._ends[0]
             self._some.clear()
             await self._some.wait()
-        item = self._items.popleft()
-        if isinstance(item, pb.RunFrame):
-            self._size -= self._join(item)
-            if self._size <= MAX_UNREAD:
-                self._room.set()
-        return item
+        message = self._take()
+        if self._frames.size <= MAX_UNREAD:
+            self._room.set()
+        return message
 
-    def _join(self, first: pb.RunFrame) -> int:
-        """Let small frames that wait already travel with ``first``; the bytes of all bodies."""
-        size = len(first.body)
-        while self._items and isinstance(following := self._items[0], pb.RunFrame):
-            if size + len(following.body) > TOGETHER:
+    def _take(self) -> pb.RunFrame:
+        """A frame, and the small ones behind it that wait already."""
+        kind, channel, body = self._frames.take()
+        message = pb.RunFrame(kind=kind, channel=channel, body=body)
+        size = len(body)
+        while self._frames:
+            size += self._frames.next_size() + OVERHEAD
+            if size > TOGETHER:
                 break
-            size += len(following.body)
-            first.rest.append(following)
-            self._items.popleft()
-        return size
+            kind, channel, body = self._frames.take()
+            message.rest.add(kind=kind, channel=channel, body=body)
+        return message
 
     async def room(self) -> None:
         await self._room.wait()

@@ -20,7 +20,36 @@ from k8e.model import Principal
 ANSWER_SECONDS = 15.0  # that a guest may need to say what it knows already
 TRANSCRIPT = 64 << 10  # bytes of a transcript, if the caller names no limit
 MAX_TRANSCRIPT = 1 << 20
+MAX_SEQ = 1 << 62  # bytes that a program can have printed; what is above fits into no message
 _STATUSES = ("running", "completed", "timed_out", "killed")
+
+
+class Gathered:
+    """Output that came in pieces, in any number: a hostile guest may send one byte at a time."""
+
+    def __init__(self, start: int) -> None:
+        self.start = start
+        """The number of the first byte, once there is one."""
+        self.end = start
+        self.lost = False
+        """Whether there are gaps between the pieces."""
+        self.whole = bytearray()
+        """Both streams, up to the first gap: so that offsets count what was given."""
+        self._streams = {wire.OUT: bytearray(), wire.ERR: bytearray()}
+        self._empty = True
+
+    def add(self, kind: int, seq: int, data: bytes) -> None:
+        if self._empty:
+            self.start = self.end = seq
+            self._empty = False
+        self.lost = self.lost or seq != self.end
+        self.end = seq + len(data)
+        self._streams[kind] += data
+        if not self.lost:
+            self.whole += data
+
+    def stream(self, kind: int) -> str:
+        return self._streams[kind].decode("utf-8", "replace")
 
 
 class Part(NamedTuple):
@@ -31,18 +60,7 @@ class Part(NamedTuple):
     duration_ms: int
     truncated: bool
     end: int
-    pieces: list[tuple[int, int, bytes]]
-    """Kind, number of the first byte, bytes."""
-
-    @property
-    def lost(self) -> bool:
-        """Whether there are gaps between the pieces."""
-        ends = [seq + len(data) for _, seq, data in self.pieces]
-        return any(piece[1] != end for piece, end in zip(self.pieces[1:], ends, strict=False))
-
-    def stream(self, kind: int) -> str:
-        data = b"".join(piece[2] for piece in self.pieces if piece[0] == kind)
-        return data.decode("utf-8", "replace")
+    output: Gathered
 
 
 class Runs:
@@ -64,11 +82,11 @@ class Runs:
         return pb.PollRunResponse(
             run_id=request.run_id,
             status=part.status,
-            stdout=part.stream(wire.OUT),
-            stderr=part.stream(wire.ERR),
+            stdout=part.output.stream(wire.OUT),
+            stderr=part.output.stream(wire.ERR),
             exit_code=part.code or 0,
             duration_ms=part.duration_ms,
-            truncated=part.truncated or part.lost or (part.pieces[:1] or [(0, 0)])[0][1] > 0,
+            truncated=part.truncated or part.output.lost or part.output.start > 0,
         )
 
     async def GetTranscript(
@@ -81,8 +99,7 @@ class Runs:
         exec_id = exec_id or await self._newest(principal, session_id)
         limit = min(request.limit or TRANSCRIPT, MAX_TRANSCRIPT)
         part = await self._read(principal, session_id, exec_id, start=request.offset, limit=limit)
-        start = part.pieces[0][1] if part.pieces else request.offset
-        data = _without_gaps(part)
+        start, data = part.output.start, bytes(part.output.whole)
         if part.code is None or start + len(data) < part.end:
             data = _whole_characters(data)
         return pb.GetTranscriptResponse(
@@ -150,19 +167,19 @@ class Runs:
     ) -> Part:
         """What there is of the output of a run from a byte on; never more than ``limit``."""
         call = {"op": "attach", "id": exec_id, "seq": start, "window": limit}
-        pieces: list[tuple[int, int, bytes]] = []
+        output = Gathered(start)
         async with bounded(), self._call(principal, session_id, call) as running:
             described = await running.result()
-            part = _part(described, pieces)
+            part = _part(described, output)
             at, room = start, limit
             while room > 0 and (part.code is not None or at < part.end):
                 kind, body = await running.receive()
                 if kind == wire.EXIT:
-                    return _part(described | decode(body), pieces)
-                if kind in (wire.OUT, wire.ERR, wire.SHOW) and len(body) >= wire.SEQ.size:
-                    seq, data = wire.SEQ.unpack_from(body)[0], body[wire.SEQ.size :]
+                    return _part(described | decode(body), output)
+                if kind in (wire.OUT, wire.ERR, wire.SHOW):
+                    seq, data = _numbered(body)
                     if kind != wire.SHOW:
-                        pieces.append((kind, seq, data))
+                        output.add(kind, seq, data)
                     at, room = seq + len(data), room - len(data)
         return part
 
@@ -201,25 +218,24 @@ def _split(run_id: str) -> tuple[str, str]:
     return session_id, exec_id
 
 
-def _part(told: dict[str, Any], pieces: list[tuple[int, int, bytes]]) -> Part:
+def _numbered(body: bytes) -> tuple[int, bytes]:
+    try:
+        seq, data = wire.numbered(body)
+    except wire.WireError as error:
+        raise errors.GuestFailed(f"the guest answered nonsense: {error}") from None
+    if seq >= MAX_SEQ:
+        raise errors.GuestFailed("the guest numbered its output beyond what can be")
+    return seq, data
+
+
+def _part(told: dict[str, Any], output: Gathered) -> Part:
     code, end, duration = told.get("code"), told.get("seq"), told.get("duration_ms")
     sane = code is None or (isinstance(code, int) and 0 <= code < 1 << 16)
     if not sane or not isinstance(end, int) or not isinstance(duration, int):
         raise errors.GuestFailed("the guest described no run")
     status = str(told.get("status"))
     known = status if status in _STATUSES else "failed"
-    return Part(known, code, duration, bool(told.get("truncated")), end, pieces)
-
-
-def _without_gaps(part: Part) -> bytes:
-    """The bytes up to the first gap, so that offsets count what was given."""
-    data = b""
-    start = part.pieces[0][1] if part.pieces else 0
-    for _, seq, piece in part.pieces:
-        if seq != start + len(data):
-            break
-        data += piece
-    return data
+    return Part(known, code, duration, bool(told.get("truncated")), end, output)
 
 
 def _whole_characters(data: bytes) -> bytes:

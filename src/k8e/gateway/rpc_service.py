@@ -38,6 +38,7 @@ DENIALS_KEY = "k8e-denials"
 LIMITS_KEY = "k8e-limits"
 _NO_TENANT = "default"
 _MAX_CONTENT = MAX_MESSAGE - 1024  # room for the fields' own bytes
+MOST_PIECES = 1024  # of text that wait to be joined
 _DECODER = codecs.getincrementaldecoder("utf-8")
 _STREAM_HINT = "larger files go through Run, in pieces"
 
@@ -333,6 +334,7 @@ async def _receive_content(download: Call) -> pb.ReadFileResponse:
     decoder = _DECODER("replace")
     data = bytearray()
     text: list[str] = []
+    joined: list[str] = []
     size = 0
     lossy = False
     kind = wire.DATA
@@ -347,7 +349,11 @@ async def _receive_content(download: Call) -> pb.ReadFileResponse:
         if size + (len(data) if lossy else 0) > _MAX_CONTENT:
             raise _too_large("text and bytes of the file do not fit into an answer")
         download.consumed(len(body))
-    return pb.ReadFileResponse(content="".join(text), content_bytes=bytes(data) if lossy else b"")
+        if len(text) == MOST_PIECES:  # of a byte each, perhaps
+            joined.append("".join(text))
+            text = []
+    content = "".join((*joined, *text))
+    return pb.ReadFileResponse(content=content, content_bytes=bytes(data) if lossy else b"")
 
 
 def _too_large(what: str) -> errors.LimitExceeded:

@@ -93,7 +93,7 @@ def due(folder: Path, now: float, more_names: Sequence[str] = ()) -> bool:
         if now > record["ca_not_after"] - RENEW_CA_DAYS * DAY:
             return True
         return now > record["not_after"] - RENEW_DAYS * DAY
-    except (OSError, ValueError, KeyError, TypeError):
+    except errors.UNREADABLE:
         return True
 
 

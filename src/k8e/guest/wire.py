@@ -63,6 +63,9 @@ WELCOME = 33
 PROOF = 34
 
 MAX_DEPTH = 8
+MAX_ITEMS = 1 << 16
+"""Values in one packed value. They are cheap to send and not to read: a megabyte of them would
+hold an event loop, and all whom it serves, for a second."""
 MAX_KEYS = 256  # that are remembered in packed form
 _LENGTH = Struct("!BI")
 _INT = Struct("!Bq")
@@ -160,10 +163,10 @@ def _pack_key(key: Any) -> bytes:
     return packed
 
 
-def unpack(data: bytes) -> Any:
-    """Decode one packed value that must fill ``data`` exactly."""
+def unpack(data: bytes, most: int = MAX_ITEMS) -> Any:
+    """Decode one packed value, of at most so many, that must fill ``data`` exactly."""
     try:
-        value, end = _unpack(data, 0, 0)
+        value, end = _unpack(data, 0, 0, [most])
     except (struct_error, IndexError, UnicodeDecodeError) as error:
         raise WireError("malformed value: " + str(error)) from None
     if end != len(data):
@@ -171,15 +174,15 @@ def unpack(data: bytes) -> Any:
     return value
 
 
-def unpack_dict(data: bytes) -> dict[str, Any]:
+def unpack_dict(data: bytes, most: int = MAX_ITEMS) -> dict[str, Any]:
     """Decode a packed value that must be a dict."""
-    value = unpack(data)
+    value = unpack(data, most)
     if not isinstance(value, dict):
         raise WireError("expected a dict, got " + type(value).__name__)
     return value
 
 
-def _unpack(data: bytes, at: int, depth: int) -> tuple[Any, int]:
+def _unpack(data: bytes, at: int, depth: int, left: list[int]) -> tuple[Any, int]:
     tag = data[at]
     if tag == 105:
         return _INT.unpack_from(data, at)[1], at + 9
@@ -200,24 +203,29 @@ def _unpack(data: bytes, at: int, depth: int) -> tuple[Any, int]:
         return data[at : at + length].decode("utf-8", "surrogateescape"), at + length
     if tag == 98:
         return bytes(data[at : at + length]), at + length
-    if depth >= MAX_DEPTH:
-        raise WireError("nested too deeply")
+    left[0] -= length
+    if depth >= MAX_DEPTH or left[0] < 0:
+        raise WireError("nested too deeply, or of too many values")
     if tag == 108:
-        return _unpack_list(data, at, length, depth + 1)
+        return _unpack_list(data, at, length, depth + 1, left)
     if tag == 100:
-        return _unpack_dict(data, at, length, depth + 1)
+        return _unpack_dict(data, at, length, depth + 1, left)
     raise WireError(f"unknown tag {tag}")
 
 
-def _unpack_list(data: bytes, at: int, length: int, depth: int) -> tuple[list[Any], int]:
+def _unpack_list(
+    data: bytes, at: int, length: int, depth: int, left: list[int]
+) -> tuple[list[Any], int]:
     items: list[Any] = []
     for _ in range(length):
-        item, at = _unpack(data, at, depth)
+        item, at = _unpack(data, at, depth, left)
         items.append(item)
     return items, at
 
 
-def _unpack_dict(data: bytes, at: int, length: int, depth: int) -> tuple[dict[str, Any], int]:
+def _unpack_dict(
+    data: bytes, at: int, length: int, depth: int, left: list[int]
+) -> tuple[dict[str, Any], int]:
     items: dict[str, Any] = {}
     head, end = _LENGTH.unpack_from, len(data)
     for _ in range(length):
@@ -241,7 +249,7 @@ def _unpack_dict(data: bytes, at: int, length: int, depth: int) -> tuple[dict[st
                 raise WireError("length beyond the data")
             items[key] = data[at - size : at].decode("utf-8", "surrogateescape")
         else:
-            items[key], at = _unpack(data, at, depth)
+            items[key], at = _unpack(data, at, depth, left)
     return items, at
 
 
@@ -256,11 +264,19 @@ class Splitter:
 
     def feed(self, data: bytes | memoryview) -> list[tuple[int, int, bytes]]:
         """Return the frames that ``data`` completes; raises WireError on an oversized one."""
+        return self.take(data, len(data) + 1)[0]
+
+    def take(
+        self, data: bytes | memoryview, most: int
+    ) -> tuple[list[tuple[int, int, bytes]], memoryview | None]:
+        """At most so many of the frames that ``data`` completes, and what is left of it if more."""
         frames: list[tuple[int, int, bytes]] = []
         at, end = 0, len(data)
         if self._buffer:
             at = self._complete(data, frames)
         while end - at >= HEADER_SIZE:
+            if len(frames) >= most:
+                return frames, memoryview(data)[at:]
             length, kind, channel = self._header(data, at)
             stop = at + HEADER_SIZE + length
             if stop > end:
@@ -269,7 +285,7 @@ class Splitter:
             at = stop
         if at < end:
             self._buffer += memoryview(data)[at:]
-        return frames
+        return frames, None
 
     def _complete(self, data: bytes | memoryview, frames: list[tuple[int, int, bytes]]) -> int:
         """Give the frame that has begun what it lacks; how much of ``data`` that took."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from pathlib import Path
 from typing import Any, cast
@@ -35,7 +34,7 @@ def find(setting: str, host: str) -> str:
         auth = str(known[host].get("auth") or "") if host in known else ""
         if auth and b":" not in base64.b64decode(auth, validate=True):
             raise ValueError("an auth is not user:password")
-    except (ValueError, AttributeError, binascii.Error) as error:
+    except errors.UNREADABLE as error:
         raise _unusable(path, str(error)) from None
     return auth
 

@@ -48,8 +48,11 @@ class Broken(Exception):
 class _Stay(urllib.request.HTTPRedirectHandler):
     """Follows nothing: who follows must decide what may be sent along."""
 
-    def redirect_request(self, *_: Any, **__: Any) -> None:
+    def http_error_302(self, *_: Any, **__: Any) -> None:
+        # Nor reads where it would lead: an address that is none would leave the connection open.
         return None
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 
 
 def is_loopback(host: str) -> bool:
@@ -165,13 +168,21 @@ class Registry:
                     response.close()  # whom it names is not whom the password is for
                     raise failed(self._host, "it sends us to a host that asks who we are")
                 return response
-            url = urllib.parse.urljoin(url, response.headers.get("Location") or "")
+            location = response.headers.get("Location") or ""
             response.close()
-            self._check_address(url)
+            url = self._check_address(location, url)
         raise failed(self._host, "it redirects again and again")
 
-    def _check_address(self, url: str) -> None:
-        """Refuse an address that the registry sends us to, unless it is TLS, or as plain as it."""
+    def _check_address(self, address: str, base: str = "") -> str:
+        """Where the registry sends us, as a whole; refused unless it is TLS, or as plain as it."""
+        try:
+            url = urllib.parse.urljoin(base, address)
+            self._check_url(url)
+        except ValueError:
+            raise failed(self._host, f"it sends us to {address[:80]!r}, no address") from None
+        return url
+
+    def _check_url(self, url: str) -> None:
         parts, home = urllib.parse.urlsplit(url), urllib.parse.urlsplit(f"//{self._host}")
         near = parts.hostname == home.hostname or (
             is_loopback(self._host) and is_loopback(parts.netloc)

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from k8e import errors
+from k8e.images import references
 from k8e.images.confined import RESERVE
 
 log = logging.getLogger(__name__)
@@ -205,8 +206,11 @@ class Store:
         try:
             data: dict[str, Any] = json.loads(file.read_text("utf-8"))
             data["layers"] = tuple(data["layers"])
-            return Image(**data)
-        except (OSError, ValueError, TypeError, KeyError):
+            image = Image(**data)
+            # They name folders: nothing but a digest may.
+            digests: list[Any] = [*image.layers]
+            return image if all(map(references.is_digest, digests)) else None
+        except errors.UNREADABLE:
             return None
 
 

@@ -92,14 +92,32 @@ class Record:
             data.setdefault("boot", "")
             data["limits"] = Limits(**_known(Limits, data["limits"]))
             record = cls(**_known(cls, data))
-        except (OSError, ValueError, TypeError, KeyError):
+            if made_by <= FORMAT:
+                return record._checked(folder.name)
+        except errors.UNREADABLE:
             return None
-        if made_by > FORMAT:
-            raise errors.StateUnusable(
-                f"sandbox {folder.name} was made by a newer k8e",
-                hint="update k8e, or set K8E_RUN_DIR to another folder",
-            )
-        return record
+        raise errors.StateUnusable(
+            f"sandbox {folder.name} was made by a newer k8e",
+            hint="update k8e, or set K8E_RUN_DIR to another folder",
+        )
+
+    def _checked(self, sandbox_id: str) -> Record:
+        """This record, if it is one of ours: by it, processes are watched and folders mounted."""
+        numbers = (self.pid, self.pid_started, 0 if self.id_base is None else self.id_base)
+        texts: tuple[Any, ...] = (
+            self.runtime,
+            self.workspace_of,
+            self.boot,
+            self.root,
+            *self.env,
+            *self.env.values(),
+        )
+        fits = all(type(item) is int and item >= 0 for item in numbers)
+        if not fits or not all(isinstance(item, str) for item in texts):
+            raise TypeError("a record of other types")
+        if self.sandbox_id != sandbox_id or type(self.settled) is not bool:
+            raise ValueError("a record of another sandbox")
+        return self
 
 
 def _known(kind: type, data: dict[str, Any]) -> dict[str, Any]:

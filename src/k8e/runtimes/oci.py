@@ -73,6 +73,7 @@ class OciGuest:
         self._pidfd = -1
         self._patience = CONNECT_SECONDS
         self._frozen = False  # as far as we know: an adopted one may be
+        listener.on_breach = self._on_breach
 
     def watch(self) -> None:
         """Notice the end of the sandbox's main process, without polling."""
@@ -86,9 +87,19 @@ class OciGuest:
     def _on_exit(self) -> None:
         self._stop_watching()
         if not self._gone.done():
-            reason = self._runtime.explain_end(self.record)
-            self._gone.set_result(reason)
-            self._listener.close(errors.SandboxDied(reason))
+            self._give_up(self._runtime.explain_end(self.record))
+
+    def _on_breach(self, what: str) -> None:
+        """A guest that breaks the protocol is no longer ours: whoever waits for its end kills it.
+
+        A new link would not make it honest, and it could go on for as long as its session lives.
+        """
+        if not self._gone.done():
+            self._give_up(f"its guest broke the protocol: {what}")
+
+    def _give_up(self, reason: str) -> None:
+        self._gone.set_result(reason)
+        self._listener.close(errors.SandboxDied(reason))
 
     def _stop_watching(self) -> None:
         if self._pidfd >= 0:

@@ -129,7 +129,7 @@ class Runtimes:
                 return {}
             known = [item for item in data["support"] if item["runtime"] in self.all]
             found = [_support(item) for item in known]
-        except (OSError, ValueError, KeyError, TypeError):
+        except errors.UNREADABLE:
             return {}
         for support in found:
             self.all[support.runtime].recall(support)

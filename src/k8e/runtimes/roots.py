@@ -137,7 +137,7 @@ def _uses(folder: Path) -> set[Path]:
     try:
         found: list[str] = json.loads((folder / "uses").read_text("utf-8"))
         return {Path(path) for path in found}
-    except (OSError, ValueError):
+    except errors.UNREADABLE:
         return set()
 
 

@@ -51,11 +51,19 @@ class Listing:
     def __init__(self) -> None:
         self.files = 0
         self.rest = Tail()
-        self._line = b""
+        self._line = bytearray()
 
     def add(self, data: bytes) -> None:
-        *lines, self._line = (self._line + data).split(b"\n")
-        self._line = self._line[-_MAX_LINE:]
+        head, newline, rest = data.rpartition(b"\n")
+        if newline:
+            self._count(bytes(self._line + head).split(b"\n"))
+            self._line.clear()
+        # Never copied as a whole: a sandbox may send it byte by byte.
+        self._line += rest
+        if len(self._line) > 2 * _MAX_LINE:
+            del self._line[:-_MAX_LINE]
+
+    def _count(self, lines: list[bytes]) -> None:
         for line in lines:
             if not line.startswith(b"./"):
                 self.rest.add(line + b"\n")

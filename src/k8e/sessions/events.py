@@ -33,7 +33,7 @@ REMEMBERED = 256  # execs of one session
 Observer = Callable[[Session, str, dict[str, Any], dict[str, Any] | None], None]
 """Gets the session, the kind, the fields, and the call of a client, where that says more."""
 _ENVELOPE = frozenset(("at", "seq", "kind", "session_id"))
-_SEQ = re.compile(rb'^\{"at":[0-9.]+,"seq":([0-9]+),')
+_SEQ = re.compile(rb'^\{"at":[0-9.]+,"seq":([0-9]{1,18}),')
 # Quotes inside of texts are escaped, so no text can look like this.
 _EXEC = re.compile(rb'"kind":"exec\.(started|finished)","session_id":"[^"]*","exec_id":"([^"]*)"')
 
@@ -64,7 +64,7 @@ class Log:
         if whole:
             self.seq = _seq(data[data.rfind(b"\n", 0, whole - 1) + 1 : whole])
         for state, exec_id in _EXEC.findall(data, 0, whole):
-            self.remember(exec_id.decode("ascii"), ended=state == b"finished")
+            self.remember(exec_id.decode("ascii", "replace"), ended=state == b"finished")
 
     def remember(self, exec_id: str, *, ended: bool) -> None:
         self.execs[exec_id] = ended
@@ -85,7 +85,7 @@ class Log:
 
     def _drop_older_half(self) -> None:
         data = os.pread(self._fd, self._size, 0)
-        newer = data[data.index(b"\n", self._size // 2) + 1 :]
+        newer = data[data.find(b"\n", self._size // 2) + 1 or len(data) :]
         scratch = self._path.with_suffix(".tmp")
         scratch.unlink(missing_ok=True)
         fd = _open(scratch)
@@ -256,7 +256,7 @@ def _newest(path: Path, count: int) -> tuple[list[str], bool]:
     except FileNotFoundError:
         return [], False
     lines = data[: data.rfind(b"\n") + 1].splitlines()[-count:]
-    return [line.decode("ascii") for line in lines], bool(lines) and _seq(lines[0]) > 1
+    return [line.decode("ascii", "replace") for line in lines], bool(lines) and _seq(lines[0]) > 1
 
 
 def _line(seq: int, session_id: str, kind: str, fields: dict[str, Any]) -> bytes:

@@ -10,6 +10,7 @@ from k8e import errors
 from k8e.guest import wire
 from k8e.link import FrameSink
 from k8e.sessions.operations import Operation
+from k8e.sessions.queues import FrameQueue
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -34,7 +35,8 @@ class Exchange:
     def __init__(self, opening: Open, call: dict[str, Any]) -> None:
         self._open = opening
         self._call = call
-        self._frames: asyncio.Queue[Frame] = asyncio.Queue()
+        self._frames = FrameQueue()
+        self._some = asyncio.Event()
         self._operation: Operation | None = None
 
     async def __aenter__(self) -> Self:
@@ -51,7 +53,8 @@ class Exchange:
             self._operation.cancel()
 
     def _on_frame(self, kind: int, body: bytes) -> None:
-        self._frames.put_nowait(Frame(kind, body))
+        self._frames.put(kind, 0, body)
+        self._some.set()
 
     def _failure(self, error: Exception) -> Exception:
         """What is raised for an error that the guest told."""
@@ -59,7 +62,11 @@ class Exchange:
 
     async def receive(self) -> Frame:
         """The next frame; an ERROR is raised."""
-        frame = await self._frames.get()
+        if not self._frames:
+            self._some.clear()
+            await self._some.wait()
+        kind, _, body = self._frames.take()
+        frame = Frame(kind, body)
         if frame.kind == wire.ERROR:
             raise self._failure(errors.from_wire(decode(frame.body)))
         return frame

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from k8e import database, errors
+from k8e.model import words_from_json
+
+log = logging.getLogger(__name__)
 
 MIGRATIONS = (
     """
@@ -126,9 +130,18 @@ class SnapshotStore:
             return []
         query = f"SELECT {columns} FROM snapshots WHERE {condition}"  # noqa: S608 - our constants
         return [
-            Snapshot(*row[:7], layers=tuple(json.loads(row[7])), blob=row[8])
+            Snapshot(*row[:7], layers=_layers(row[7]), blob=row[8])
             for row in self._db.execute(query, values)
         ]
+
+
+def _layers(text: str) -> tuple[str, ...]:
+    """The digests of what is elsewhere; none where they cannot be read."""
+    try:
+        return words_from_json(json.loads(text))
+    except errors.UNREADABLE:
+        log.error("the layers of a snapshot cannot be read")
+        return ()
 
 
 def taken(name: str) -> errors.Conflict:

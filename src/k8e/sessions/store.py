@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from k8e import database, errors
-from k8e.model import Phase, Session, SessionSpec
+from k8e.model import Phase, Session, SessionSpec, words_from_json
 from k8e.sessions import clock
 
 MIGRATIONS = (
@@ -202,7 +202,7 @@ def _session(row: tuple[Any, ...]) -> Session:
         expires_at=clock.date_of(row[12], told=row[7]) if row[12] else row[7],
         auto=bool(row[8]),
         ended_reason=row[9],
-        allowed_hosts=tuple(json.loads(row[10])),
+        allowed_hosts=words_from_json(json.loads(row[10])),
         parent=row[11],
         deadline=row[12],
     )

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from k8e import database
+from k8e import database, errors
 
 MIGRATIONS = (
     """
@@ -42,4 +42,12 @@ class TemplateStore:
 
     def all(self) -> dict[str, Any]:
         rows = self._db.execute("SELECT name, recipe FROM templates ORDER BY name")
-        return {name: json.loads(recipe) for name, recipe in rows}
+        return {name: _recipe(recipe) for name, recipe in rows}
+
+
+def _recipe(text: str) -> Any:
+    """What was written down; None, which is no recipe, where it cannot be read."""
+    try:
+        return json.loads(text)
+    except errors.UNREADABLE:
+        return None
