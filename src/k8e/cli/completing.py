@@ -18,7 +18,11 @@ SHELLS = ("bash", "zsh", "fish")
 IDS = ("sessions", "approvals", "templates")
 ID_SECONDS = 2.0  # how long a TAB may wait for a gateway
 _ID_CHARS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-")
-_WORDS = {"lang": "bash python node ts", "runtime": "gvisor container"}
+_WORDS = {
+    "agents": "all claude codex cursor gemini kiro vscode",
+    "lang": "bash python node ts",
+    "runtime": "gvisor container",
+}
 _LOCAL_FILES = ("file", "secret_file", "data_dir")
 _NEW_ID = "k8e sandbox create"  # where an id is chosen, not found
 _BY_DEST = {"session_id": "sessions", "approval_id": "approvals", "template": "templates"}
