@@ -41,9 +41,12 @@ def test_token_comes_from_the_variable_or_the_servers_file(tmp_path: Path) -> No
     asked = {"K8E_SANDBOX_MCP_ADDR": ":8811"}
     with pytest.raises(errors.InvalidRequest, match="there is no token"):
         servers.choose(Scope(tmp_path, None, asked))
-    file = servers.token_file(tmp_path)
+    file = tmp_path / ".k8e" / "sandbox" / "mcp-token"
     file.parent.mkdir(parents=True)
     file.write_text("from-the-file\n")
+    (tmp_path / "moved").write_text("from-elsewhere\n")
+    moved = {**asked, "K8E_SANDBOX_MCP_TOKEN_FILE": str(tmp_path / "moved")}
+    assert servers.choose(Scope(tmp_path, None, moved)).token == "from-elsewhere"
     assert servers.choose(Scope(tmp_path, None, asked)).token == "from-the-file"
     given = {**asked, "K8E_SANDBOX_MCP_TOKEN": "given"}
     assert servers.choose(Scope(tmp_path, None, given)).token == "given"

@@ -162,7 +162,7 @@ def _from_data(
     code = item["code"]
     if not isinstance(code, str):
         raise Fault(INVALID_PARAMS, "code is not a text")
-    language = _language(item.get("language") or metadata.get("language") or "bash")
+    language = _language(item.get("language", metadata.get("language"))) or "bash"
     timeout = item.get("timeout", metadata.get("timeout"))
     return code, language, timeout
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
+import re
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from k8e.a2a.tokens import Tokens
 from k8e.client.asynchronous import AsyncSandboxClient
 
 _LOCAL = ("127.0.0.1", "localhost", "::1")
+_AUTHORITY = re.compile(r"([a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
 _EVENTS = "text/event-stream"
 
 
@@ -97,11 +99,8 @@ class Front:
     def _check_host(self, head: Head) -> str:
         """Refuse names that are not ours: a foreign name may lead a browser to this machine."""
         authority = head.headers.get("host", "").lower()
-        try:
-            host = urlsplit(f"//{authority}").hostname or ""
-        except ValueError:
-            host = ""
-        if host not in self._hosts:
+        found = _AUTHORITY.fullmatch(authority)
+        if found is None or found[1].strip("[]") not in self._hosts:
             raise Problem(421, "this host is not served here; --public-url names another one")
         return authority
 

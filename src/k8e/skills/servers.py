@@ -12,6 +12,7 @@ from k8e import errors
 from k8e.skills.agents import TOKEN_VARIABLE, Scope, Server
 
 ADDRESS_VARIABLE = "K8E_SANDBOX_MCP_ADDR"
+FILE_VARIABLE = "K8E_SANDBOX_MCP_TOKEN_FILE"
 COMMAND = "sandbox-mcp"
 PATH = "/mcp"
 _EVERYWHERE = ("", "0.0.0.0", "::")  # noqa: S104 - where a server listens; a client needs a place
@@ -76,16 +77,17 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def token_file(home: Path) -> Path:
+def token_file(scope: Scope) -> Path:
     """Where ``k8e sandbox-mcp --http`` keeps its token."""
-    return home / ".k8e" / "sandbox" / "mcp-token"
+    given = scope.environ.get(FILE_VARIABLE)
+    return Path(given) if given else scope.home / ".k8e" / "sandbox" / "mcp-token"
 
 
 def _token(scope: Scope) -> str:
     given = scope.environ.get(TOKEN_VARIABLE, "").strip()
     if given:
         return given
-    file = token_file(scope.home)
+    file = token_file(scope)
     try:
         found = file.read_text("utf-8").strip()
     except OSError:
