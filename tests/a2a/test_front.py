@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import ssl
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ from typing import Any
 import pytest
 
 from k8e import AsyncSandboxClient
-from k8e.a2a import http, server
-from k8e.a2a.desk import Terms
+from k8e.a2a import asking, http, server
+from k8e.a2a.desk import Desk, Terms
 from k8e.a2a.tokens import Tokens
+from tests.a2a import certificates
 
 pytestmark = pytest.mark.anyio
 CALL = {"jsonrpc": "2.0", "id": 7, "method": "tasks/get", "params": {"id": "none"}}
@@ -40,7 +42,12 @@ class Front:
                 writer.close()
 
     async def send(
-        self, body: Any = CALL, method: str = "POST", path: str = "/", **headers: str | None
+        self,
+        body: Any = CALL,
+        method: str = "POST",
+        path: str = "/",
+        /,
+        **headers: str | None,
     ) -> tuple[int, bytes]:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         told: dict[str, str | None] = {
@@ -63,14 +70,14 @@ class Front:
         return json.loads(found)
 
 
-@pytest.fixture
-async def front(tmp_path: Path) -> AsyncGenerator[Front]:
+@contextlib.asynccontextmanager
+async def serving(tmp_path: Path, **secured: str) -> AsyncGenerator[Front]:
     tokens = Tokens(tmp_path / "tokens")
     where: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     stop = asyncio.Event()
-    serving = asyncio.create_task(
+    task = asyncio.create_task(
         server.serve(
-            server.place("127.0.0.1:0"),
+            server.place("127.0.0.1:0", **secured),
             tokens,
             Terms(),
             lambda: AsyncSandboxClient(f"unix:{tmp_path}/nobody"),
@@ -80,10 +87,18 @@ async def front(tmp_path: Path) -> AsyncGenerator[Front]:
     )
     async with asyncio.timeout(10):
         url = await where
-    yield Front(int(url.rstrip("/").rpartition(":")[2]), tokens.token("default"))
-    stop.set()
-    async with asyncio.timeout(10):
-        await serving
+    try:
+        yield Front(int(url.rstrip("/").rpartition(":")[2]), tokens.token("default"))
+    finally:
+        stop.set()
+        async with asyncio.timeout(10):
+            await task
+
+
+@pytest.fixture
+async def front(tmp_path: Path) -> AsyncGenerator[Front]:
+    async with serving(tmp_path) as found:
+        yield found
 
 
 async def test_call_with_a_token_is_answered(front: Front) -> None:
@@ -203,3 +218,41 @@ async def test_many_connections_do_not_block_each_other(front: Front) -> None:
     finally:
         for _, writer in idle:
             writer.close()
+
+
+async def test_task_that_is_cancelled_before_it_began_is_over(tmp_path: Path) -> None:
+    async with AsyncSandboxClient(f"unix:{tmp_path}/nobody") as client:
+        desk = Desk(client, Terms(running=1))
+        ask = asking.Ask(asking.Job("x", "bash", 1), "", "", blocking=False)
+        for _ in range(3):  # each one makes room for the next
+            task = desk.submit("me", ask)
+            assert (await desk.cancel("me", task.id)).status.state == "canceled"
+        await desk.close()
+
+
+async def test_gateway_that_does_not_answer_fails_the_task(tmp_path: Path) -> None:
+    async with AsyncSandboxClient(f"unix:{tmp_path}/nobody") as client:
+        desk = Desk(client, Terms())
+        ask = asking.Ask(asking.Job("x", "bash", 1), "", "", blocking=True)
+        task = desk.submit("me", ask)
+        async with asyncio.timeout(30):
+            await task.ended()
+        assert task.status.state == "failed"
+        assert "the sandbox failed" in task.status.text
+        await desk.close()
+
+
+async def test_with_a_certificate_it_speaks_tls(tmp_path: Path) -> None:
+    certificate, key = certificates.make(tmp_path)
+    async with serving(tmp_path, certificate=certificate, key=key) as front:
+        trusting = ssl.create_default_context(cafile=certificate)
+        async with asyncio.timeout(20):
+            reader, writer = await asyncio.open_connection(
+                "127.0.0.1", front.port, ssl=trusting, server_hostname="localhost"
+            )
+            path = "/.well-known/agent-card.json"
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            answer = await reader.read()
+            writer.close()
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b'"url": "https://127.0.0.1:' in answer

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from k8e import errors
-from k8e.skills import agents, files, json_edits, shipped, toml
+from k8e.skills import agents, files, installing, json_edits, shipped, toml
 from k8e.skills.agents import AGENTS, NAME, Agent
 from tests.skills.world import ALL, TOKEN, URL, World, golden
 
@@ -281,12 +281,15 @@ def test_file_that_changes_in_the_last_moment_is_not_overwritten(
 
     def meanwhile(*arguments: Any, **more: Any) -> None:
         keep(*arguments, **more)
-        config.write_bytes(b'{"agent": "was here"}')
+        config.write_bytes(f'{{"agent": "was here {len(count)} times"}}'.encode())
+        count.append(1)
 
+    count: list[int] = []
     monkeypatch.setattr(files, "_keep", meanwhile)
     with pytest.raises(errors.Conflict, match="changed by somebody else"):
         world.install(CLAUDE)
-    assert config.read_bytes() == b'{"agent": "was here"}'
+    assert len(count) == installing.ATTEMPTS
+    assert config.read_bytes() == f'{{"agent": "was here {len(count) - 1} times"}}'.encode()
     assert [item.name for item in world.home.glob(".claude.json*")] == [".claude.json"]
 
 
@@ -422,8 +425,6 @@ def test_file_of_the_skill_that_is_shipped_no_more_goes(
 
 
 def test_all_means_the_agents_that_are_used_here(world: World) -> None:
-    from k8e.skills import installing
-
     assert installing.choose(["all"], world.scope(), everything=False) == []
     (world.home / ".cursor").mkdir()
     (world.home / ".claude.json").write_text("{}")

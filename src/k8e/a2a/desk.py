@@ -82,6 +82,12 @@ class Desk:
         context.running += 1
         self._keep(mine, task)
         task.running = asyncio.create_task(self._run(caller, task, context, ask.wants))
+
+        def ended(_: asyncio.Task[None]) -> None:
+            context.running -= 1
+            task.change(tasks.CANCELED, "canceled before it began")  # if it is not over
+
+        task.running.add_done_callback(ended)  # runs also for what never began
         return task
 
     @staticmethod
@@ -173,8 +179,6 @@ class Desk:
         except Exception:
             logger.exception("a task failed for a reason that nobody thought of")
             task.change(tasks.FAILED, "k8e failed; its log says why")
-        finally:
-            context.running -= 1
 
     async def _work(self, caller: str, task: Task, context: _Context, job: Job) -> None:
         session_id = await self._session(caller, context)
@@ -190,15 +194,25 @@ class Desk:
     async def _session(self, caller: str, context: _Context) -> str:
         async with context.lock:
             if not context.session_id:
-                context.session_id = await self._client.create_session(
-                    self.terms.runtime,
-                    self.terms.allowed_hosts,
-                    f"a2a-{caller}",
-                    template=self.terms.template,
-                    idle_timeout=self.terms.idle_timeout,
-                    labels={"a2a": caller},
-                )
+                # With an id of our own, so that it can be destroyed whenever we are interrupted.
+                context.session_id = f"a2a-{secrets.token_hex(8)}"
+                try:
+                    await self._create(caller, context.session_id)
+                except BaseException:
+                    self._end(context)
+                    raise
             return context.session_id
+
+    async def _create(self, caller: str, session_id: str) -> None:
+        await self._client.create_session(
+            self.terms.runtime,
+            self.terms.allowed_hosts,
+            f"a2a-{caller}",
+            session_id=session_id,
+            template=self.terms.template,
+            idle_timeout=self.terms.idle_timeout,
+            labels={"a2a": caller},
+        )
 
     async def _execute(self, task: Task, session_id: str, job: Job) -> None:
         for name, content in job.files:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import signal
 from pathlib import Path
@@ -44,7 +45,8 @@ def serve(options: argparse.Namespace) -> int:
     async def main() -> None:
         stop = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+            with contextlib.suppress(NotImplementedError):  # Windows ends us in its own way
+                asyncio.get_running_loop().add_signal_handler(number, stop.set)
         await server.serve(where, _tokens(options), terms, connect, printing.answer, stop)
 
     asyncio.run(main())

@@ -8,12 +8,15 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import NamedTuple
 
+from k8e import errors
 from k8e.skills import agents, configuring, files, servers, shipped
 from k8e.skills.agents import NAME, Agent, Scope, Server
 from k8e.skills.configuring import Edit
 from k8e.skills.files import Found
 from k8e.skills.receipts import Receipt, Receipts, digest
 from k8e.skills.shipped import Copy
+
+ATTEMPTS = 3
 
 
 class Outcome(NamedTuple):
@@ -58,7 +61,21 @@ def choose(names: list[str], scope: Scope, *, everything: bool) -> list[Agent]:
     ]
 
 
-def install(agent: Agent, scope: Scope, *, dry: bool = False) -> Outcome:
+def _again(act: Callable[[Agent, Scope, bool], Outcome]) -> Callable[..., Outcome]:
+    """Agents that run write their own files now and then: then it is done anew, from the start."""
+
+    def wrapped(agent: Agent, scope: Scope, *, dry: bool = False) -> Outcome:
+        for _ in range(ATTEMPTS - 1):
+            with contextlib.suppress(errors.Conflict):
+                return act(agent, scope, dry)
+        return act(agent, scope, dry)
+
+    wrapped.__doc__ = act.__doc__
+    return wrapped
+
+
+@_again
+def install(agent: Agent, scope: Scope, dry: bool) -> Outcome:
     """Tell an agent of the MCP server, and give it the skill."""
     server = servers.choose(scope)
     with _locked(scope.home, dry=dry):
@@ -73,7 +90,8 @@ def install(agent: Agent, scope: Scope, *, dry: bool = False) -> Outcome:
         return _apply(plan, receipts, action)
 
 
-def uninstall(agent: Agent, scope: Scope, *, dry: bool = False) -> Outcome:
+@_again
+def uninstall(agent: Agent, scope: Scope, dry: bool) -> Outcome:
     """Take away what was installed; what others wrote stays as it is."""
     with _locked(scope.home, dry=dry):
         receipts = Receipts(scope.home)
