@@ -99,6 +99,6 @@ def test_help_and_completion_know_every_agent() -> None:
     assert set(parsing_agents.AGENTS) == {*agents.AGENTS, agents.ALL}
     known = {item.path: item for item in completing.walk(parsing.build(), "k8e")}
     for path in ("k8e sandbox-install-skill", "k8e sandbox install-skill"):
-        (places,) = known[path].places
+        (places,) = set(known[path].places)
         assert set(places.split()[1:]) == set(parsing_agents.AGENTS)
         assert {"--project", "--uninstall", "--dry-run", "--json"} <= set(known[path].flags)
