@@ -31,6 +31,22 @@ def add(command: Command, commands: Any, common: argparse.ArgumentParser, kind: 
     )
     serve.add_argument("--tls-cert", default="", metavar="FILE", help="certificate, as PEM")
     serve.add_argument("--tls-key", default="", metavar="FILE", help="its key, as PEM")
+    _add_terms(serve)
+    group = serve.add_subparsers(title="commands", metavar="COMMAND", parser_class=kind)
+    token = command(
+        group,
+        "token",
+        "print the token of a caller, who is added if new; each caller has tasks of its own",
+        "k8e a2a token researcher\n         k8e a2a token researcher --revoke",
+        "a2a.token",
+    )
+    token.add_argument("name", nargs="?", default="default", metavar="NAME", help="the caller")
+    _add_tokens(token)
+    token.add_argument("--revoke", action="store_true", help="take it away, from now on")
+
+
+def _add_terms(serve: argparse.ArgumentParser) -> None:
+    """What sandboxes and callers get."""
     serve.add_argument("--runtime", default="", help="runtime of the sandboxes")
     serve.add_argument("--template", default="", metavar="NAME", help="what they are made from")
     serve.add_argument(
@@ -49,17 +65,6 @@ def add(command: Command, commands: Any, common: argparse.ArgumentParser, kind: 
         metavar="SECONDS",
         help="the longest that a task may ask for (600)",
     )
-    group = serve.add_subparsers(title="commands", metavar="COMMAND", parser_class=kind)
-    token = command(
-        group,
-        "token",
-        "print the token of a caller, who is added if new; each caller has tasks of its own",
-        "k8e a2a token researcher\n         k8e a2a token researcher --revoke",
-        "a2a.token",
-    )
-    token.add_argument("name", nargs="?", default="default", metavar="NAME", help="the caller")
-    _add_tokens(token)
-    token.add_argument("--revoke", action="store_true", help="take it away, from now on")
 
 
 def _add_tokens(parser: argparse.ArgumentParser) -> None:
