@@ -37,6 +37,9 @@ def completed(line: str, *, k8e: str = "false") -> list[str]:
     ("line", "offered"),
     [
         ("k8e sand", ["sandbox"]),
+        ("k8e sandbox-install-skill c", ["claude", "codex", "cursor"]),
+        ("k8e sandbox install-skill claude k", ["kiro"]),
+        ("k8e a2a --tokens ", ["files"]),
         ("k8e completion ", ["bash", "zsh", "fish"]),
         ("k8e sandbox appr", ["approve", "approvals"]),
         ("k8e sandbox --endpoint h:1 ru", ["run"]),
@@ -51,7 +54,8 @@ def completed(line: str, *, k8e: str = "false") -> list[str]:
         ("k8e gateway stop --", ["--help", "--destroy"]),
         ("k8e approver in", ["init"]),
         ("k8e sandbox create --session-id ", []),
-        ("k8e nonsense ", list(COMMANDS[0].below)),
+        ("k8e sandbox-i", ["sandbox-install-skill"]),
+        ("k8e nonsense ", [name for name in COMMANDS[0].below if "sandbox-" not in name]),
         ("k8e sandbox get one ", []),
     ],
 )

@@ -31,7 +31,9 @@ LINES: list[tuple[str, list[str]]] = [
     ("k8e sandbox create --session-id ", []),
     ("k8e sandbox get ", ["id-1", "id-2"]),
     ("k8e sandbox get one ", []),
-    ("k8e nonsense ", sorted(COMMANDS[0].below)),
+    ("k8e sandbox-i", ["sandbox-install-skill"]),
+    ("k8e sandbox-install-skill claude k", ["kiro"]),
+    ("k8e nonsense ", sorted(name for name in COMMANDS[0].below if "sandbox-" not in name)),
 ]
 # What zsh does with what it is offered, in so far as a script without a terminal needs it.
 ZSH = """\

@@ -281,8 +281,8 @@ ROWS: dict[str, Callable[[Scene], None]] = {
     "benchmark": benchmark,
     "doctor": doctor,
 }
-OTHERWISE = {"login", "profiles"}
-"""For gateways elsewhere: tests/cli/test_remote.py."""
+OTHERWISE = {"install-skill", "login", "profiles"}
+"""For no gateway, or one elsewhere: test_agents.py and test_login.py have tests of these."""
 
 
 def test_no_command_is_without_a_row() -> None:

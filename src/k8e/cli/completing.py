@@ -18,8 +18,13 @@ SHELLS = ("bash", "zsh", "fish")
 IDS = ("sessions", "approvals", "templates")
 ID_SECONDS = 2.0  # how long a TAB may wait for a gateway
 _ID_CHARS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-")
-_WORDS = {"lang": "bash python node ts", "runtime": "gvisor container"}
-_LOCAL_FILES = ("file", "secret_file", "data_dir")
+_WORDS = {
+    "agents": "all claude codex cursor gemini kiro vscode",
+    "lang": "bash python node ts",
+    "runtime": "gvisor container",
+}
+_LOCAL_FILES = ("file", "secret_file", "data_dir", "tokens", "tls_cert", "tls_key")
+MANY = 6  # how many places are completed of an argument that can be repeated
 _NEW_ID = "k8e sandbox create"  # where an id is chosen, not found
 _BY_DEST = {"session_id": "sessions", "approval_id": "approvals", "template": "templates"}
 
@@ -78,7 +83,11 @@ def walk(parser: argparse.ArgumentParser, path: str) -> Iterator[Command]:
     below = {
         choice.dest: choice.help or "" for group in groups for choice in group._choices_actions
     }
-    places = [_kind(item, path) for item in shown if not item.option_strings and item not in groups]
+    places: list[str] = []
+    for item in shown:
+        if not item.option_strings and item not in groups:
+            kind = _kind(item, path)
+            places += [kind] * (MANY if item.nargs == "*" and kind.startswith("words") else 1)
     yield Command(path, below, flags, values, places)
     for group in groups:
         for name, child in group.choices.items():

@@ -12,6 +12,8 @@ from k8e import errors
 from k8e.cli import (
     completing,
     fast,
+    parsing_a2a,
+    parsing_agents,
     parsing_approvals,
     parsing_audit,
     parsing_conformance,
@@ -152,6 +154,9 @@ def _add_sandbox(commands: Any) -> None:
     parsing_more.add_doctor(_command, group)
     parsing_templates.add(_command, commands, common)
     parsing_more.add_bench(_command, commands, common)
+    parsing_a2a.add(_command, commands, common, Parser)
+    parsing_agents.add(_command, group, "sandbox install-skill")
+    parsing_agents.add(_command, commands, "sandbox-install-skill")
 
 
 def _add_run(group: Any, common: Parser) -> None:

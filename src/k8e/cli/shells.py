@@ -6,9 +6,12 @@ from collections.abc import Callable, Iterator
 
 from k8e.cli.completing import Command
 
+# K8E's long names, offered only to who has begun one: they would stand between `k8e sand` TAB and
+# `k8e sandbox`, which is what everybody means.
+_LONG = "sandbox-"
 # Names that no shell uses for itself: zsh has $path, $words and $commands of its own.
 _WALK = """\
-    local k8e_where=k8e k8e_at=0 k8e_kind='' k8e_word='' k8e_below='' k8e_flags=''
+    local k8e_where=k8e k8e_at=0 k8e_kind='' k8e_word='' k8e_below='' k8e_short='' k8e_flags=''
     for k8e_word in "${k8e_line[@]}"; do
         if [[ -n $k8e_kind ]]; then k8e_kind=''; continue; fi
         case $k8e_word in
@@ -27,7 +30,8 @@ _WALK = """\
     if [[ -z $k8e_kind && $k8e_now == -* ]]; then
         k8e_kind="words $k8e_flags"
     elif [[ -z $k8e_kind && -n $k8e_below ]]; then
-        k8e_kind="words $k8e_below"
+        k8e_kind="words $k8e_short"
+        if [[ $k8e_now == sandbox-* ]]; then k8e_kind="words $k8e_below"; fi
     elif [[ -z $k8e_kind ]]; then
         _k8e_place "$k8e_where $k8e_at"
     fi
@@ -97,7 +101,11 @@ function __k8e_complete
             return
         end
         if test (count (__k8e_command "$where")) -gt 0
-            __k8e_command "$where"
+            if string match -q -- 'sandbox-*' "$now"
+                __k8e_command "$where"
+            else
+                __k8e_command "$where" | string match -rv '^sandbox-'
+            end
             return
         end
         set kind (__k8e_place "$where $at")
@@ -139,7 +147,9 @@ def _tables(commands: list[Command]) -> str:
     def about() -> Rows:
         for item in commands:
             below, flags = " ".join(item.below), " ".join(item.flags)
-            yield item.path, [f"k8e_below={_quoted(below)}", f"k8e_flags={_quoted(flags)}"]
+            short = " ".join(name for name in item.below if not name.startswith(_LONG))
+            names = {"k8e_below": below, "k8e_short": short, "k8e_flags": flags}
+            yield item.path, [f"{name}={_quoted(words)}" for name, words in names.items()]
 
     return (
         _case("_k8e_command", about())

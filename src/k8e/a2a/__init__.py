@@ -1,0 +1,5 @@
+"""Agent2Agent: other agents give k8e code tasks over JSON-RPC, and get their output back.
+
+Both generations of the protocol are served, 1.0 and 0.3. ``dialects`` is the wire, ``asking`` reads
+what a message wants, ``tasks`` and ``desk`` run it, ``rpc`` answers, ``http`` carries.
+"""

@@ -1,0 +1,265 @@
+"""Runs tasks in sandboxes. Each caller has tasks and sessions of its own, and so many of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from k8e import errors
+from k8e.a2a import faults, tasks
+from k8e.a2a.asking import Ask, Job, Refusal
+from k8e.a2a.faults import Fault
+from k8e.a2a.tasks import Task
+from k8e.client import requests
+from k8e.client.asynchronous import AsyncSandboxClient
+from k8e.client.results import Exit, Stdout
+
+KEPT = 50  # tasks of a caller that are over and can still be read
+OUTPUT = 250 << 10  # bytes of each stream; both fit into what the guest keeps for a reader
+KILL_SECONDS = 10.0
+logger = logging.getLogger(__name__)
+
+
+class Terms(NamedTuple):
+    """What every session gets, and how much a caller may have at once."""
+
+    runtime: str = ""
+    template: str = ""
+    allowed_hosts: Sequence[str] | None = None
+    idle_timeout: float = 600.0
+    running: int = 4
+    contexts: int = 8
+    longest: float = 600.0
+
+
+class _Context:
+    """Tasks that share a session: what one writes, the next one finds."""
+
+    def __init__(self) -> None:
+        self.session_id = ""
+        self.lock = asyncio.Lock()
+        self.running = 0
+
+
+class _Caller:
+    def __init__(self) -> None:
+        self.tasks: dict[str, Task] = {}
+        self.contexts: dict[str, _Context] = {}
+
+    @property
+    def running(self) -> int:
+        return sum(not task.over for task in self.tasks.values())
+
+
+class Desk:
+    """Takes tasks and has them run."""
+
+    def __init__(self, client: AsyncSandboxClient, terms: Terms) -> None:
+        self._client = client
+        self._callers: dict[str, _Caller] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self.terms = terms
+
+    def submit(self, caller: str, ask: Ask) -> Task:
+        """Begin a task; its caller is told what comes of it by the task itself."""
+        if ask.task_id:
+            self._refuse_more(self.get(caller, ask.task_id))
+        mine = self._callers.setdefault(caller, _Caller())
+        task = Task(ask.context_id or f"ctx-{secrets.token_hex(12)}")
+        if isinstance(ask.wants, Refusal):
+            self._keep(mine, task)
+            task.change(tasks.REJECTED, ask.wants.text)
+            return task
+        if mine.running >= self.terms.running:
+            raise Fault(
+                faults.BUSY, f"{mine.running} tasks run already; wait for one, or cancel one"
+            )
+        context = self._context(caller, mine, task.context_id)
+        context.running += 1
+        self._keep(mine, task)
+        task.running = asyncio.create_task(self._run(caller, task, context, ask.wants))
+
+        def ended(_: asyncio.Task[None]) -> None:
+            context.running -= 1
+            task.change(tasks.CANCELED, "canceled before it began")  # if it is not over
+
+        task.running.add_done_callback(ended)  # runs also for what never began
+        return task
+
+    @staticmethod
+    def _refuse_more(task: Task) -> None:
+        how = "is over" if task.over else "takes no more messages"
+        raise Fault(
+            faults.UNSUPPORTED,
+            f"task {task.id} {how}; send a new message with its context, and without its id",
+        )
+
+    def get(self, caller: str, task_id: str) -> Task:
+        found = self._callers.get(caller)
+        if found is None or task_id not in found.tasks:
+            raise faults.not_found(task_id)
+        return found.tasks[task_id]
+
+    async def cancel(self, caller: str, task_id: str) -> Task:
+        """End a task: its program is killed before this returns."""
+        task = self.get(caller, task_id)
+        if task.over or task.running is None:
+            raise Fault(faults.NOT_CANCELABLE, f"task {task_id} is over: {task.status.state}")
+        if not task.running.cancelling():  # a second one would interrupt the killing
+            task.running.cancel()
+        await asyncio.wait({task.running}, timeout=2 * KILL_SECONDS)
+        return task
+
+    async def close(self) -> None:
+        """End everything, and every session that was made here."""
+        running = [
+            task.running
+            for caller in self._callers.values()
+            for task in caller.tasks.values()
+            if task.running is not None and not task.over
+        ]
+        for item in running:
+            item.cancel()
+        if running:
+            await asyncio.wait(running, timeout=2 * KILL_SECONDS)
+        for caller in self._callers.values():
+            for context in caller.contexts.values():
+                self._end(context)
+        if self._ending:
+            await asyncio.wait(self._ending, timeout=2 * KILL_SECONDS)
+
+    # Keeping.
+
+    @staticmethod
+    def _keep(mine: _Caller, task: Task) -> None:
+        mine.tasks[task.id] = task
+        over = [item for item in mine.tasks.values() if item.over]
+        for old in over[: max(0, len(over) - KEPT)]:
+            del mine.tasks[old.id]
+
+    def _context(self, caller: str, mine: _Caller, context_id: str) -> _Context:
+        found = mine.contexts.pop(context_id, None) or _Context()
+        if len(mine.contexts) >= self.terms.contexts:
+            idle = [key for key, item in mine.contexts.items() if not item.running]
+            if not idle:
+                raise Fault(
+                    faults.BUSY, f"{caller} has {len(mine.contexts)} contexts; use one of them"
+                )
+            self._end(mine.contexts.pop(idle[0]))
+        mine.contexts[context_id] = found  # the last one is the one used last
+        return found
+
+    def _end(self, context: _Context) -> None:
+        """Destroy the session of a context, beside everything else."""
+        if not context.session_id:
+            return
+        ending = asyncio.create_task(self._destroy(context.session_id))
+        context.session_id = ""
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+
+    async def _destroy(self, session_id: str) -> None:
+        with contextlib.suppress(errors.K8eError):
+            await self._client.destroy_session(session_id)
+
+    # Running.
+
+    async def _run(self, caller: str, task: Task, context: _Context, job: Job) -> None:
+        try:
+            await self._work(caller, task, context, job)
+        except asyncio.CancelledError:
+            task.change(tasks.CANCELED, "canceled; its program was killed")
+        except (errors.K8eError, OSError) as error:
+            hint = error.hint if isinstance(error, errors.K8eError) else ""
+            task.change(tasks.FAILED, f"the sandbox failed: {error}. {hint}".strip())
+        except Exception:
+            logger.exception("a task failed for a reason that nobody thought of")
+            task.change(tasks.FAILED, "k8e failed; its log says why")
+
+    async def _work(self, caller: str, task: Task, context: _Context, job: Job) -> None:
+        session_id = await self._session(caller, context)
+        task.change(tasks.WORKING)
+        try:
+            await self._execute(task, session_id, job)
+        except errors.SessionNotFound:
+            if task.streams:
+                raise  # it ran
+            context.session_id = ""  # its idle time was over; a new one begins empty
+            await self._execute(task, await self._session(caller, context), job)
+
+    async def _session(self, caller: str, context: _Context) -> str:
+        async with context.lock:
+            if not context.session_id:
+                # With an id of our own, so that it can be destroyed whenever we are interrupted.
+                context.session_id = f"a2a-{secrets.token_hex(8)}"
+                try:
+                    await self._create(caller, context.session_id)
+                except BaseException:
+                    self._end(context)
+                    raise
+            return context.session_id
+
+    async def _create(self, caller: str, session_id: str) -> None:
+        await self._client.create_session(
+            self.terms.runtime,
+            self.terms.allowed_hosts,
+            f"a2a-{caller}",
+            session_id=session_id,
+            template=self.terms.template,
+            idle_timeout=self.terms.idle_timeout,
+            labels={"a2a": caller},
+        )
+
+    async def _execute(self, task: Task, session_id: str, job: Job) -> None:
+        for name, content in job.files:
+            await self._client.write_file(session_id, f"/workspace/{name}", content)
+        exec_id = requests.new_exec_id()
+        try:
+            run = await self._client.start(
+                session_id,
+                job.code,
+                job.timeout,
+                language=job.language,
+                exec_id=exec_id,
+                output_limit=OUTPUT,
+            )
+            async for event in run.output():
+                if isinstance(event, Exit):
+                    _finish(task, event)
+                else:
+                    stream = "stdout" if isinstance(event, Stdout) else "stderr"
+                    task.printed(stream, event.data)
+        except asyncio.CancelledError:
+            await self._kill(session_id, exec_id)
+            raise
+
+    async def _kill(self, session_id: str, exec_id: str) -> None:
+        with contextlib.suppress(errors.K8eError, OSError, TimeoutError):
+            async with asyncio.timeout(KILL_SECONDS):
+                await self._client.kill(session_id, exec_id)
+
+
+def _finish(task: Task, end: Exit) -> None:
+    task.printed_all()
+    task.came_to(
+        {
+            "exit_code": end.exit_code,
+            "status": end.status,
+            "duration_ms": end.duration_ms,
+            "truncated": end.truncated,
+            "denials": [
+                {"host": item.name or item.address, "port": item.port, "rule": item.rule}
+                for item in end.denials
+            ],
+        }
+    )
+    if end.status == "timed_out":
+        task.change(tasks.FAILED, "the code was killed: its time was over")
+    elif end.exit_code:
+        task.change(tasks.FAILED, f"the code ended with exit code {end.exit_code}")
+    else:
+        task.change(tasks.COMPLETED)

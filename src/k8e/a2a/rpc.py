@@ -1,0 +1,141 @@
+"""Answers JSON-RPC calls: which method, whose task, in which dialect."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any, cast
+
+from k8e.a2a import asking, dialects, faults
+from k8e.a2a.desk import Desk
+from k8e.a2a.dialects import Dialect
+from k8e.a2a.faults import Fault
+from k8e.a2a.tasks import Task
+
+PING_SECONDS = 15.0
+logger = logging.getLogger(__name__)
+
+
+class Call:
+    """A call that can be answered."""
+
+    def __init__(self, body: bytes, version: str) -> None:
+        self.id: str | int | None = None
+        found = _parse(body)
+        self.id = found.get("id") if isinstance(found.get("id"), str | int) else None
+        method = found.get("method")
+        if found.get("jsonrpc") != "2.0" or not isinstance(method, str):
+            raise self.fault(Fault(faults.INVALID_REQUEST, "this is no call of JSON-RPC 2.0"))
+        speaks = dialects.speaking(method)
+        if speaks is None:
+            raise self.fault(Fault(faults.NO_METHOD, f"there is no method {method[:64]!r}"))
+        if version and version.split(".")[0] != speaks.version.split(".")[0]:
+            told = f"A2A-Version {version[:16]} does not have the method {method!r}"
+            raise self.fault(Fault(faults.VERSION, told))
+        self.dialect: Dialect = speaks
+        self.does = speaks.methods[method]
+        try:
+            self.params: Mapping[str, Any] = asking.mapping(found.get("params"), "params")
+        except Fault as fault:
+            raise self.fault(fault) from None
+
+    def fault(self, fault: Fault) -> Refused:
+        return Refused(self.id, fault)
+
+    def result(self, result: Any) -> bytes:
+        return _encode({"jsonrpc": "2.0", "id": self.id, "result": result})
+
+
+class Refused(Exception):
+    """A call that is answered with an error."""
+
+    def __init__(self, call_id: str | int | None, fault: Fault) -> None:
+        super().__init__(fault.message)
+        told = {"code": fault.code, "message": fault.message}
+        self.body = _encode({"jsonrpc": "2.0", "id": call_id, "error": told})
+
+
+def _parse(body: bytes) -> Mapping[str, Any]:
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        raise Refused(None, Fault(faults.PARSE, "the body is no JSON")) from None
+    if not isinstance(found, dict):
+        raise Refused(None, Fault(faults.INVALID_REQUEST, "the body is not one call"))
+    return cast("Mapping[str, Any]", found)
+
+
+def _encode(value: Any) -> bytes:
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return text.encode("utf-8", "replace")
+
+
+class Service:
+    """Answers the calls of anybody whose token was checked."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    async def answer(self, caller: str, call: Call) -> bytes | AsyncGenerator[bytes]:
+        """One answer, or the lines of a stream of them."""
+        try:
+            return await self._answer(caller, call)
+        except Fault as fault:
+            raise call.fault(fault) from None
+        except Exception:
+            logger.exception("a call failed for a reason that nobody thought of")
+            told = Fault(faults.INTERNAL, "k8e failed; its log says why")
+            raise call.fault(told) from None
+
+    async def _answer(self, caller: str, call: Call) -> bytes | AsyncGenerator[bytes]:
+        dialect = call.dialect
+        if call.does in ("send", "stream"):
+            ask = dialect.ask(call.params, self._desk.terms.longest)
+            task = self._desk.submit(caller, ask)
+            if call.does == "stream":
+                return self._events(call, task)
+            if ask.blocking:
+                await task.ended()
+            return call.result(dialect.sent(task))
+        if call.does in ("get", "cancel", "subscribe"):
+            return await self._about(caller, call)
+        if call.does == "push":
+            raise Fault(faults.NO_PUSH, "there are no push notifications; stream, or ask again")
+        if call.does == "extended_card":
+            raise Fault(faults.NO_EXTENDED_CARD, "there is only one card, and it says everything")
+        raise Fault(faults.UNSUPPORTED, "this is not supported; keep the ids of your tasks")
+
+    async def _about(self, caller: str, call: Call) -> bytes | AsyncGenerator[bytes]:
+        task_id = asking.text(call.params.get("id"), "id")
+        if call.does == "cancel":
+            task = await self._desk.cancel(caller, task_id)
+        else:
+            task = self._desk.get(caller, task_id)
+        if call.does != "subscribe":
+            return call.result(call.dialect.task(task))
+        if task.over:
+            raise Fault(faults.UNSUPPORTED, f"task {task.id} is over; get it instead")
+        return self._events(call, task)
+
+    def _events(self, call: Call, task: Task) -> AsyncGenerator[bytes]:
+        """The task as it is, then what happens to it, as server-sent events."""
+        at = task.mark()  # now: what is sent later must not tell the same twice
+        return self._follow(call, task, at, _event(call.result(call.dialect.sent(task))))
+
+    async def _follow(self, call: Call, task: Task, at: int, first: bytes) -> AsyncGenerator[bytes]:
+        dialect = call.dialect
+        yield first
+        async with contextlib.aclosing(task.follow(at, PING_SECONDS)) as events:
+            async for event in events:
+                if event is None:
+                    yield b": ping\n\n"
+                else:
+                    yield _event(call.result(dialect.event(task, event)))
+                await asyncio.sleep(0)  # let the program's next output join
+
+
+def _event(body: bytes) -> bytes:
+    return b"data: " + body + b"\n\n"

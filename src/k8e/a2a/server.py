@@ -1,0 +1,181 @@
+"""The A2A server: listens, lets in who has a token, and answers."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import re
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from k8e import errors
+from k8e.a2a import card, http, rpc
+from k8e.a2a.desk import Desk, Terms
+from k8e.a2a.http import Body, Head, Problem, Reply
+from k8e.a2a.tokens import Tokens
+from k8e.client.asynchronous import AsyncSandboxClient
+
+_LOCAL = ("127.0.0.1", "localhost", "::1")
+_AUTHORITY = re.compile(r"([a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
+_EVENTS = "text/event-stream"
+
+
+class Place(NamedTuple):
+    """Where to listen, and how callers name it."""
+
+    host: str
+    port: int
+    public_url: str = ""
+    certificate: str = ""
+    key: str = ""
+
+
+def place(address: str, public_url: str = "", certificate: str = "", key: str = "") -> Place:
+    """Check where to listen. A token must not cross a network in clear text."""
+    host, colon, port = address.rpartition(":")
+    host = host.strip("[]") or "127.0.0.1"
+    if not colon or not port.isdigit() or int(port) > 65535:
+        raise errors.InvalidRequest(
+            f"{address!r} is no address", hint="give it as HOST:PORT, such as 127.0.0.1:8812"
+        )
+    if bool(certificate) != bool(key):
+        raise errors.InvalidRequest("--tls-cert and --tls-key belong together")
+    if not certificate and not is_loopback(host):
+        raise errors.Denied(
+            f"{address} can be reached from other machines, and tokens would come in clear text",
+            hint="give --tls-cert and --tls-key, or listen on 127.0.0.1 behind a proxy with TLS",
+        )
+    if public_url and urlsplit(public_url).scheme not in ("http", "https"):
+        raise errors.InvalidRequest("--public-url is no URL", hint="such as https://a2a.example/")
+    return Place(host, int(port), public_url, certificate, key)
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class Front:
+    """Judges requests before anything of their body is read."""
+
+    def __init__(self, tokens: Tokens, service: rpc.Service, url: str) -> None:
+        self._tokens = tokens
+        self._service = service
+        self._card = json.dumps(card.card(url), ensure_ascii=False).encode()
+        own = urlsplit(url)
+        self._hosts = {*_LOCAL, (own.hostname or "").lower()}
+
+    async def handle(self, head: Head, body: Body) -> Reply:
+        authority = self._check_host(head)
+        self._check_origin(head, authority)
+        if head.path == card.PATH:
+            if head.method not in ("GET", "HEAD"):
+                raise Problem(405, "the card is there to be read", ("Allow", "GET"))
+            return Reply(200, self._card if head.method == "GET" else b"")
+        caller = self._check_token(head)
+        if head.path != "/":
+            raise Problem(404, f"there is nothing here; the card is at {card.PATH}")
+        if head.method != "POST":
+            raise Problem(405, "calls are POST requests", ("Allow", "POST"))
+        if not head.headers.get("content-type", "").lower().startswith("application/json"):
+            raise Problem(415, "calls are application/json")
+        return await self._call(caller, await body(), head.headers.get("a2a-version", ""))
+
+    async def _call(self, caller: str, body: bytes, version: str) -> Reply:
+        try:
+            found = await self._service.answer(caller, rpc.Call(body, version))
+        except rpc.Refused as refused:
+            return Reply(200, refused.body)
+        return Reply(200, found, "application/json" if isinstance(found, bytes) else _EVENTS)
+
+    def _check_host(self, head: Head) -> str:
+        """Refuse names that are not ours: a foreign name may lead a browser to this machine."""
+        authority = head.headers.get("host", "").lower()
+        found = _AUTHORITY.fullmatch(authority)
+        if found is None or found[1].strip("[]") not in self._hosts:
+            raise Problem(421, "this host is not served here; --public-url names another one")
+        return authority
+
+    @staticmethod
+    def _check_origin(head: Head, authority: str) -> None:
+        """Refuse pages of other sites; programs send no Origin."""
+        origin = head.headers.get("origin")
+        if origin is not None and origin.lower() not in (
+            f"http://{authority}",
+            f"https://{authority}",
+        ):
+            raise Problem(403, "pages of other sites may not call this")
+
+    def _check_token(self, head: Head) -> str:
+        scheme, _, token = head.headers.get("authorization", "").partition(" ")
+        try:
+            caller = self._tokens.caller(token.strip()) if scheme.lower() == "bearer" else None
+        except errors.K8eError:
+            caller = None  # a file that cannot be trusted lets nobody in
+        if caller is None:
+            asks = ("WWW-Authenticate", 'Bearer realm="k8e"')
+            raise Problem(401, "a token is needed; k8e a2a token prints one", asks)
+        return caller
+
+
+async def serve(
+    where: Place,
+    tokens: Tokens,
+    terms: Terms,
+    connect: Callable[[], AsyncSandboxClient],
+    ready: Callable[[dict[str, Any]], None],
+    stop: asyncio.Event,
+) -> None:
+    """Serve until ``stop``; then end all tasks, and the sessions that were made for them."""
+    tokens.prepare()
+    security = _security(where)
+    async with connect() as client:
+        desk = Desk(client, terms)
+        front: list[Front] = []
+
+        async def handle(head: Head, body: Body) -> Reply:
+            return await front[0].handle(head, body)
+
+        server = http.Server(handle)
+        listener = await asyncio.start_server(
+            server.accept, where.host, where.port, ssl=security, limit=64 << 10
+        )
+        url = _url(where, listener)
+        front.append(Front(tokens, rpc.Service(desk), url))
+        try:
+            ready({"card": url + card.PATH[1:], "token_file": str(tokens.path), "url": url})
+            await stop.wait()
+        finally:
+            listener.close()
+            await server.close()
+            await desk.close()
+
+
+def _security(where: Place) -> ssl.SSLContext | None:
+    if not where.certificate:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(Path(where.certificate), Path(where.key))
+    except (OSError, ssl.SSLError) as error:
+        raise errors.InvalidRequest(
+            f"the certificate cannot be used: {error}",
+            hint="--tls-cert and --tls-key are PEM files",
+        ) from None
+    return context
+
+
+def _url(where: Place, listener: asyncio.Server) -> str:
+    if where.public_url:
+        return where.public_url.rstrip("/") + "/"
+    port = listener.sockets[0].getsockname()[1]
+    host = f"[{where.host}]" if ":" in where.host else where.host
+    return f"{'https' if where.certificate else 'http'}://{host}:{port}/"

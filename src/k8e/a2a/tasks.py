@@ -1,0 +1,155 @@
+"""A task as it happens: what it printed, how it is, and anybody who watches."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import contextlib
+import datetime
+import secrets
+from collections.abc import AsyncGenerator
+from typing import Any
+
+SUBMITTED, WORKING = "submitted", "working"
+COMPLETED, FAILED, CANCELED, REJECTED = "completed", "failed", "canceled", "rejected"
+OVER = (COMPLETED, FAILED, CANCELED, REJECTED)
+
+
+def now() -> str:
+    told = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+    return told.replace("+00:00", "Z")
+
+
+class Status:
+    """How a task is from a moment on."""
+
+    def __init__(self, state: str, text: str = "") -> None:
+        self.state = state
+        self.text = text
+        self.at = now()
+
+
+class Output:
+    """Text of one stream. It grows until somebody has taken it: who is slow gets larger pieces."""
+
+    def __init__(self, name: str, *, first: bool) -> None:
+        self.name = name
+        self.first = first
+        self.parts: list[str] = []
+        self.taken = False
+
+    @property
+    def text(self) -> str:
+        return "".join(self.parts)
+
+
+class Result:
+    """What came of a program, as data."""
+
+    def __init__(self, data: dict[str, Any]) -> None:
+        self.data = data
+
+
+Event = Status | Output | Result
+
+
+class Task:
+    """One task of one caller. Everything that happened to it is kept, within the output's limit."""
+
+    def __init__(self, context_id: str) -> None:
+        self.id = f"task-{secrets.token_hex(12)}"
+        self.context_id = context_id
+        self.status = Status(SUBMITTED)
+        self.log: list[Event] = []
+        self.running: asyncio.Task[None] | None = None
+        self._news = asyncio.Event()
+        self._decoders: dict[str, codecs.IncrementalDecoder] = {}
+        self._begun: set[str] = set()
+
+    @property
+    def over(self) -> bool:
+        return self.status.state in OVER
+
+    # What happens.
+
+    def change(self, state: str, text: str = "") -> None:
+        if self.over:
+            return  # what is over stays as it ended
+        self.status = Status(state, text)
+        self._add(self.status)
+
+    def printed(self, stream: str, data: bytes, *, final: bool = False) -> None:
+        if stream not in self._decoders:
+            self._decoders[stream] = codecs.getincrementaldecoder("utf-8")("replace")
+        text = self._decoders[stream].decode(data, final)
+        if not text:
+            return
+        last = self.log[-1] if self.log else None
+        if not isinstance(last, Output) or last.taken or last.name != stream:
+            last = Output(stream, first=stream not in self._begun)
+            self._begun.add(stream)
+            self.log.append(last)
+        last.parts.append(text)
+        self._tell()
+
+    def printed_all(self) -> None:
+        """Nothing more comes: a character that was cut off is one no more."""
+        for stream in list(self._decoders):
+            self.printed(stream, b"", final=True)
+
+    def came_to(self, result: dict[str, Any]) -> None:
+        self._add(Result(result))
+
+    def _add(self, event: Event) -> None:
+        self.log.append(event)
+        self._tell()
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+    # What there is.
+
+    def text(self, stream: str) -> str:
+        found = [item.text for item in self.log if isinstance(item, Output) and item.name == stream]
+        return "".join(found)
+
+    @property
+    def streams(self) -> list[str]:
+        return list(dict.fromkeys(item.name for item in self.log if isinstance(item, Output)))
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        return next((item.data for item in self.log if isinstance(item, Result)), None)
+
+    def mark(self) -> int:
+        """The place in the log where everything begins that nobody knows yet."""
+        if self.log and isinstance(last := self.log[-1], Output):
+            last.taken = True
+        return len(self.log)
+
+    async def follow(self, at: int, pause: float) -> AsyncGenerator[Event | None]:
+        """What happens from a place in the log on; None after each ``pause`` without news."""
+        while True:
+            news = self._news
+            while at < len(self.log):
+                event = self.log[at]
+                at += 1
+                if isinstance(event, Output):
+                    event.taken = True
+                yield event
+                news = self._news
+            if self.over and at >= len(self.log):
+                return
+            if at < len(self.log):
+                continue
+            try:
+                async with asyncio.timeout(pause):
+                    await news.wait()
+            except TimeoutError:
+                yield None
+
+    async def ended(self) -> None:
+        async with contextlib.aclosing(self.follow(len(self.log), 3600)) as events:
+            async for _ in events:
+                pass

@@ -1,0 +1,102 @@
+"""``k8e sandbox-install-skill``: bring k8e to agents."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+from k8e import errors
+from k8e.cli import fast, parsing_agents, printing
+from k8e.skills import agents, installing
+from k8e.skills.agents import Agent, Scope
+from k8e.skills.installing import Outcome
+
+_DONE = {
+    "installed": "installed",
+    "updated": "updated",
+    "unchanged": "nothing to do",
+    "removed": "removed",
+    "absent": "was not installed",
+}
+_WOULD = {
+    "installed": "would be installed",
+    "updated": "would be updated",
+    "removed": "would be removed",
+}
+
+
+def install_skill(options: argparse.Namespace) -> int:
+    scope = _scope(options)
+    chosen = _choose(options, scope)
+    outcomes: list[Outcome] = []
+    failures: list[tuple[str, BaseException]] = []
+    for agent in chosen:
+        try:
+            act = installing.uninstall if options.uninstall else installing.install
+            outcomes.append(act(agent, scope, dry=options.dry_run))
+        except (errors.K8eError, OSError) as error:
+            if len(chosen) == 1:
+                raise
+            failures.append((agent.name, error))
+    if options.json:
+        _print_json(outcomes, failures)
+    else:
+        _print_text(outcomes, failures, dry=options.dry_run)
+    return 1 if failures else 0
+
+
+def _scope(options: argparse.Namespace) -> Scope:
+    project = Path.cwd() if options.project else None
+    return Scope(Path.home(), project, os.environ)
+
+
+def _choose(options: argparse.Namespace, scope: Scope) -> list[Agent]:
+    unknown = [name for name in options.agents if name not in parsing_agents.AGENTS]
+    if unknown:
+        raise errors.InvalidRequest(
+            f"there is no agent {unknown[0]!r}",
+            hint=f"name some of {', '.join(parsing_agents.AGENTS)}",
+        )
+    chosen = installing.choose(options.agents, scope, everything=options.uninstall)
+    if not chosen:
+        known = ", ".join(agents.AGENTS)
+        raise errors.InvalidRequest(
+            "no agent is used here: none has its folder in your home",
+            hint=f"name the one that it shall be installed for: {known}",
+        )
+    return chosen
+
+
+def _print_json(outcomes: list[Outcome], failures: list[tuple[str, BaseException]]) -> None:
+    found: list[dict[str, Any]] = []
+    for item in outcomes:
+        shown = {**item._asdict(), "notes": list(item.notes)}
+        found.append({key: value for key, value in shown.items() if value or key == "notes"})
+    for name, error in failures:
+        message, hint = printing.describe(error)
+        found.append({"action": "failed", "agent": name, "detail": hint, "error": message})
+    printing.answer({"agents": found})
+
+
+def _print_text(
+    outcomes: list[Outcome], failures: list[tuple[str, BaseException]], *, dry: bool
+) -> None:
+    lines: list[str] = []
+    words = {**_DONE, **_WOULD} if dry else _DONE
+    for item in outcomes:
+        lines.append(f"{item.agent}: {words[item.action]}")
+        if item.action != "absent":
+            lines += [f"  config  {item.config}", f"  skill   {item.skill}"]
+        if item.backup:
+            lines.append(f"  backup  {item.backup}")
+        lines += [f"  note    {note}" for note in item.notes]
+        lines += item.diff.splitlines()
+    for name, error in failures:
+        message, hint = printing.describe(error)
+        lines += [f"{name}: failed, and nothing of it was changed", f"  error   {message}"]
+        lines.append(f"  advice  {hint}")
+    if not dry and any(item.action in ("installed", "updated", "removed") for item in outcomes):
+        lines.append("Restart the agents that run, so that they see it.")
+    fast.write(1, "".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))

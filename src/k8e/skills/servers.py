@@ -1,0 +1,100 @@
+"""Which MCP server an agent is told of: the command, or a URL with its token."""
+
+from __future__ import annotations
+
+import ipaddress
+import shutil
+import sys
+from pathlib import Path
+from urllib.parse import SplitResult, urlsplit
+
+from k8e import errors
+from k8e.skills.agents import TOKEN_VARIABLE, Scope, Server
+
+ADDRESS_VARIABLE = "K8E_SANDBOX_MCP_ADDR"
+FILE_VARIABLE = "K8E_SANDBOX_MCP_TOKEN_FILE"
+COMMAND = "sandbox-mcp"
+PATH = "/mcp"
+_EVERYWHERE = ("", "0.0.0.0", "::")  # noqa: S104 - where a server listens; a client needs a place
+
+
+def choose(scope: Scope) -> Server:
+    """What the environment asks for."""
+    address = scope.environ.get(ADDRESS_VARIABLE, "").strip()
+    if not address:
+        return Server(command=_command(scope))
+    url = url_of(address)
+    # A project's files are shared with others, and a token is not.
+    return Server(url=url, token="" if scope.project else _token(scope))
+
+
+def _command(scope: Scope) -> tuple[str, ...]:
+    """How to start it. Programs that a desktop starts have another PATH, so the whole path."""
+    if scope.project is not None:
+        return ("k8e", COMMAND)  # the path is another one on every machine
+    found = shutil.which("k8e", path=scope.environ.get("PATH"))
+    return (found, COMMAND) if found else (sys.executable, "-m", "k8e", COMMAND)
+
+
+def url_of(address: str) -> str:
+    """The URL of ``:8811``, ``host:8811`` or a URL."""
+    if "://" not in address:
+        address = f"http://{address}"
+    try:
+        parts = urlsplit(address)
+        host, port = parts.hostname or "", parts.port
+    except ValueError as error:
+        raise _bad(address, str(error)) from None
+    if parts.scheme not in ("http", "https"):
+        raise _bad(address, "it is neither http nor https")
+    if host in _EVERYWHERE:
+        host = "127.0.0.1"
+    if parts.scheme == "http" and not is_loopback(host):
+        raise errors.InvalidRequest(
+            f"{ADDRESS_VARIABLE} {address!r} would send the token over the network in clear text",
+            hint="put a proxy with TLS in front of the server, and give its https:// URL",
+        )
+    place = f"[{host}]" if ":" in host else host
+    if port is not None:
+        place += f":{port}"
+    path = parts.path if parts.path.strip("/") else PATH
+    return SplitResult(parts.scheme, place, path, parts.query, "").geturl()
+
+
+def _bad(address: str, why: str) -> errors.InvalidRequest:
+    return errors.InvalidRequest(
+        f"{ADDRESS_VARIABLE} {address!r} is no address: {why}",
+        hint="give it as :8811, HOST:8811 or https://HOST/mcp",
+    )
+
+
+def is_loopback(host: str) -> bool:
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def token_file(scope: Scope) -> Path:
+    """Where ``k8e sandbox-mcp --http`` keeps its token."""
+    given = scope.environ.get(FILE_VARIABLE)
+    return Path(given) if given else scope.home / ".k8e" / "sandbox" / "mcp-token"
+
+
+def _token(scope: Scope) -> str:
+    given = scope.environ.get(TOKEN_VARIABLE, "").strip()
+    if given:
+        return given
+    file = token_file(scope)
+    try:
+        found = file.read_text("utf-8").strip()
+    except OSError:
+        found = ""
+    if not found:
+        raise errors.InvalidRequest(
+            f"{ADDRESS_VARIABLE} is set, but there is no token: {file} does not exist",
+            hint=f"start `k8e {COMMAND} --http` once, which makes it, or set {TOKEN_VARIABLE}",
+        )
+    return found

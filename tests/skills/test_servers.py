@@ -1,0 +1,57 @@
+"""Which MCP server agents are told of."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from k8e import errors
+from k8e.skills import servers
+from k8e.skills.agents import Scope
+
+
+@pytest.mark.parametrize(
+    ("address", "url"),
+    [
+        (":8811", "http://127.0.0.1:8811/mcp"),
+        ("0.0.0.0:8811", "http://127.0.0.1:8811/mcp"),
+        ("localhost:9000", "http://localhost:9000/mcp"),
+        ("[::1]:9000", "http://[::1]:9000/mcp"),
+        ("http://127.0.0.1:9000/", "http://127.0.0.1:9000/mcp"),
+        ("https://agents.example/k8e/mcp", "https://agents.example/k8e/mcp"),
+        ("https://agents.example", "https://agents.example/mcp"),
+    ],
+)
+def test_address_becomes_a_url(address: str, url: str) -> None:
+    assert servers.url_of(address) == url
+
+
+@pytest.mark.parametrize(
+    "address", ["http://agents.example/mcp", "10.0.0.1:8811", "ftp://x", "x:y", "http://[::1"]
+)
+def test_address_that_would_leak_the_token_or_is_none_is_refused(address: str) -> None:
+    with pytest.raises(errors.InvalidRequest) as caught:
+        servers.url_of(address)
+    assert caught.value.hint
+
+
+def test_token_comes_from_the_variable_or_the_servers_file(tmp_path: Path) -> None:
+    asked = {"K8E_SANDBOX_MCP_ADDR": ":8811"}
+    with pytest.raises(errors.InvalidRequest, match="there is no token"):
+        servers.choose(Scope(tmp_path, None, asked))
+    file = tmp_path / ".k8e" / "sandbox" / "mcp-token"
+    file.parent.mkdir(parents=True)
+    file.write_text("from-the-file\n")
+    (tmp_path / "moved").write_text("from-elsewhere\n")
+    moved = {**asked, "K8E_SANDBOX_MCP_TOKEN_FILE": str(tmp_path / "moved")}
+    assert servers.choose(Scope(tmp_path, None, moved)).token == "from-elsewhere"
+    assert servers.choose(Scope(tmp_path, None, asked)).token == "from-the-file"
+    given = {**asked, "K8E_SANDBOX_MCP_TOKEN": "given"}
+    assert servers.choose(Scope(tmp_path, None, given)).token == "given"
+
+
+def test_without_the_command_on_the_path_python_starts_it(tmp_path: Path) -> None:
+    found = servers.choose(Scope(tmp_path, None, {"PATH": str(tmp_path)}))
+    assert found.command == (sys.executable, "-m", "k8e", "sandbox-mcp")
