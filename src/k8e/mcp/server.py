@@ -27,6 +27,7 @@ T = TypeVar("T")
 ANSWER = "approval"
 """The key of our one question in a result that asks for input."""
 CLOSE_SECONDS = 15.0
+LISTED_MS = 3600_000  # how long a client may keep the list of tools
 NOT_FOUND = -32002  # the protocol's own, of resources
 FORM: dict[str, Any] = {
     "type": "object",
@@ -149,11 +150,11 @@ def build(world: World, key_of: KeyOf) -> Server[World]:
         yield world
 
     async def list_tools(ctx: Context, params: Any) -> Any:
-        return {"tools": catalog.listed()}
+        return _complete(ctx, {"tools": catalog.listed()}, ("public", LISTED_MS))
 
     async def call_tool(ctx: Context, params: types.CallToolRequestParams) -> Any:
         try:
-            return await _apart(
+            done = await _apart(
                 tools.call(
                     params.name,
                     params.arguments,
@@ -163,18 +164,21 @@ def build(world: World, key_of: KeyOf) -> Server[World]:
                     allowed_hosts=world.allowed_hosts,
                 )
             )
+            return _complete(ctx, done)
         except InputNeeded as needed:
             return _input_required(needed.question)
 
     async def list_resources(ctx: Context, params: types.PaginatedRequestParams | None) -> Any:
         cursor = (params.cursor or "") if params else ""
-        return await _or_error(resources.listing(world.desk(key_of(ctx)), cursor))
+        found = await _or_error(resources.listing(world.desk(key_of(ctx)), cursor))
+        return _complete(ctx, found, ("private", 0))
 
     async def list_templates(ctx: Context, params: Any) -> Any:
-        return {"resourceTemplates": resources.TEMPLATES}
+        return _complete(ctx, {"resourceTemplates": resources.TEMPLATES}, ("public", LISTED_MS))
 
     async def read_resource(ctx: Context, params: types.ReadResourceRequestParams) -> Any:
-        return await _or_error(resources.read(world.desk(key_of(ctx)), str(params.uri)))
+        found = await _or_error(resources.read(world.desk(key_of(ctx)), str(params.uri)))
+        return _complete(ctx, found, ("private", 0))
 
     return Server(
         catalog.NAME,
@@ -192,6 +196,16 @@ def build(world: World, key_of: KeyOf) -> Server[World]:
 
 def options(server: Server[World]) -> InitializationOptions:
     return server.create_initialization_options(NotificationOptions())
+
+
+def _complete(
+    ctx: Context, fields: dict[str, Any], cache: tuple[str, int] | None = None
+) -> dict[str, Any]:
+    """A result as the protocol's version wants it: newer ones say more about themselves."""
+    if ctx.protocol_version not in MODERN_PROTOCOL_VERSIONS:
+        return fields
+    kept = {"cacheScope": cache[0], "ttlMs": cache[1]} if cache else {}
+    return {**fields, **kept, "resultType": "complete"}
 
 
 def _input_required(question: Question) -> types.InputRequiredResult:
