@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -13,7 +12,7 @@ from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 
 from k8e.mcp import tokens
-from tests.places import COMMAND, Place, eventually, free_port
+from tests.places import COMMAND, Place, free_port
 
 PATIENCE = 30.0
 LEGACY, MODERN = "legacy", "2026-07-28"
@@ -55,16 +54,18 @@ def http_server(place: Place, *arguments: str) -> Iterator[HttpServer]:
 
 def stdio_command(place: Place, *arguments: str, **environ: str) -> StdioServerParameters:
     command = [*COMMAND, "sandbox-mcp", *arguments]
-    return StdioServerParameters(
-        command=command[0], args=command[1:], env=place.environ | environ, cwd=os.getcwd()
-    )
+    return StdioServerParameters(command=command[0], args=command[1:], env=place.environ | environ)
 
 
 @contextlib.asynccontextmanager
-async def over_http(server: HttpServer, *, mode: Any = LEGACY, **options: Any) -> AsyncIterator[Client]:
+async def over_http(
+    server: HttpServer, *, mode: Any = LEGACY, **options: Any
+) -> AsyncIterator[Client]:
     async with (
         httpx2.AsyncClient(headers=server.headers, timeout=PATIENCE) as http,
-        Client(streamable_http_client(server.url, http_client=http), mode=mode, **options) as client,
+        Client(
+            streamable_http_client(server.url, http_client=http), mode=mode, **options
+        ) as client,
     ):
         yield client
 
@@ -88,6 +89,3 @@ def refused(result: Any) -> str:
     """The text of a tool's error."""
     assert result.is_error, result
     return result.content[0].text
-
-
-__all__ = ["eventually"]

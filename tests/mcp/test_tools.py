@@ -61,7 +61,9 @@ async def files(client: Any, session: dict[str, str]) -> None:
 
 
 async def commands(client: Any, session: dict[str, str]) -> None:
-    done = told(await client.call_tool("sandbox_exec", {"command": "pwd", "workdir": "/", **session}))
+    done = told(
+        await client.call_tool("sandbox_exec", {"command": "pwd", "workdir": "/", **session})
+    )
     assert (done["stdout"], done["exit_code"]) == ("/\n", 0)
     command = {"command": "echo a; sleep 0.1; echo b >&2; exit 4"}
     result = await client.call_tool("sandbox_exec_stream", {**command, **session})
@@ -73,7 +75,9 @@ async def commands(client: Any, session: dict[str, str]) -> None:
     run = {"run_id": started["run_id"]}
     ended = told(await client.call_tool("sandbox_poll", {**run, "wait": 10}))
     assert (ended["status"], ended["stdout"], ended["exit_code"]) == ("completed", "x\n", 0)
-    started = told(await client.call_tool("sandbox_run_background", {"code": "sleep 99", **session}))
+    started = told(
+        await client.call_tool("sandbox_run_background", {"code": "sleep 99", **session})
+    )
     run = {"run_id": started["run_id"]}
     assert told(await client.call_tool("sandbox_poll", run))["exit_code"] is None
     assert told(await client.call_tool("sandbox_kill", run))["ok"]
