@@ -112,6 +112,8 @@ def _initialize(asked: str) -> dict[str, Any]:
 def _discover() -> dict[str, Any]:
     return {
         "resultType": "complete",
+        "ttlMs": 0,
+        "cacheScope": "private",
         "supportedVersions": list(MODERN_VERSIONS),
         "capabilities": CAPABILITIES,
         "instructions": catalog.INSTRUCTIONS,

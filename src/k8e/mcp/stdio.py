@@ -7,6 +7,7 @@ process goes to stderr, and programs that it starts get neither of the two pipes
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -55,6 +56,11 @@ class Opening:
                 loader.join()
         finally:
             os.close(ready)
+
+    def owes(self) -> bool:
+        """Whether a client that has left may still read answers which only the SDK can give."""
+        greeted = self.greeter.greeted
+        return any("method" in item and item.get("id", greeted) != greeted for item in self.held)
 
     def take(self, data: bytes) -> None:
         self.ended = not data
@@ -107,11 +113,11 @@ def write(fd: int, data: bytes) -> None:
 def _load(loaded: int) -> None:
     """Import what takes long, and say so; who needs it gets the error if it fails."""
     try:
-        from k8e.mcp import piping as piping
-    except ImportError:
-        pass
+        with contextlib.suppress(ImportError):
+            from k8e.mcp import piping as piping
     finally:
-        os.write(loaded, b".")
+        with contextlib.suppress(OSError):  # the client may have left, and who waited too
+            os.write(loaded, b".")
         os.close(loaded)
 
 
@@ -127,7 +133,7 @@ def serve(options: Options) -> int:
         opening.talk()
     except (BrokenPipeError, ConnectionResetError):
         return 0
-    if opening.ended and not opening.held:
+    if opening.ended and not opening.owes():
         return 0
     from k8e.mcp import piping
 
