@@ -36,7 +36,7 @@ def completed(line: str, *, k8e: str = "false") -> list[str]:
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        ("k8e sand", ["sandbox"]),
+        ("k8e doct", ["doctor"]),
         ("k8e completion ", ["bash", "zsh", "fish"]),
         ("k8e sandbox appr", ["approve", "approvals"]),
         ("k8e sandbox --endpoint h:1 ru", ["run"]),
