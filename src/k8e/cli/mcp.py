@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 
 from k8e import errors
@@ -23,13 +24,14 @@ def serve(options: argparse.Namespace) -> int:
         tenant=parsing.tenant(options),
         allowed_hosts=tuple(parsing.hosts(options.allowed_hosts) or ()),
     )
-    try:
-        if not options.http:
-            return stdio.serve(chosen)
-        from k8e.mcp import serving
-    except ModuleNotFoundError as error:
+    if importlib.util.find_spec("mcp") is None:
         raise errors.InvalidRequest(
-            f"a part of the MCP server is missing: {error}", hint="pip install 'k8e[mcp]'"
-        ) from None
+            "a part of the MCP server is missing: the package mcp",
+            hint="pip install 'k8e[mcp]'",
+        )
+    if not options.http:
+        return stdio.serve(chosen)
+    from k8e.mcp import serving
+
     address = options.http_addr or os.environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS
     return serving.run(chosen, address, options.http_host or [])

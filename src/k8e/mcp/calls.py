@@ -113,11 +113,6 @@ def encode(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
-def with_note(fields: dict[str, Any], desk: Desk) -> dict[str, Any]:
-    note = desk.take_note()
-    return {**fields, "note": note} if note else fields
-
-
 def denied(denials: list[Denial]) -> dict[str, Any]:
     """What a program was refused, in words."""
     return {"denials": [refusal(item) for item in denials]} if denials else {}

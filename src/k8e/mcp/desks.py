@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from typing import TypeVar
 
 from k8e import errors
@@ -16,9 +17,20 @@ from k8e.client.results import SessionInfo
 from k8e.mcp.clients import Client
 
 T = TypeVar("T")
+MAX_KNOWN = 10_000  # sessions of one desk; of more the oldest can no longer be named
 LIVING = ("active", "paused", "creating")
 IDLE_TIMEOUT = 600.0
 """Seconds that a session lives unused which was made for one request of a client without any."""
+_note: ContextVar[str] = ContextVar("note", default="")
+"""What a call should say about its session. Each call has a task, and so a note, of its own: what
+is said to one agent must not be read by another."""
+
+
+def take_note() -> str:
+    """What there is to say about the session of this call, once."""
+    note = _note.get()
+    _note.set("")
+    return note
 
 
 class Desk:
@@ -30,7 +42,6 @@ class Desk:
         self._own = ""
         self._known: dict[str, None] = {}  # in the order in which they came
         self._making = asyncio.Lock()
-        self._note = ""
 
     @property
     def own(self) -> str:
@@ -44,18 +55,15 @@ class Desk:
     def add(self, session_id: str) -> str:
         """A session that this connection made."""
         self._known[session_id] = None
+        if len(self._known) > MAX_KNOWN:
+            del self._known[next(iter(self._known))]
         return session_id
 
     def forget(self, session_id: str, note: str = "") -> None:
         self._known.pop(session_id, None)
         if self._own == session_id:
             self._own = ""
-            self._note = note or self._note
-
-    def take_note(self) -> str:
-        """What there is to say about the session, once."""
-        note, self._note = self._note, ""
-        return note
+            _note.set(note)
 
     async def within(self, given: str, work: Callable[[str], Awaitable[T]]) -> T:
         """Work in the named session, or in the connection's own, which is made if it is gone."""
@@ -122,8 +130,12 @@ class LooseDesk(Desk):
         if self.tenant:
             return await super().default()
         made = self.add(await self.client.create_session(idle_timeout=IDLE_TIMEOUT))
-        self._note = f"to go on with these files, give session_id {made} in the next call"
+        _note.set(f"to go on with these files, give session_id {made} in the next call")
         return made
+
+    async def listing(self) -> list[SessionInfo]:
+        """Nothing: whose these are is known only to who was told their ids."""
+        return await super().listing() if self.tenant else []
 
 
 def unknown(session_id: str) -> errors.SessionNotFound:

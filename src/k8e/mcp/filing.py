@@ -7,7 +7,6 @@ import binascii
 
 from k8e import errors
 from k8e.client.results import FileEntry
-from k8e.mcp import calls
 from k8e.mcp.calls import Call, Reply
 from k8e.mcp.catalog import WORKSPACE
 
@@ -88,4 +87,4 @@ async def list_files(call: Call) -> Reply:
         ]
     }
     more = {"truncated": True} if len(found) > MAX_LISTED else {}
-    return Reply(calls.with_note({**fields, **more}, call.desk))
+    return Reply({**fields, **more})

@@ -82,7 +82,18 @@ class Streams:
         """A POST: one message in, its answer back."""
         request = Request(scope)
         stream_id = request.headers.get("mcp-session-id", "")
-        status, answer = await self._answer(body, request)
+        answering = asyncio.ensure_future(self._answer(body, request))
+        leaving = asyncio.ensure_future(_left(receive))
+        try:
+            await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done():
+                return  # nobody waits for the answer any more, so its program is killed
+            status, answer = answering.result()
+        finally:
+            leaving.cancel()
+            answering.cancel()
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait({answering, leaving})
         queue = self._open.get(stream_id)
         if queue is not None and answer != NOTHING and not queue.full():
             queue.put_nowait(answer)

@@ -66,6 +66,7 @@ class Pipes:
         self._opening = opening
         self._lines = opening.lines
         self._swallow: Any = opening.greeter.greeted
+        self._writing = asyncio.Lock()  # lines are whole, whoever says them
 
     async def read(self, to_server: Incoming) -> None:
         """What the client says, until it says no more."""
@@ -92,23 +93,24 @@ class Pipes:
 
     async def write(self, from_server: Outgoing) -> None:
         """What the server says; but the answer to a handshake that was given already."""
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            async with from_server:
-                async for item in from_server:
-                    message = item.message
-                    if self._swallow is not None and _answers(message, self._swallow):
-                        self._swallow = None
-                        continue
-                    body = message.model_dump_json(by_alias=True, exclude_unset=True)
-                    await self._send(body.encode("utf-8", "replace") + b"\n")
+        async with from_server:
+            async for item in from_server:
+                message = item.message
+                if self._swallow is not None and _answers(message, self._swallow):
+                    self._swallow = None
+                    continue
+                body = message.model_dump_json(by_alias=True, exclude_unset=True)
+                await self._send(body.encode("utf-8", "replace") + b"\n")
 
     async def _send(self, data: bytes) -> None:
-        """Write whole lines; a client that does not read holds up nobody but itself."""
+        """Write a line; a client that does not read holds up nobody but itself."""
         writer = self._opening.writer
-        if len(data) <= ATOMIC and select.select([], [writer], [], 0)[1]:
-            os.write(writer, data)
-            return
-        await asyncio.to_thread(stdio.write, writer, data)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its end is read, too
+            async with self._writing:
+                if len(data) <= ATOMIC and select.select([], [writer], [], 0)[1]:
+                    os.write(writer, data)
+                else:
+                    await asyncio.to_thread(stdio.write, writer, data)
 
 
 def _answers(message: Any, request_id: Any) -> bool:

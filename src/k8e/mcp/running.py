@@ -40,7 +40,7 @@ async def run(call: Call) -> Reply:
         return await _finish(call, asked)
 
     done = await call.desk.within(call.session_id, work)
-    fields = calls.with_note(ended(done), call.desk)
+    fields = ended(done)
     if not done.exit_code and not done.stderr_bytes:
         del fields["stderr"]  # as K8E does
     return Reply(fields)
@@ -50,7 +50,7 @@ async def exec_(call: Call) -> Reply:
     async def work(session_id: str) -> ExecResult:
         return await _finish(call, _command(call, session_id))
 
-    return Reply(calls.with_note(ended(await call.desk.within(call.session_id, work)), call.desk))
+    return Reply(ended(await call.desk.within(call.session_id, work)))
 
 
 async def exec_stream(call: Call) -> Reply:
@@ -64,7 +64,7 @@ async def exec_stream(call: Call) -> Reply:
     done = await call.desk.within(call.session_id, work)
     output = together.decode("utf-8", "replace")
     fields = {name: value for name, value in ended(done).items() if name not in _STREAMS}
-    return Reply(calls.with_note({"output": output, **fields}, call.desk), text=output)
+    return Reply({"output": output, **fields}, text=output)
 
 
 _STREAMS = ("stdout", "stderr")
@@ -82,7 +82,7 @@ async def pip_install(call: Call) -> Reply:
         "session_id": done.session_id,
         **calls.denied(done.denials),
     }
-    return Reply(calls.with_note(fields, call.desk))
+    return Reply(fields)
 
 
 def ended(done: ExecResult) -> dict[str, Any]:
@@ -180,7 +180,7 @@ def _shown(call: Call, done: Execution) -> Reply:
         **calls.denied(done.denials),
     }
     pictures = [shown for item in done.results for shown in _pictures(item)]
-    return Reply(calls.with_note(fields, call.desk), more=pictures)
+    return Reply(fields, more=pictures)
 
 
 def _pictures(item: Result) -> list[dict[str, Any]]:
@@ -205,7 +205,7 @@ async def run_background(call: Call) -> Reply:
     run_id = await call.desk.within(call.session_id, work)
     session_id, _ = requests.split_run_id(run_id)
     fields = {"run_id": run_id, "session_id": session_id, "status": "running"}
-    return Reply(calls.with_note(fields, call.desk))
+    return Reply(fields)
 
 
 async def poll(call: Call) -> Reply:

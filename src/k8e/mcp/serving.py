@@ -16,7 +16,6 @@ from k8e.mcp.guarding import Door
 from k8e.mcp.options import Options
 from k8e.mcp.server import World
 
-DEFAULT_ADDRESS = ":8811"
 LOOPBACK = "127.0.0.1"
 BACKLOG = 512
 GRACE_SECONDS = 3

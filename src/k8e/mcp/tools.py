@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 from k8e import errors
 from k8e.mcp import allowing, checking, filing, keeping, running
 from k8e.mcp.calls import Asker, Call, InputNeeded, Reply, Teller
-from k8e.mcp.desks import Desk
+from k8e.mcp.desks import Desk, take_note
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +66,9 @@ async def call(
     try:
         arguments = checking.arguments(name, given)
         made = Call(arguments, desk, teller, asker, allowed_hosts)
-        return (await HANDLERS[name](made)).wire()
+        reply = await HANDLERS[name](made)
+        note = take_note()
+        return (replace(reply, fields={**reply.fields, "note": note}) if note else reply).wire()
     except (InputNeeded, asyncio.CancelledError):
         raise
     except Exception as error:

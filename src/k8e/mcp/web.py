@@ -139,12 +139,11 @@ class App:
     def _leave(self, session: str, opened: str, *, ended: bool) -> None:
         if session:
             self._busy[session] -= 1
-            if self._busy[session]:
-                return
-            del self._busy[session]
+            if not self._busy[session]:
+                del self._busy[session]
         if ended:
             self._end(opened)
-        elif opened in self._world.desks:
+        elif opened not in self._busy and opened in self._world.desks:
             loop = asyncio.get_running_loop()
             self._timers[opened] = loop.call_later(self._idle, self._end, opened)
 
