@@ -28,12 +28,7 @@ async def confirm_action(call: Call) -> Reply:
             "sandbox_confirm_action needs the argument 'action'",
             hint="say what you are about to do, in the words that a person will read",
         )
-    session_id = call.session_id
-    if session_id:
-        await call.desk.find(session_id)
-    else:
-        session_id = await call.desk.default()
-    return Reply(await decide(call, session_id, call.get("action")))
+    return Reply(await decide(call, await _session(call), call.get("action")))
 
 
 async def allow_hosts(call: Call) -> Reply:
@@ -41,16 +36,16 @@ async def allow_hosts(call: Call) -> Reply:
     remove: list[str] = call.get("remove", [])
     if not add and not remove:
         raise errors.InvalidRequest("there are no hosts", hint="name some in `add` or `remove`")
-    session_id = call.session_id
-    session_id = await call.desk.find(session_id) if session_id else await call.desk.default()
-    client = call.client
+    session_id, client = await _session(call), call.client
     fields: dict[str, Any] = {"approved": True}
-    free = [*call.allowed_hosts, *(await client.egress(session_id)).rules]
-    now, later = hosts.split(add, free)
+    egress = await client.egress(session_id)
+    now, later = hosts.split(add, [*call.allowed_hosts, *egress.rules])
     if later:
         fields = await decide(call, session_id, action_of(session_id, later))
         now = add if fields["approved"] else now
-    told = await client.change_allowed_hosts(session_id, add=now, remove=remove)
+    told = egress.allowed_hosts
+    if now or remove:
+        told = await client.change_allowed_hosts(session_id, add=now, remove=remove)
     return Reply({**fields, "hosts": told})
 
 
@@ -83,11 +78,24 @@ def how_to_approve(pending: Approval) -> str:
 # Asking and waiting.
 
 
+def _asked_before(call: Call) -> str:
+    """The approval that this call comes back for."""
+    before = call.asker.answered
+    return call.get("approval_id") or (before.state if before else "")
+
+
+async def _session(call: Call) -> str:
+    """The session that is meant: the one named, or that of before, or the connection's own."""
+    named = call.session_id
+    if not named and (approval_id := _asked_before(call)):
+        named = (await call.client.get_approval(approval_id)).session_id
+    return await call.desk.find(named) if named else await call.desk.default()
+
+
 async def decide(call: Call, session_id: str, action: str) -> dict[str, Any]:
     """Ask for an action, or come back for it, as far as anybody can be reached."""
     before = call.asker.answered
-    approval_id = call.get("approval_id") or (before.state if before else "")
-    if approval_id:
+    if approval_id := _asked_before(call):
         pending = await call.client.get_approval(approval_id)
         _same(pending, session_id, action)
         if pending.status != "pending":

@@ -147,7 +147,7 @@ async def _run_in_context(call: Call) -> Reply:
             await call.client.create_context(session_id, language, context_id=call["context"])
         return await _execute(call, context)
 
-    return _shown(call, await call.desk.within(call.session_id, work))
+    return _shown(await call.desk.within(call.session_id, work))
 
 
 async def _execute(call: Call, context: AsyncContext) -> Execution:
@@ -162,7 +162,7 @@ async def _execute(call: Call, context: AsyncContext) -> Execution:
             raise
 
 
-def _shown(call: Call, done: Execution) -> Reply:
+def _shown(done: Execution) -> Reply:
     """A run in a context, with the values that it showed as text and as pictures."""
     stderr = done.stderr_bytes.decode("utf-8", "replace")
     if done.error is not None:

@@ -67,8 +67,10 @@ async def call(
         arguments = checking.arguments(name, given)
         made = Call(arguments, desk, teller, asker, allowed_hosts)
         reply = await HANDLERS[name](made)
-        note = take_note()
-        return (replace(reply, fields={**reply.fields, "note": note}) if note else reply).wire()
+        if note := take_note():
+            told = " ".join(filter(None, [reply.fields.get("note"), note]))
+            reply = replace(reply, fields={**reply.fields, "note": told})
+        return reply.wire()
     except (InputNeeded, asyncio.CancelledError):
         raise
     except Exception as error:
