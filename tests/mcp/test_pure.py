@@ -129,6 +129,13 @@ def test_what_is_not_surely_covered_is_asked(
     assert hosts.split(asked, free)[1] == later
 
 
+def test_strict_is_not_the_agents_to_drop() -> None:
+    assert hosts.kept_strict(["default"], ["default", "strict"]) == ["default", "strict"]
+    assert hosts.kept_strict(["Strict"], ["strict"]) == ["Strict"]
+    assert hosts.kept_strict([], ["default"]) == []
+    assert hosts.loosening(["a.example", "STRICT"]) == ["STRICT"]
+
+
 def headers(**changed: str) -> list[tuple[bytes, bytes]]:
     given = {"host": "127.0.0.1:8811", "authorization": f"Bearer {TOKEN}"} | changed
     return [(name.encode(), value.encode()) for name, value in given.items() if value]

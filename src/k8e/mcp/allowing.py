@@ -36,6 +36,11 @@ async def allow_hosts(call: Call) -> Reply:
     remove: list[str] = call.get("remove", [])
     if not add and not remove:
         raise errors.InvalidRequest("there are no hosts", hint="name some in `add` or `remove`")
+    if looser := hosts.loosening(remove):
+        raise errors.InvalidRequest(
+            f"without {looser[0]!r} the session could reach more, so it cannot be removed here",
+            hint="a person can: k8e sandbox allow-hosts SESSION --remove WORD",
+        )
     session_id, client = await _session(call), call.client
     fields: dict[str, Any] = {"approved": True}
     egress = await client.egress(session_id)
@@ -54,7 +59,8 @@ async def create_with(call: Call, session_id: str, asked: list[str]) -> dict[str
     egress = await call.client.egress(session_id)
     free = [*call.allowed_hosts, *egress.rules, *egress.allowed_hosts]
     now, later = hosts.split(asked, free)
-    told = await call.client.update_allowed_hosts(session_id, now)
+    words = hosts.kept_strict(now, egress.allowed_hosts)
+    told = await call.client.update_allowed_hosts(session_id, words)
     if not later:
         return {"allowed_hosts": told}
     pending = await _register(call, session_id, action_of(session_id, later))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-HARMLESS = ("none", "strict")
+NONE, STRICT = HARMLESS = ("none", "strict")
 """Words that only take something away."""
 
 
@@ -17,6 +17,17 @@ def split(asked: Sequence[str], free: Iterable[str]) -> tuple[list[str], list[st
     known = {_plain(word) for word in free} | set(HARMLESS)
     now = [word for word in asked if covered(_plain(word), known)]
     return now, [word for word in asked if word not in now]
+
+
+def kept_strict(words: Sequence[str], before: Iterable[str]) -> list[str]:
+    """The words, and ``strict`` if it was said before: to drop it is to allow more."""
+    strict = any(_plain(word) == STRICT for word in before)
+    return [*words, STRICT] if strict and STRICT not in map(_plain, words) else list(words)
+
+
+def loosening(remove: Iterable[str]) -> list[str]:
+    """Words whose loss would let more be reached."""
+    return [word for word in remove if _plain(word) in HARMLESS]
 
 
 def covered(word: str, known: set[str]) -> bool:
