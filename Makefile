@@ -58,6 +58,7 @@ format: setup ## Format, and fix what ruff can fix
 
 test-packages: $(VENV)/.ready # Debian packages that only the tests use
 	@sh tests/packages.sh $(VENV)/packages
+	@sh tests/mcp/clients.sh $(VENV)/mcp-clients
 
 test: setup test-packages ## Run the tests (as root all of them; PYTEST_ARGS="-k word")
 	$(PY) -m pytest -rs -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
@@ -91,8 +92,8 @@ lock: setup ## Pin the newest allowed versions in requirements/
 	$(LOCK) --upgrade --group build -o requirements/build.txt
 	$(LOCK) --upgrade pyproject.toml --extra gateway --group dev \
 		-c requirements/gateway.txt -c requirements/build.txt -o requirements/dev.txt
-	cd requirements/tools && npm install --package-lock-only --omit-lockfile-registry-resolved --ignore-scripts \
-		--no-audit --no-fund
+	for folder in tools mcp-clients; do (cd requirements/$$folder && npm install --package-lock-only \
+		--omit-lockfile-registry-resolved --ignore-scripts --no-audit --no-fund); done
 
 clean: ## Remove .venv, caches and build output
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from benchmarks.stage import Stage
 from benchmarks.subjects import (
+    agents,
     churn,
     commands,
     creating,
@@ -32,6 +33,7 @@ SUBJECTS: dict[str, Subject] = {
     "warm": warm.measure,
     "sdk": sdk.measure,
     "cli": commands.measure,
+    "mcp": agents.measure,
     "files": files.measure,
     "parallel": parallel.measure,
     "egress": egress.measure,

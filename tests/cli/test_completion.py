@@ -36,7 +36,7 @@ def completed(line: str, *, k8e: str = "false") -> list[str]:
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        ("k8e sand", ["sandbox"]),
+        ("k8e doct", ["doctor"]),
         ("k8e sandbox-install-skill c", ["claude", "codex", "cursor"]),
         ("k8e sandbox install-skill claude k", ["kiro"]),
         ("k8e a2a --tokens ", ["files"]),

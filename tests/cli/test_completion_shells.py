@@ -16,7 +16,7 @@ from tests.places import eventually, wait_readable
 COMMANDS = list(completing.walk(parsing.build(), "k8e"))
 PATIENCE = 20.0
 LINES: list[tuple[str, list[str]]] = [
-    ("k8e sand", ["sandbox"]),
+    ("k8e doct", ["doctor"]),
     ("k8e completion ", ["bash", "fish", "zsh"]),
     ("k8e sandbox appr", ["approvals", "approve"]),
     ("k8e sandbox --endpoint h:1 ru", ["run"]),
@@ -137,7 +137,7 @@ def test_a_tab_in_zsh_completes_the_line(
                 assert wait_readable(ours, PATIENCE), seen
                 seen += os.read(ours, 65536)
             # What is the only one that fits is followed by a space.
-            os.write(ours, b"k8e sandb\tru\t--lan\tpy\tx\n")
+            os.write(ours, b"k8e sandbox ru\t--lan\tpy\tx\n")
             ran = tmp_path / "ran"
             eventually(lambda: ran.exists() and ran.read_text(), PATIENCE)
             assert ran.read_text() == "sandbox run --lang python x\n"

@@ -22,6 +22,7 @@ from k8e.cli import (
     parsing_files,
     parsing_images,
     parsing_login,
+    parsing_mcp,
     parsing_more,
     parsing_pool,
     parsing_runs,
@@ -148,6 +149,7 @@ def _add_sandbox(commands: Any) -> None:
     parsing_login.add_to_sandbox(_command, group, common)
     parsing_login.add_apikey(_command, commands, common)
     parsing_images.add(commands, common, _command)
+    parsing_mcp.add(_command, commands, common)
     parsing_more.add(_command, group, common)
     parsing_pool.add(_command, commands, common, Parser)
     parsing_audit.add(_command, commands, common, Parser)

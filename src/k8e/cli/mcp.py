@@ -1,0 +1,37 @@
+"""``k8e sandbox-mcp``: sandboxes as tools for agents."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+
+from k8e import errors
+from k8e.cli import parsing
+from k8e.mcp import stdio
+from k8e.mcp.options import Options
+
+ADDRESS_VARIABLE = "K8E_SANDBOX_MCP_ADDR"
+DEFAULT_ADDRESS = ":8811"
+
+
+def serve(options: argparse.Namespace) -> int:
+    given = vars(options)
+    chosen = Options(
+        endpoint=given.get("endpoint"),
+        api_key=given.get("apikey"),
+        profile=given.get("profile"),
+        tenant=parsing.tenant(options),
+        allowed_hosts=tuple(parsing.hosts(options.allowed_hosts) or ()),
+    )
+    if importlib.util.find_spec("mcp") is None:
+        raise errors.InvalidRequest(
+            "a part of the MCP server is missing: the package mcp",
+            hint="pip install 'k8e[mcp]'",
+        )
+    if not options.http:
+        return stdio.serve(chosen)
+    from k8e.mcp import serving
+
+    address = options.http_addr or os.environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS
+    return serving.run(chosen, address, options.http_host or [])

@@ -1,0 +1,125 @@
+"""One call of a tool: what it is given, whom it can tell and ask, and what it answers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from k8e.client.results import Denial
+from k8e.mcp.clients import Client
+from k8e.mcp.desks import Desk
+
+
+class Teller(Protocol):
+    """Tells the client how far a call is."""
+
+    @property
+    def heard(self) -> bool:
+        """Whether the client wants to know."""
+        ...
+
+    async def tell(self, progress: float, message: str, total: float | None = None) -> None: ...
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a person is asked, in the client."""
+
+    message: str
+    state: str
+    """Comes back with the answer where the client asks and then calls again."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the person did: ``accept``, ``decline`` or ``cancel``, and what was filled in."""
+
+    action: str
+    approve: bool = False
+    reason: str = ""
+    state: str = ""
+
+
+class Asker(Protocol):
+    """Asks the person in front of the client."""
+
+    @property
+    def available(self) -> bool: ...
+
+    @property
+    def answered(self) -> Answer | None:
+        """What was answered before this call, where a client asks and then calls again."""
+        ...
+
+    async def ask(self, question: Question) -> Answer: ...
+
+
+class InputNeeded(Exception):
+    """The client is to ask, and to call again with the answer."""
+
+    def __init__(self, question: Question) -> None:
+        super().__init__(question.message)
+        self.question = question
+
+
+@dataclass(frozen=True)
+class Call:
+    """A tool's arguments, checked, and everything that it may use."""
+
+    arguments: dict[str, Any]
+    desk: Desk
+    teller: Teller
+    asker: Asker
+    allowed_hosts: tuple[str, ...] = ()
+    """What sessions may be given without asking, beside the gateway's own default."""
+
+    @property
+    def client(self) -> Client:
+        return self.desk.client
+
+    @property
+    def session_id(self) -> str:
+        return str(self.arguments.get("session_id") or "")
+
+    def __getitem__(self, name: str) -> Any:
+        return self.arguments[name]
+
+    def get(self, name: str, default: Any = "") -> Any:
+        return self.arguments.get(name, default)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a tool answers: fields for programs, and text for models."""
+
+    fields: dict[str, Any]
+    text: str | None = None
+    """By default the fields, as JSON."""
+    more: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    """Further content, such as pictures."""
+
+    def wire(self) -> dict[str, Any]:
+        text = encode(self.fields) if self.text is None else self.text
+        return {
+            "content": [{"type": "text", "text": text}, *self.more],
+            "structuredContent": self.fields,
+            "isError": False,
+        }
+
+
+def encode(value: Any) -> str:
+    """JSON with its keys in order, as K8E writes it."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def denied(denials: list[Denial]) -> dict[str, Any]:
+    """What a program was refused, in words."""
+    return {"denials": [refusal(item) for item in denials]} if denials else {}
+
+
+def refusal(item: Denial) -> str:
+    where = item.name or item.address
+    port = f":{item.port}" if item.port else ""
+    times = f", {item.count} times" if item.count > 1 else ""
+    return f"{where}{port} ({item.protocol}): {item.rule}{times}"

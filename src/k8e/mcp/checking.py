@@ -1,0 +1,103 @@
+"""Arguments of a tool against its schema, with messages that a model can act on. Pure."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from k8e import errors
+from k8e.mcp import catalog
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "boolean": (bool,),
+    "array": (list,),
+    "object": (dict,),
+}
+
+
+def tool(name: str) -> dict[str, Any]:
+    """The tool of this name."""
+    found = catalog.TOOLS.get(name)
+    if found is None:
+        near = difflib.get_close_matches(name, catalog.TOOLS, 1, 0.5)
+        advice = f"did you mean {near[0]}?" if near else "tools/list tells which there are"
+        raise errors.InvalidRequest(f"there is no tool {name[:80]!r}", hint=advice)
+    return found
+
+
+def arguments(name: str, given: dict[str, Any] | None) -> dict[str, Any]:
+    """What a tool was given, with its defaults; a null is the same as nothing."""
+    schema = tool(name)["inputSchema"]
+    properties: dict[str, dict[str, Any]] = schema["properties"]
+    found = {key: value for key, value in (given or {}).items() if value is not None}
+    for key in found:
+        if key not in properties:
+            raise _unknown(name, key, properties)
+    missing = [key for key in schema.get("required", ()) if key not in found]
+    if missing:
+        raise errors.InvalidRequest(
+            f"{name} needs the argument {missing[0]!r}",
+            hint=f"{missing[0]}: {properties[missing[0]]['description']}",
+        )
+    checked = {
+        key: _value(f"{name}: {key}", value, properties[key]) for key, value in found.items()
+    }
+    defaults = {key: one["default"] for key, one in properties.items() if "default" in one}
+    return {**defaults, **checked}
+
+
+def _unknown(name: str, key: str, properties: dict[str, Any]) -> errors.InvalidRequest:
+    near = difflib.get_close_matches(key, properties, 1, 0.5)
+    known = ", ".join(properties) or "none"
+    advice = f"did you mean {near[0]!r}? " if near else ""
+    return errors.InvalidRequest(
+        f"{name} has no argument {key[:80]!r}", hint=f"{advice}its arguments: {known}"
+    )
+
+
+def _value(where: str, value: Any, schema: dict[str, Any]) -> Any:
+    kind = schema["type"]
+    if kind == "integer" and isinstance(value, float) and value.is_integer():
+        value = int(value)  # JSON knows only numbers, and some clients write 30.0
+    if not isinstance(value, _KINDS[kind]) or (kind == "integer" and isinstance(value, bool)):
+        raise errors.InvalidRequest(
+            f"{where} is {_shown(value)}, not of type {kind}", hint=schema["description"]
+        )
+    if kind == "string":
+        _text(where, value, schema)
+    elif kind == "integer":
+        _within(where, value, schema)
+    elif kind == "array":
+        _items(where, value, schema)
+    elif kind == "object":
+        for key, item in value.items():
+            _value(f"{where}.{key}", item, {"description": "", **schema["additionalProperties"]})
+    return value
+
+
+def _text(where: str, value: str, schema: dict[str, Any]) -> None:
+    if "enum" in schema and value not in schema["enum"]:
+        choices = " or ".join(map(repr, schema["enum"]))
+        raise errors.InvalidRequest(f"{where} is {_shown(value)}", hint=f"it can be {choices}")
+
+
+def _within(where: str, value: int, schema: dict[str, Any]) -> None:
+    low, high = schema.get("minimum", value), schema.get("maximum", value)
+    if not low <= value <= high:
+        bounds = [f"at least {low}"] if "minimum" in schema else []
+        bounds += [f"at most {high}"] if "maximum" in schema else []
+        raise errors.InvalidRequest(f"{where} is {value}", hint=f"it must be {', '.join(bounds)}")
+
+
+def _items(where: str, value: list[Any], schema: dict[str, Any]) -> None:
+    if len(value) < schema.get("minItems", 0):
+        raise errors.InvalidRequest(f"{where} is empty", hint=schema["description"])
+    for item in value:
+        _value(where, item, {"description": schema["description"], **schema["items"]})
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}…"

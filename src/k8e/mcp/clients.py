@@ -1,0 +1,26 @@
+"""The SDK's client, with the two ways of running that tools need: collected, and followed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+from k8e.client import operations
+from k8e.client.asynchronous import AsyncSandboxClient
+from k8e.client.results import ExecEvent, ExecResult
+
+
+class Client(AsyncSandboxClient):
+    """Runs what :mod:`k8e.client.requests` describes; whoever is cancelled kills its program."""
+
+    async def finish(self, call: Mapping[str, Any]) -> ExecResult:
+        return await self._exec(call, None)
+
+    async def follow(self, call: Mapping[str, Any]) -> AsyncGenerator[ExecEvent]:
+        async with (
+            self._killing(call),
+            contextlib.aclosing(self._stream(operations.exec_events(call))) as events,
+        ):
+            async for event in events:
+                yield event

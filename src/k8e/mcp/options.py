@@ -1,0 +1,32 @@
+"""What a server is told when it starts."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from k8e.mcp.clients import Client
+
+
+class Options:
+    """How to reach a gateway, and what agents may have."""
+
+    def __init__(
+        self,
+        *,
+        endpoint: str | None = None,
+        api_key: str | None = None,
+        profile: str | None = None,
+        tenant: str = "",
+        allowed_hosts: tuple[str, ...] = (),
+    ) -> None:
+        self.endpoint = endpoint
+        self.api_key = api_key
+        self.profile = profile
+        self.tenant = tenant
+        self.allowed_hosts = allowed_hosts
+
+    def client(self) -> Client:
+        """A client of the gateway; it connects when it is first used."""
+        from k8e.mcp.clients import Client
+
+        return Client(self.endpoint, self.tenant, api_key=self.api_key, profile=self.profile)

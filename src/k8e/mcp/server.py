@@ -1,0 +1,251 @@
+"""The official SDK's server with our tools and resources: what every transport serves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+
+import anyio
+import mcp_types as types
+from mcp.server.context import ServerRequestContext
+from mcp.server.lowlevel import Server
+from mcp.server.lowlevel.server import NotificationOptions
+from mcp.server.models import InitializationOptions
+from mcp.shared.exceptions import MCPError
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+
+from k8e import _version, errors
+from k8e.mcp import catalog, resources, tools
+from k8e.mcp.calls import Answer, InputNeeded, Question
+from k8e.mcp.clients import Client
+from k8e.mcp.desks import Desk, LooseDesk
+
+T = TypeVar("T")
+ANSWER = "approval"
+"""The key of our one question in a result that asks for input."""
+CLOSE_SECONDS = 15.0
+LISTED_MS = 3600_000  # how long a client may keep the list of tools
+NOT_FOUND = -32002  # the protocol's own, of resources
+FORM: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "approve": {
+            "type": "boolean",
+            "title": "Allow it",
+            "description": "whether the agent may do this, once",
+            "default": False,
+        },
+        "reason": {"type": "string", "title": "Why", "description": "told to the agent"},
+    },
+    "required": ["approve"],
+}
+
+
+@dataclass(kw_only=True)
+class World:
+    """What a server works with: a gateway's client, and the desks of all connections."""
+
+    client: Client
+    allowed_hosts: tuple[str, ...] = ()
+    desks: dict[str, Desk] = field(default_factory=dict[str, Desk])
+    """By the name that the transport has for a connection; empty for the only one of stdio."""
+
+    def __post_init__(self) -> None:
+        self.loose = LooseDesk(self.client)
+
+    def desk(self, key: str | None) -> Desk:
+        """The desk of a connection; for requests that belong to none, the one that all share."""
+        if key is None:
+            return self.loose
+        return self.desks.setdefault(key, Desk(self.client))
+
+    async def leave(self, key: str) -> None:
+        """The end of a connection, and of what it made."""
+        desk = self.desks.pop(key, None)
+        if desk is not None:
+            await desk.close()
+
+    async def close(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_SECONDS):
+                left = [*self.desks.values(), self.loose]
+                self.desks.clear()
+                await asyncio.gather(*(desk.close() for desk in left))
+        await self.client.close()
+
+
+Context = ServerRequestContext[World, Any]
+KeyOf = Callable[[Context], str | None]
+
+
+class _Teller:
+    """Progress of one request."""
+
+    def __init__(self, ctx: Context) -> None:
+        self._session = ctx.session
+        self.heard = bool(ctx.meta) and (ctx.meta or {}).get("progress_token") is not None
+
+    async def tell(self, progress: float, message: str, total: float | None = None) -> None:
+        await self._session.report_progress(progress, total, message)
+
+
+class _Asker:
+    """The person in front of the client, in the way of the protocol's version."""
+
+    def __init__(self, ctx: Context, params: types.CallToolRequestParams) -> None:
+        self._ctx = ctx
+        self._again = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
+        self.answered = _answered(params)
+
+    @property
+    def available(self) -> bool:
+        session = self._ctx.session
+        capabilities = session.client_capabilities
+        asks = capabilities is not None and _has_forms(capabilities.elicitation)
+        return asks and (self._again or session.can_send_request)
+
+    async def ask(self, question: Question) -> Answer:
+        if self._again:
+            raise InputNeeded(question)
+        session, request_id = self._ctx.session, self._ctx.request_id
+        try:
+            found = await session.elicit_form(question.message, FORM, request_id)
+        except MCPError:
+            return Answer("cancel")  # a client that cannot after all
+        return _answer(found, question.state)
+
+
+def _has_forms(found: types.ElicitationCapability | None) -> bool:
+    """Whether the client can show a form; an empty capability means so."""
+    return found is not None and (found.form is not None or found.url is None)
+
+
+def _answered(params: types.CallToolRequestParams) -> Answer | None:
+    found = (params.input_responses or {}).get(ANSWER)
+    return _answer(found, params.request_state or "") if found is not None else None
+
+
+def _answer(found: Any, state: str) -> Answer:
+    """What a client says that a person did; anything odd is no yes."""
+    if not isinstance(found, types.ElicitResult):
+        return Answer("cancel", state=state)
+    content = found.content or {}
+    reason = content.get("reason")
+    return Answer(
+        found.action,
+        approve=content.get("approve") is True,
+        reason=reason if isinstance(reason, str) else "",
+        state=state,
+    )
+
+
+def build(world: World, key_of: KeyOf) -> Server[World]:
+    """A server; ``key_of`` tells which connection a request belongs to."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Server[World]) -> AsyncGenerator[World]:
+        yield world
+
+    async def list_tools(ctx: Context, params: Any) -> Any:
+        return _complete(ctx, {"tools": catalog.listed()}, ("public", LISTED_MS))
+
+    async def call_tool(ctx: Context, params: types.CallToolRequestParams) -> Any:
+        try:
+            done = await _apart(
+                tools.call(
+                    params.name,
+                    params.arguments,
+                    desk=world.desk(key_of(ctx)),
+                    teller=_Teller(ctx),
+                    asker=_Asker(ctx, params),
+                    allowed_hosts=world.allowed_hosts,
+                )
+            )
+            return _complete(ctx, done)
+        except InputNeeded as needed:
+            return _input_required(needed.question)
+
+    async def list_resources(ctx: Context, params: types.PaginatedRequestParams | None) -> Any:
+        cursor = (params.cursor or "") if params else ""
+        found = await _or_error(resources.listing(world.desk(key_of(ctx)), cursor))
+        return _complete(ctx, found, ("private", 0))
+
+    async def list_templates(ctx: Context, params: Any) -> Any:
+        return _complete(ctx, {"resourceTemplates": resources.TEMPLATES}, ("public", LISTED_MS))
+
+    async def read_resource(ctx: Context, params: types.ReadResourceRequestParams) -> Any:
+        found = await _or_error(resources.read(world.desk(key_of(ctx)), str(params.uri)))
+        return _complete(ctx, found, ("private", 0))
+
+    return Server(
+        catalog.NAME,
+        version=_version.__version__,
+        title=catalog.TITLE,
+        instructions=catalog.INSTRUCTIONS,
+        lifespan=lifespan,
+        on_list_tools=list_tools,
+        on_call_tool=call_tool,
+        on_list_resources=list_resources,
+        on_list_resource_templates=list_templates,
+        on_read_resource=read_resource,
+    )
+
+
+def options(server: Server[World]) -> InitializationOptions:
+    return server.create_initialization_options(NotificationOptions())
+
+
+def _complete(
+    ctx: Context, fields: dict[str, Any], cache: tuple[str, int] | None = None
+) -> dict[str, Any]:
+    """A result as the protocol's version wants it: newer ones say more about themselves."""
+    if ctx.protocol_version not in MODERN_PROTOCOL_VERSIONS:
+        return fields
+    kept = {"cacheScope": cache[0], "ttlMs": cache[1]} if cache else {}
+    return {**fields, **kept, "resultType": "complete"}
+
+
+def _input_required(question: Question) -> types.InputRequiredResult:
+    form = types.ElicitRequestFormParams(message=question.message, requested_schema=FORM)
+    return types.InputRequiredResult(
+        input_requests={ANSWER: types.ElicitRequest(params=form)}, request_state=question.state
+    )
+
+
+async def _apart(work: Awaitable[T]) -> T:
+    """Work in a task of its own.
+
+    A cancel scope of AnyIO cancels every await until it is left, and a program could not be killed
+    in there. A task is cancelled once, and we wait until it has cleaned up.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.cancel()
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()
+        raise
+
+
+async def _or_error(work: Awaitable[T]) -> T:
+    """Resources have errors of the protocol; tools answer theirs."""
+    try:
+        return await _apart(work)
+    except (errors.K8eError, OSError) as error:
+        missing = isinstance(error, (errors.SessionNotFound, FileNotFoundError))
+        code = NOT_FOUND if missing else types.INVALID_PARAMS
+        raise MCPError(code=code, message=tools.describe(error)) from None
+
+
+def with_session(ctx: Context) -> str | None:
+    """The connection of a request over HTTP: what its header says, if it is one of a session."""
+    request: Any = cast("Any", ctx.request)
+    if request is None or ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
+        return None
+    return request.headers.get("mcp-session-id")

@@ -1,0 +1,71 @@
+"""``k8e sandbox-mcp --http``: the HTTP app on a port of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+
+import uvicorn
+
+from k8e import errors
+from k8e.mcp import tokens, web
+from k8e.mcp.guarding import Door
+from k8e.mcp.options import Options
+from k8e.mcp.server import World
+
+LOOPBACK = "127.0.0.1"
+BACKLOG = 512
+GRACE_SECONDS = 3
+
+
+def parse(address: str) -> tuple[str, int]:
+    """``HOST:PORT``; without a host, this machine alone."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65535:
+        raise errors.InvalidRequest(
+            f"{address!r} is not an address", hint="write HOST:PORT, such as 127.0.0.1:8811"
+        )
+    return host.strip("[]") or LOOPBACK, int(port)
+
+
+def run(options: Options, address: str, names: list[str]) -> int:
+    """Serve until we are told to stop."""
+    logging.basicConfig(level=logging.WARNING, format="k8e sandbox-mcp: %(message)s")
+    host, port = parse(address)
+    token = tokens.token()
+    listening = _listen(host, port)
+    shown = f"[{host}]" if ":" in host else host
+    door = Door.of(token, shown, names)
+    place = f"http://{shown}:{listening.getsockname()[1]}{web.PATH}"
+    where = "in the environment" if os.environ.get(tokens.VARIABLE) else tokens.default_file()
+    os.write(2, f"k8e sandbox-mcp: {place}, token {where}\n".encode())
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_serve(options, door, listening))
+    return 0
+
+
+async def _serve(options: Options, door: Door, listening: socket.socket) -> None:
+    world = World(client=options.client(), allowed_hosts=options.allowed_hosts)
+    config = uvicorn.Config(
+        web.App(world, door),
+        log_level="warning",
+        access_log=False,
+        lifespan="on",
+        timeout_graceful_shutdown=GRACE_SECONDS,
+        server_header=False,
+    )
+    await uvicorn.Server(config).serve(sockets=[listening])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise errors.InvalidRequest(
+            f"cannot listen on {host}:{port}: {error.strerror or error}",
+            hint="choose another with --http-addr HOST:PORT",
+        ) from None

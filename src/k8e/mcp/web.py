@@ -1,0 +1,189 @@
+"""The HTTP app: Streamable HTTP of the official SDK and K8E's older way, behind one door.
+
+It is a plain ASGI app with a lifespan, so that any server can carry it: ours, or a larger app that
+mounts it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncGenerator, MutableMapping
+from typing import Any
+
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from starlette.responses import PlainTextResponse
+from starlette.types import Message, Receive, Scope, Send
+
+from k8e.mcp import guarding, server
+from k8e.mcp.guarding import Door
+from k8e.mcp.lines import MAX_LINE
+from k8e.mcp.older import Streams
+from k8e.mcp.server import World
+
+PATH = "/mcp"
+IDLE_SECONDS = 1800.0
+"""How long a connection is kept that nobody uses."""
+MAX_CONNECTIONS = 1000
+STREAM = b"text/event-stream"
+
+
+class App:
+    """Serves ``/mcp`` (or wherever it is mounted), for those whom the door lets in."""
+
+    def __init__(
+        self, world: World, door: Door, *, path: str = PATH, idle: float = IDLE_SECONDS
+    ) -> None:
+        self._world = world
+        self._door = door
+        self._path = path
+        self._server = server.build(world, server.with_session)
+        self._streams = Streams(self._server, world)
+        self._manager = StreamableHTTPSessionManager(
+            self._server,
+            max_request_body_size=MAX_LINE,
+            session_idle_timeout=idle,
+            max_sessions=MAX_CONNECTIONS,
+        )
+        self._idle = idle
+        self._busy: dict[str, int] = {}  # requests under way, by connection
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncGenerator[None]:
+        """Everything that lives as long as the app; its connections end with it."""
+        try:
+            async with self._manager.run():
+                yield
+        finally:
+            for timer in self._timers.values():
+                timer.cancel()
+            await self._world.close()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+            return
+        if scope["type"] != "http":
+            return
+        refusal = guarding.judge(self._door, scope["headers"])
+        if refusal is not None:
+            headers = {"www-authenticate": "Bearer"} if refusal.status == 401 else {}
+            answer = PlainTextResponse(refusal.text + "\n", refusal.status, headers)
+            await answer(scope, receive, send)
+        elif scope["path"].rstrip("/") != self._path.rstrip("/"):
+            await PlainTextResponse(f"MCP is at {self._path}\n", 404)(scope, receive, send)
+        else:
+            await self._serve(scope, receive, send)
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        await receive()
+        async with self.running():
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        session = headers.get(b"mcp-session-id", b"").decode("latin-1")
+        if scope["method"] == "GET" and not session:
+            await self._streams.stream(scope, receive, send)
+        elif scope["method"] == "POST" and b"mcp-protocol-version" not in headers:
+            await self._post(headers, session, scope, receive, send)
+        else:
+            await self._modern(session, scope, receive, send)
+
+    async def _post(
+        self,
+        headers: MutableMapping[bytes, bytes],
+        session: str,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        """A client that names no version of the protocol: its handshake, or one of K8E's."""
+        body = await _body(receive)
+        if body is None:
+            answer = PlainTextResponse(f"the body has more than {MAX_LINE} bytes\n", 413)
+            await answer(scope, receive, send)
+        elif session in self._streams or (not session and not _is_handshake(headers, body)):
+            await self._streams.post(body, scope, receive, send)
+        else:
+            await self._modern(session, scope, _replayed(body, receive), send)
+
+    async def _modern(self, session: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """Streamable HTTP; and what a connection made ends with it, or when nobody comes back."""
+        opened = session
+
+        async def watched(message: Message) -> None:
+            nonlocal opened
+            if message["type"] == "http.response.start" and not opened:
+                found = dict(message["headers"]).get(b"mcp-session-id", b"")
+                opened = found.decode("latin-1")
+            await send(message)
+
+        self._enter(session)
+        try:
+            await self._manager.handle_request(scope, receive, watched)
+        finally:
+            self._leave(session, opened, ended=scope["method"] == "DELETE")
+
+    def _enter(self, session: str) -> None:
+        if session:
+            self._busy[session] = self._busy.get(session, 0) + 1
+            if timer := self._timers.pop(session, None):
+                timer.cancel()
+
+    def _leave(self, session: str, opened: str, *, ended: bool) -> None:
+        if session:
+            self._busy[session] -= 1
+            if not self._busy[session]:
+                del self._busy[session]
+        if ended:
+            self._end(opened)
+        elif opened not in self._busy and opened in self._world.desks:
+            loop = asyncio.get_running_loop()
+            self._timers[opened] = loop.call_later(self._idle, self._end, opened)
+
+    def _end(self, session: str) -> None:
+        self._timers.pop(session, None)
+        task = asyncio.ensure_future(self._world.leave(session))
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+
+async def _body(receive: Receive) -> bytes | None:
+    """The whole body; None if it is too long."""
+    found = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return bytes(found)
+        found += message.get("body", b"")
+        if len(found) > MAX_LINE:
+            return None
+        if not message.get("more_body"):
+            return bytes(found)
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """The same body again, and then whatever comes."""
+    first: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def again() -> Message:
+        return first.pop() if first else await receive()
+
+    return again
+
+
+def _is_handshake(headers: MutableMapping[bytes, bytes], body: bytes) -> bool:
+    """Whether the current protocol is opened: it is always ready for a stream."""
+    if STREAM not in headers.get(b"accept", b""):
+        return False
+    try:
+        message: Any = json.loads(body)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(message, dict) and message.get("method") == "initialize"

@@ -1,0 +1,15 @@
+#!/bin/sh
+# clients.sh FOLDER: gets the MCP clients of others that tests drive our server with, pinned with hashes; quick when they
+# are in place. Where there is no npm, or no network, those tests are skipped, so nothing here is an error.
+set -u
+folder=$1
+source=$(dirname "$0")/../../requirements/mcp-clients
+command -v npm >/dev/null 2>&1 || exit 0
+cmp -s "$source/package-lock.json" "$folder/.stamp" && exit 0
+rm -rf "$folder" && mkdir -p "$folder" && cp "$source/package.json" "$source/package-lock.json" "$folder/" || exit 0
+if (cd "$folder" && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error >/dev/null 2>&1); then
+    cp "$source/package-lock.json" "$folder/.stamp"
+else
+    rm -rf "$folder"
+    echo "could not fetch the MCP clients; some tests will be skipped" >&2
+fi

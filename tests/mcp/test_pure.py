@@ -1,0 +1,210 @@
+"""What needs no server: lines, arguments, hosts, the door, the token, and the data of tools."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
+
+from k8e import errors
+from k8e.mcp import catalog, checking, greeting, guarding, hosts, resources, serving, tokens, tools
+from k8e.mcp.guarding import Door
+from k8e.mcp.lines import Lines, TooLong
+
+TOKEN = "a-token-that-is-long-enough"
+DOOR = Door.of(TOKEN, "127.0.0.1", ["agents.example"])
+K8E_TOOLS = {
+    "sandbox_run": ("code", "language", "timeout"),
+    "sandbox_status": (),
+    "sandbox_create_session": ("session_id", "tenant_id", "runtime_class", "allowed_hosts"),
+    "sandbox_destroy_session": ("session_id",),
+    "sandbox_exec": ("session_id", "command", "timeout", "workdir"),
+    "sandbox_exec_stream": ("session_id", "command", "timeout", "workdir"),
+    "sandbox_write_file": ("session_id", "path", "content", "mode"),
+    "sandbox_read_file": ("session_id", "path"),
+    "sandbox_list_files": ("session_id", "since"),
+    "sandbox_pip_install": ("session_id", "packages"),
+    "sandbox_run_subagent": ("parent_session_id", "agent_type", "workspace_path"),
+    "sandbox_confirm_action": ("session_id", "action", "approval_id"),
+}
+
+
+def test_every_tool_of_k8e_is_there_with_its_arguments() -> None:
+    assert list(catalog.K8E_TOOLS) == list(K8E_TOOLS)
+    for name, arguments in K8E_TOOLS.items():
+        assert set(arguments) <= set(catalog.TOOLS[name]["inputSchema"]["properties"])
+
+
+def test_every_tool_has_a_handler_and_no_handler_is_left_over() -> None:
+    assert set(tools.HANDLERS) == set(catalog.TOOLS)
+
+
+def test_versions_are_those_of_the_sdk() -> None:
+    assert tuple(HANDSHAKE_PROTOCOL_VERSIONS) == greeting.HANDSHAKE_VERSIONS
+    assert tuple(MODERN_PROTOCOL_VERSIONS) == greeting.MODERN_VERSIONS
+
+
+def test_greeting_imports_neither_the_sdk_nor_asyncio() -> None:
+    code = (
+        "import sys; from k8e.mcp import stdio; "
+        "print(sorted({'mcp', 'pydantic', 'asyncio', 'anyio', 'grpc'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+@given(st.lists(st.binary(max_size=40).filter(lambda line: b"\n" not in line)), st.data())
+def test_lines_are_the_same_however_they_are_cut(lines: list[bytes], data: st.DataObject) -> None:
+    whole = b"".join(line + b"\n" for line in lines)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)))))
+    reader, found = Lines(20), []
+    for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True):
+        found += reader.feed(whole[start:end])
+    wanted = [TooLong if len(line) > 20 else line for line in lines if line.strip()]
+    assert [TooLong if isinstance(item, TooLong) else item for item in found] == wanted
+
+
+def test_line_without_end_takes_no_memory() -> None:
+    reader = Lines(1000)
+    found = [item for _ in range(100) for item in reader.feed(b"x" * 500)]
+    assert len(found) == 1
+    assert reader.feed(b"\nnext\n") == [b"next"]
+
+
+def test_arguments_have_their_defaults() -> None:
+    found = checking.arguments("sandbox_run", {"code": "x", "timeout": 5.0, "language": None})
+    assert found == {"code": "x", "timeout": 5, "language": "bash"}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"),
+    [
+        ("sandbox_run", {"code": 1}, "not of type string"),
+        ("sandbox_run", {"code": "x", "timeout": 0}, "at least 1"),
+        ("sandbox_run", {"code": "x", "timeout": True}, "not of type integer"),
+        ("sandbox_write_file", {"path": "a", "content": "b", "mode": "x"}, "'w' or 'a'"),
+        ("sandbox_pip_install", {"packages": []}, "is empty"),
+        ("sandbox_pip_install", {"packages": "requests"}, "not of type array"),
+        ("sandbox_pip_install", {"packages": [1]}, "not of type string"),
+        ("sandbox_create_session", {"env": {"A": 1}}, "not of type string"),
+        ("sandbox_status", {"x": 1}, "its arguments: none"),
+    ],
+    ids=str,
+)
+def test_wrong_arguments_are_named(name: str, arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(errors.InvalidRequest) as caught:
+        checking.arguments(name, arguments)
+    assert words in f"{caught.value.message} {caught.value.hint}"
+
+
+@pytest.mark.parametrize(
+    ("asked", "free", "later"),
+    [
+        (["a.example"], ["a.example"], []),
+        (["A.Example."], ["a.example"], []),
+        (["a.example:443"], ["a.example"], []),
+        (["a.example"], ["a.example:443"], ["a.example"]),
+        (["b.a.example"], ["*.a.example"], []),
+        (["a.example"], ["*.a.example"], ["a.example"]),
+        (["b.a.example:443"], ["*.a.example:443"], []),
+        (["b.a.example:80"], ["*.a.example:443"], ["b.a.example:80"]),
+        (["*.a.example"], ["b.a.example"], ["*.a.example"]),
+        (["open"], ["default", "a.example"], ["open"]),
+        (["none", "strict"], [], []),
+        (["default"], [], ["default"]),
+        (["192.0.2.0/24"], ["192.0.2.0/25"], ["192.0.2.0/24"]),
+        (["evil.example"], ["example"], ["evil.example"]),
+    ],
+    ids=str,
+)
+def test_what_is_not_surely_covered_is_asked(
+    asked: list[str], free: list[str], later: list[str]
+) -> None:
+    assert hosts.split(asked, free)[1] == later
+
+
+def test_strict_is_not_the_agents_to_drop() -> None:
+    assert hosts.kept_strict(["default"], ["default", "strict"]) == ["default", "strict"]
+    assert hosts.kept_strict(["Strict"], ["strict"]) == ["Strict"]
+    assert hosts.kept_strict([], ["default"]) == []
+    assert hosts.loosening(["a.example", "STRICT"]) == ["STRICT"]
+
+
+def headers(**changed: str) -> list[tuple[bytes, bytes]]:
+    given = {"host": "127.0.0.1:8811", "authorization": f"Bearer {TOKEN}"} | changed
+    return [(name.encode(), value.encode()) for name, value in given.items() if value]
+
+
+@pytest.mark.parametrize(
+    ("changed", "status"),
+    [
+        ({}, 0),
+        ({"host": "LOCALHOST"}, 0),
+        ({"host": "[::1]:8811"}, 0),
+        ({"host": "agents.example"}, 0),
+        ({"host": ""}, 421),
+        ({"host": "10.0.0.1"}, 421),
+        ({"origin": "https://agents.example"}, 0),
+        ({"origin": "file://localhost"}, 403),
+        ({"origin": "http://127.0.0.1.evil.example"}, 403),
+        ({"authorization": f"Basic {TOKEN}"}, 401),
+        ({"authorization": f"Bearer {TOKEN}x"}, 401),
+        ({"authorization": f"bearer {TOKEN}"}, 0),
+    ],
+    ids=str,
+)
+def test_door_judges(changed: dict[str, str], status: int) -> None:
+    found = guarding.judge(DOOR, headers(**changed))
+    assert (found.status if found else 0) == status
+
+
+def test_two_hosts_or_two_tokens_are_none() -> None:
+    for double in (b"host", b"authorization"):
+        twice = [*headers(), *(item for item in headers() if item[0] == double)]
+        assert guarding.judge(DOOR, twice) is not None
+
+
+def test_server_on_all_addresses_has_addresses_but_no_foreign_name() -> None:
+    door = Door.of(TOKEN, "0.0.0.0")
+    assert guarding.judge(door, headers(host="10.0.0.1:8811")) is None
+    assert guarding.judge(door, headers(host="rebound.example")) is not None
+
+
+def test_address_without_a_host_is_this_machine_alone() -> None:
+    assert serving.parse(":8811") == ("127.0.0.1", 8811)
+    assert serving.parse("[::1]:1") == ("::1", 1)
+    with pytest.raises(errors.InvalidRequest):
+        serving.parse("8811")
+
+
+def test_token_is_kept_and_must_be_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(tokens.VARIABLE, raising=False)
+    path = tmp_path / "below" / "token"
+    made = tokens.token(path)
+    assert tokens.token(path) == made
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [item.name for item in path.parent.iterdir()] == ["token"]
+    path.chmod(0o644)
+    with pytest.raises(errors.Denied):
+        tokens.token(path)
+    path.chmod(0o600)
+    path.write_text("short", "ascii")
+    with pytest.raises(errors.InvalidRequest):
+        tokens.token(path)
+
+
+@pytest.mark.parametrize("path", ["/workspace/a b.txt", "/workspace/é%/#?.x", "/w/\udcff"])
+def test_path_survives_its_uri(path: str) -> None:
+    assert resources.parse(resources.uri("sess-1", path)) == ("sess-1", path)
+
+
+@pytest.mark.parametrize("uri", ["file:///etc/passwd", "sandbox://", "sandbox://x", "sandbox:///a"])
+def test_what_is_no_file_of_a_sandbox_is_refused(uri: str) -> None:
+    with pytest.raises(errors.InvalidRequest):
+        resources.parse(uri)
