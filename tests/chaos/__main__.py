@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import secrets
+import signal
 import sys
 
 from tests.chaos import actions, campaign
@@ -22,6 +23,7 @@ def main() -> int:
     )
     parser.add_argument("--every", type=int, default=1, help="of a sweep: at every so many steps")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nothing is left then, either
     for runtime in options.runtime or RUNTIMES:
         if options.sweep:
             campaign.sweep(runtime, options.seed, options.sweep, every=options.every)

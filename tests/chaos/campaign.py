@@ -217,7 +217,12 @@ class Campaign:
         self.look()
 
     def prepare(self, kind: str) -> None:
-        """Have what an action of this kind needs."""
+        """Have what an action of this kind needs, and not many others."""
+        client = self.gateways.connect()
+        for one in list(self.world.people.values())[:-2]:
+            if one.session_id in self.world.people and not one.deadline:
+                self._bound(actions.destroy, one)(client)
+                self.world.check(client)
         needs = {"resume": "pause", "forget": "save", "restore": "save"}
         while self._prepare(kind, set()) is None:
             work = self._prepare(needs.get(kind, "create"), set()) or self._prepare("create", set())
