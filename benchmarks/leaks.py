@@ -7,7 +7,6 @@ import json
 import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from benchmarks import serving
 from k8e.conformance import traces
@@ -18,6 +17,8 @@ from k8e.egress.rules import TABLE
 Counts = dict[str, float]
 GATEWAY_MB = "gateway MB"
 """Memory is no count: an allocator keeps some, so it is judged apart."""
+TIMED = "nft elements that time out"
+"""What the kernel removes by itself, a minute or a DNS answer's time later."""
 NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 
 
@@ -39,21 +40,30 @@ def count(folder: Path, gateway: int) -> Counts:
 def count_router(router: Path) -> Counts:
     """What sandboxes have in the router's namespace: interfaces, and elements of nft's sets."""
     if not namespaces.is_mounted(router):
-        return {"router interfaces": 0, "nft elements": 0}
+        return {"router interfaces": 0, "nft elements": 0, TIMED: 0}
+    listed = namespaces.run_in(router, _list_table)
     return {
         "router interfaces": len(namespaces.run_in(router, socket.if_nameindex)),
-        "nft elements": namespaces.run_in(router, _elements),
+        **elements(listed),
     }
 
 
-def _elements() -> int:
+def _list_table() -> str:
     nft = Nftables()
     try:
-        listed = json.loads(nft.run_json(f"list table {TABLE}"))["nftables"]
+        return nft.run_json(f"list table {TABLE}")
     finally:
         nft.close()
-    named: list[dict[str, Any]] = [item[kind] for item in listed for kind in item]
-    return sum(len(item.get("elem") or ()) for item in named)
+
+
+def elements(listed: str) -> Counts:
+    """Elements in nft's JSON: those that stay until somebody removes them, and the others."""
+    found: Counts = {"nft elements": 0, TIMED: 0}
+    for item in json.loads(listed)["nftables"]:
+        for thing in item.values():
+            timed = {"dynamic", "timeout"} & set(thing.get("flags") or ())
+            found[TIMED if timed else "nft elements"] += len(thing.get("elem") or ())
+    return found
 
 
 def left_behind(sandbox_ids: Iterable[str], folder: Path) -> list[str]:

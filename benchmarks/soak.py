@@ -35,7 +35,10 @@ ENOUGH = 400  # sessions for a slope
 SETTLE_SECONDS = 30.0
 SAME = 3  # looks, half a second apart, that see the same
 MAX_FAILURES = 10
-BOUNDED = {"threads": 8}  # the event loop's pool starts them as it needs them, and never more
+BOUNDED = {
+    "threads": 8,  # the event loop's pool starts them as it needs them, and never more
+    leaks.TIMED: 64,  # of the last sessions
+}
 
 
 class Course:
@@ -217,7 +220,7 @@ def report(course: Course) -> dict[str, object]:
         "seconds": round(seconds, 1),
         "work": dict(sorted(course.works.items())),
         "gateway_mb": [round(mb, 1) for _, mb in course.samples],
-        "mb_per_1000_sessions": round(slope(steady), 2),
+        "mb_per_1000_sessions": round(slope(steady), 2) if course.done >= ENOUGH else None,
         "problems": course.problems[:MAX_FAILURES],
     }
 
