@@ -66,8 +66,8 @@ class Row(NamedTuple):
     """Each of these roles is enough; all others are refused."""
     kind: Kind
     ask: Callable[[Things], dict[str, Any]] = lambda of: {}
-    decides: bool = False
-    """Whether approvers see and decide on everybody's: that is what the role is for."""
+    sees_all: str = ""
+    """A role that sees everybody's, as approvers see what is to be decided."""
 
 
 ANY, AGENT, ADMIN = "agent approver admin", "agent", "admin"
@@ -98,8 +98,11 @@ _DECIDE = Row(
     "approver admin",
     HIDDEN,
     lambda of: {"approval_id": of.approval, "approved": True},
-    decides=True,
+    sees_all="approver",
 )
+
+# Strangers find their own refused calls in there, with the ids that they named.
+_AUDIT = Row(ANY, OWN, lambda of: {"session_id": of.session})
 
 RPCS: dict[str, list[Row]] = {
     "CreateSession": [Row(AGENT, OWN)],
@@ -121,9 +124,11 @@ RPCS: dict[str, list[Row]] = {
     "ListFiles": [_session()],
     "ConfirmAction": [_session(action="x"), _ASK_AGAIN],
     "ApproveAction": [_DECIDE],
+    "GetAudit": [_AUDIT],
+    "VerifyAudit": [Row(ADMIN, OWN)],
     "ListApprovals": [
-        Row(ANY, LISTED, decides=True),
-        Row(ANY, LISTED, lambda of: {"session_id": of.session}, decides=True),
+        Row(ANY, LISTED, sees_all="approver"),
+        Row(ANY, LISTED, lambda of: {"session_id": of.session}, sees_all="approver"),
     ],
     "SnapshotPut": [Row(AGENT, LISTED, lambda of: {"name": "mine", "layers": ["x"]})],
     "SnapshotGet": [Row(AGENT, HIDDEN, lambda of: {"name": of.snapshot})],
@@ -194,8 +199,12 @@ OPERATIONS: dict[str, list[Row]] = {
     "change_allowed_hosts": [_session(add=["stranger.example"], remove=[])],
     "confirm_action": [_session(action="x"), _ASK_AGAIN],
     "approve_action": [_DECIDE],
-    "get_approval": [Row(ANY, HIDDEN, lambda of: {"approval_id": of.approval}, decides=True)],
-    "list_approvals": [Row(ANY, LISTED, decides=True)],
+    "get_approval": [
+        Row(ANY, HIDDEN, lambda of: {"approval_id": of.approval}, sees_all="approver")
+    ],
+    "audit": [_AUDIT],
+    "verify_audit": [Row(ADMIN, OWN)],
+    "list_approvals": [Row(ANY, LISTED, sees_all="approver")],
     "expose": [_session(port=8124)],
     "unexpose": [Row(AGENT, HIDDEN, lambda of: {"session_id": of.session, "port": of.port})],
     "list_exposed": [_session(), Row(AGENT, LISTED)],

@@ -93,8 +93,9 @@ class Filter:
 
     def needles(self) -> list[bytes]:
         """What a line must have in it, whatever else: looking for bytes is quick."""
-        wanted = {"session": self.session, "principal": self.principal}
-        found = [f'"{name}":{to_json(value)}' for name, value in wanted.items() if value]
+        found = [f'"session":{to_json(self.session)}'] if self.session else []
+        if self.principal:
+            found.append(f'"principal":{to_json(self.principal)[:-1]}')
         if self.denied:
             found.append(f'"outcome":"{DENIED}"')
         if self.of:
@@ -104,13 +105,18 @@ class Filter:
     def matches(self, row: dict[str, Any]) -> bool:
         return (
             (not self.session or row.get("session") == self.session)
-            and (not self.principal or row.get("principal") == self.principal)
+            and (not self.principal or _is_of(str(row.get("principal")), self.principal))
             and (not self.since or row.get("at", 0) >= self.since)
             and (not self.until or row.get("at", 0) < self.until)
             and (not self.action or _is_action(str(row.get("action")), self.action))
             and (not self.denied or row.get("outcome") == DENIED)
             and (not self.of or self.of in (row.get("principal"), row.get("owner")))
         )
+
+
+def _is_of(principal: str, wanted: str) -> bool:
+    """Whether it is this one; ``key:NAME`` means every key that ever had the name."""
+    return principal == wanted or principal.startswith(f"{wanted}:")
 
 
 def _is_action(action: str, wanted: str) -> bool:
