@@ -32,7 +32,7 @@ while True:
 _STATE = """
 import hashlib, os
 found = {}
-for top in ('/etc', '/run/k8e'):
+for top in ('/etc', '/run/k8e/link', '/run/k8e/guest'):
     for folder, _, names in os.walk(top):
         for name in names:
             path = os.path.join(folder, name)
