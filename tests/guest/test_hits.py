@@ -25,7 +25,11 @@ class Told(NamedTuple):
 def places(monkeypatch: pytest.MonkeyPatch) -> dict[str, Told]:
     """Places that are not as they should be."""
     found: dict[str, Told] = {}
-    monkeypatch.setattr(os, "statvfs", lambda path: found.get(path, Told()))  # pyright: ignore[reportUnknownLambdaType,reportUnknownArgumentType]
+
+    def statvfs(path: str) -> Told:
+        return found.get(path, Told())
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
     monkeypatch.setattr(hits, "COUNTED", {})
     monkeypatch.setattr(hits, "SESSION_LIMITS", {})
     return found

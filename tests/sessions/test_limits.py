@@ -19,7 +19,11 @@ EXIT: dict[str, Any] = {"id": "e", "code": 1, "status": "completed", "duration_m
 def hits(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """What the kernel has counted for the sandbox."""
     counted = {"memory": 0, "pids": 0}
-    monkeypatch.setattr(cgroups, "limit_hits", lambda _: dict(counted))
+
+    def limit_hits(sandbox_id: str) -> dict[str, int]:
+        return dict(counted)
+
+    monkeypatch.setattr(cgroups, "limit_hits", limit_hits)
     return counted
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from typing import Any
 
 from k8e import errors
 from k8e.conformance.behaviours import Broken, behaviour, equal, expect
@@ -159,8 +160,9 @@ async def memory_told(stage: Stage) -> None:
 async def _told(sandbox: Sandbox, done: Outcome, name: str, **limits: int) -> None:
     """The end of a program, as a gateway tells it, names a limit with its value."""
     watch = Watch(sandbox.guest.sandbox_id, Limits(**limits))
-    told = wire.unpack_dict(watch.amend(wire.pack(done.exit))).get("limits") or []
-    found = {item["limit"]: item for item in told}
+    told = wire.unpack_dict(watch.amend(wire.pack(done.exit)))
+    met: list[dict[str, Any]] = told.get("limits") or []
+    found = {str(item["limit"]): item for item in met}
     expect(name in found, f"{name} is not among the limits {list(found)} of: {done.story()}")
     equal(found[name]["value"], limits[name], f"the limit {name}")
     expect("create a session with more" in found[name]["message"], f"{found[name]}")
