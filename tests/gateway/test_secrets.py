@@ -205,7 +205,7 @@ class Busy:
     def expose(self, agent: Metadata, session: str) -> None:
         told = self.tell(agent, op="expose", session_id=session, port=8123)
         self.planted["token"] = told["token"]
-        address = urlsplit(told["url"])
+        address = urlsplit(str(told["url"]))
         for path in (f"/?{address.query}", f"/?{address.query}x", f"/{told['token']}", "/"):
             for headers in ({}, {"Cookie": told["token"]}, {"Referer": told["url"]}):
                 connection = http.client.HTTPConnection(address.netloc, timeout=20)
