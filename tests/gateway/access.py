@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import Any
 
 from k8e.model import new_id
 
@@ -51,6 +51,14 @@ class Things:
         return [self.session, self.run, self.terminal, self.approval]
 
 
+Asking = Callable[[Things], dict[str, Any]]
+"""The arguments of a call that names these things."""
+
+
+def _nothing(_: Things) -> dict[str, Any]:
+    return {}
+
+
 class Kind(enum.Enum):
     """What a stranger gets who makes the call."""
 
@@ -59,13 +67,14 @@ class Kind(enum.Enum):
     OWN = "something of the caller's own, or of the whole gateway; other tests are about it"
 
 
-class Row(NamedTuple):
+@dataclass(frozen=True)
+class Row:
     """One way to make a call."""
 
     roles: str
     """Each of these roles is enough; all others are refused."""
     kind: Kind
-    ask: Callable[[Things], dict[str, Any]] = lambda of: {}
+    ask: Asking = _nothing
     sees_all: str = ""
     """A role that sees everybody's, as approvers see what is to be decided."""
 

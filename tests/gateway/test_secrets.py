@@ -38,6 +38,10 @@ LIVES_IN = {
 """Where a secret is kept, because it is needed again; all files of the data folder are closed."""
 
 
+DISKS = (".img", ".ext4")
+"""What workspaces are in: theirs is what users write, and most of it is zeros."""
+
+
 class Watched(NamedTuple):
     """What a busy gateway left behind."""
 
@@ -201,7 +205,7 @@ class Busy:
     def expose(self, agent: Metadata, session: str) -> None:
         told = self.tell(agent, op="expose", session_id=session, port=8123)
         self.planted["token"] = told["token"]
-        address = urlsplit(told["url"])
+        address = urlsplit(str(told["url"]))
         for path in (f"/?{address.query}", f"/?{address.query}x", f"/{told['token']}", "/"):
             for headers in ({}, {"Cookie": told["token"]}, {"Referer": told["url"]}):
                 connection = http.client.HTTPConnection(address.netloc, timeout=20)
@@ -237,7 +241,7 @@ def written(folder: Path) -> dict[str, bytes]:
         below[:] = [name for name in below if not os.path.ismount(Path(top, name))]
         for path in (Path(top, name) for name in names):
             with contextlib.suppress(OSError):
-                if path.is_file() and not path.is_symlink() and path.suffix != ".img":
+                if path.is_file() and not path.is_symlink() and path.suffix not in DISKS:
                     found[str(path.relative_to(folder))] = path.read_bytes()
     return found
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import threading
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -189,7 +189,8 @@ def test_what_is_no_request_is_refused_and_said_so(
 ) -> None:
     if rpc == "Run" and not messages:
         return  # a stream that ends before its first frame is one
-    call: Any = channel.stream_stream(f"/sandbox.v1.SandboxService/{rpc}")
+    dialling: Any = channel
+    call = dialling.stream_stream(f"/sandbox.v1.SandboxService/{rpc}")
     failed = failing(lambda: list(call(iter(messages), metadata=agent, timeout=20)))
     assert failed.status is Status.INVALID_ARGUMENT, failed
 
@@ -204,7 +205,7 @@ class Message:
         return self.size
 
 
-async def messages_of(items: Iterable[Message]) -> Any:
+async def messages_of(items: Iterable[Message]) -> AsyncGenerator[Message]:
     for item in items:
         yield item
 
@@ -234,7 +235,7 @@ async def test_a_request_that_never_comes_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr(receiving, "SECONDS", 0.01)
 
-    async def never() -> Any:
+    async def never() -> AsyncGenerator[None]:
         await asyncio.Event().wait()
         yield
 

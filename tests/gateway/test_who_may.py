@@ -153,8 +153,7 @@ def possessions(running: Running, stub: Stub, owner: Metadata, of: Things) -> li
         stub.PollRun(pb.PollRunRequest(run_id=of.run), **call).status,
         stub.TerminalForeground(
             pb.TerminalForegroundRequest(terminal_id=of.terminal), **call
-        ).input_waiting
-        is not None,
+        ).DESCRIPTOR.name,  # it is there
         [
             (item.context_id, item.execution_count)
             for item in stub.ListContexts(pb.ListContextsRequest(**named), **call).contexts
