@@ -65,7 +65,7 @@ test-vm: setup ## Try the limits on a cgroup v2 kernel, in QEMU (8 minutes; VM_A
 bench: setup ## Measure; prints a table and writes JSON (BENCH_ARGS=...)
 	$(PY) -m benchmarks $(BENCH_ARGS)
 
-soak: setup ## 5,000 sessions of mixed work; fails if anything is left (an hour; SOAK_ARGS="--sessions 500")
+soak: setup ## 5,000 sessions of mixed work; fails if anything is left (half an hour; SOAK_ARGS="--sessions 500")
 	$(PY) -m benchmarks.soak $(SOAK_ARGS)
 
 bench-peers: ## Install what `make bench` compares with, if it is there: podman, docker, srt
