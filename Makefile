@@ -75,7 +75,7 @@ fuzz: setup ## Send nonsense for FUZZ_SECONDS=600 (FUZZ_SEED=1 repeats a run; FU
 bench: setup ## Measure; prints a table and writes JSON (BENCH_ARGS=...)
 	$(PY) -m benchmarks $(BENCH_ARGS)
 
-soak: setup ## 5,000 sessions of mixed work; fails if anything is left (an hour; SOAK_ARGS="--sessions 500")
+soak: setup ## 5,000 sessions of mixed work; fails if anything is left (half an hour; SOAK_ARGS="--sessions 500")
 	$(PY) -m benchmarks.soak $(SOAK_ARGS)
 
 bench-peers: ## Install what `make bench` compares with, if it is there: podman, docker, srt

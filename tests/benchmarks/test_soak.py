@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import leaks, soak
 
-SESSIONS = 16
+SESSIONS = 30
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="sandboxes need root")
