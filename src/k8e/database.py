@@ -33,20 +33,21 @@ def connect(path: Path, migrations: Sequence[str], *, durable: bool) -> sqlite3.
         StateUnusable: it is damaged, or of a newer release, or closed to us; it was not changed.
     """
     version = examine(path, len(migrations))
-    with contextlib.ExitStack() as undo:
-        try:
-            database = sqlite3.connect(path, isolation_level=None, timeout=BUSY_SECONDS)
-            undo.callback(database.close)
-            path.chmod(0o600)
-            database.execute("PRAGMA journal_mode=WAL")
-            database.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
-            for number in range(version, len(migrations)):
-                database.executescript(
-                    f"BEGIN;{migrations[number]};PRAGMA user_version={number + 1};COMMIT;"
-                )
-        except sqlite3.DatabaseError as error:
-            raise _unusable(path, error) from None
-        undo.pop_all()
+    try:
+        database = sqlite3.connect(path, isolation_level=None, timeout=BUSY_SECONDS)
+    except sqlite3.DatabaseError as error:
+        raise _unusable(path, error) from None
+    try:
+        path.chmod(0o600)
+        database.execute("PRAGMA journal_mode=WAL")
+        database.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+        for number in range(version, len(migrations)):
+            database.executescript(
+                f"BEGIN;{migrations[number]};PRAGMA user_version={number + 1};COMMIT;"
+            )
+    except sqlite3.DatabaseError as error:
+        database.close()
+        raise _unusable(path, error) from None
     return database
 
 

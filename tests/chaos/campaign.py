@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import random
 import shutil
 import socket
@@ -153,10 +154,11 @@ class Campaign:
         def act(work: Callable[[Client], None], client: Client) -> None:
             try:
                 work(client)
-            except TimeoutError as error:
-                failures.append(error)
-            except (OSError, errors.GatewayUnreachable):
+            except (ConnectionError, errors.GatewayUnreachable):
                 pass  # the gateway died
+            except OSError as error:
+                if error.errno != errno.EBADF:  # of a connection that was closed meanwhile
+                    failures.append(error)
             except BaseException as error:
                 failures.append(error)
 
@@ -267,15 +269,15 @@ class Campaign:
         made = self.gateways.all_made()
         folder = self.gateways.folder
         self.gateways.fuse.left = launcher.OFF
-        kept = self.gateways.stop()
+        code = self.gateways.stop()
         try:
             left = [
                 *leftovers.of_sandboxes(made, folder),
                 *leftovers.of_folder(folder),
                 *self._network_left(),
             ]
-            if left or kept:
-                raise Wrong("\n".join(["after the end there is still", *left]))
+            if left or code:
+                raise Wrong("\n".join([f"the gateway left with {code}; there is still", *left]))
         finally:
             self.internet.close()
         shutil.rmtree(folder)

@@ -123,7 +123,7 @@ def _wrap(fuse: Fuse) -> None:
         found.set_trace_callback(lambda _: fuse.step())
         return found
 
-    database.connect = traced
+    vars(database)["connect"] = traced
 
 
 def main() -> int:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,6 @@ from k8e.sessions import (
     store,
     template_store,
 )
-
-log = logging.getLogger(__name__)
 
 SESSIONS = "sessions.db"
 DATABASES: dict[str, Sequence[str]] = {
@@ -63,13 +60,16 @@ class Repaired:
     """What became of one database."""
 
     name: str
-    kept: str
+    kept: str = ""
     """Where the damaged one is now; empty if there was none."""
-    rows: int
+    rows: int = 0
     """How many could be saved."""
+    lost: str = ""
+    """Why there may have been more of them; empty if all were saved."""
 
     def to_json(self) -> dict[str, Any]:
-        return {"database": self.name, "kept_as": self.kept, "rows_saved": self.rows}
+        told = {"database": self.name, "kept_as": self.kept, "rows_saved": self.rows}
+        return {**told, "lost": self.lost} if self.lost else told
 
 
 def repair(data_dir: Path) -> list[Repaired]:
@@ -87,7 +87,7 @@ def repair(data_dir: Path) -> list[Repaired]:
     sessions = data_dir / SESSIONS
     if not database.is_there(sessions):
         database.connect(sessions, DATABASES[SESSIONS], durable=True).close()
-        done.append(Repaired(SESSIONS, "", 0))
+        done.append(Repaired(SESSIONS))
     return done
 
 
@@ -97,33 +97,42 @@ def _save(path: Path, migrations: Sequence[str]) -> Repaired:
         with contextlib.suppress(FileNotFoundError):
             path.with_name(path.name + suffix).rename(kept.with_name(kept.name + suffix))
     with contextlib.closing(database.connect(path, migrations, durable=True)) as made:
-        rows = _copy_rows(kept, made)
-    log.warning("%s was damaged; %d rows of it were saved", path, rows)
-    return Repaired(path.name, kept.name, rows)
+        rows, lost = _copy_rows(kept, made)
+    return Repaired(path.name, kept.name, rows, lost)
 
 
-def _copy_rows(source: Path, target: sqlite3.Connection) -> int:
-    """Copy every row that can be read, of every table that there should be."""
+def _copy_rows(source: Path, target: sqlite3.Connection) -> tuple[int, str]:
+    """Copy every row that can be read, of every table that there should be; and what cannot."""
     query = "SELECT name FROM sqlite_master WHERE type='table' AND name NOT LIKE 'sqlite_%'"
-    tables = [str(row[0]) for row in target.execute(query)]
+    rows, problems = 0, list[str]()
     with contextlib.closing(sqlite3.connect(source)) as damaged:
-        return sum(_copy_table(damaged, target, table) for table in tables)
+        for (table,) in target.execute(query).fetchall():
+            try:
+                for row in _rows(damaged, target, table):
+                    rows += _insert(target, table, row)
+            except (sqlite3.DatabaseError, OverflowError) as error:
+                problems.append(f"{table}: {error}")
+    return rows, "; ".join(problems)
 
 
-def _copy_table(source: sqlite3.Connection, target: sqlite3.Connection, table: str) -> int:
-    count = 0
-    try:
-        wanted = {row[1] for row in target.execute(f"PRAGMA table_info({table})")}
-        names = [row[1] for row in source.execute(f"PRAGMA table_info({table})")]
-        columns = [name for name in names if name in wanted]
-        if not columns:
-            return 0
-        listed, marks = ", ".join(columns), ", ".join("?" * len(columns))
+def _rows(
+    source: sqlite3.Connection, target: sqlite3.Connection, table: str
+) -> Iterator[dict[str, Any]]:
+    """The rows of a table as far as they can be read, with the columns that it still has."""
+    wanted = {row[1] for row in target.execute(f"PRAGMA table_info({table})")}
+    names = [row[1] for row in source.execute(f"PRAGMA table_info({table})")]
+    columns = [name for name in names if name in wanted]
+    if columns:
         # Not by an index: that may be what is damaged.
-        for row in source.execute(f"SELECT {listed} FROM {table} NOT INDEXED"):  # noqa: S608 - names of ours
-            with contextlib.suppress(sqlite3.IntegrityError):
-                target.execute(f"INSERT INTO {table} ({listed}) VALUES ({marks})", row)  # noqa: S608 - names of ours
-                count += 1
-    except (sqlite3.DatabaseError, OverflowError) as error:
-        log.warning("the rest of table %s cannot be read: %s", table, error)
-    return count
+        query = f"SELECT {', '.join(columns)} FROM {table} NOT INDEXED"  # noqa: S608 - names of ours
+        for row in source.execute(query):
+            yield dict(zip(columns, row, strict=True))
+
+
+def _insert(target: sqlite3.Connection, table: str, row: dict[str, Any]) -> int:
+    listed, marks = ", ".join(row), ", ".join("?" * len(row))
+    try:
+        target.execute(f"INSERT INTO {table} ({listed}) VALUES ({marks})", [*row.values()])  # noqa: S608 - names of ours
+    except sqlite3.IntegrityError:  # a row that was read twice, or is none any more
+        return 0
+    return 1

@@ -120,7 +120,7 @@ class Record:
         return self
 
 
-def _known(kind: type, data: dict[str, Any]) -> dict[str, Any]:
+def _known(kind: type[Any], data: dict[str, Any]) -> dict[str, Any]:
     names = {item.name for item in fields(kind)}
     return {name: value for name, value in data.items() if name in names}
 
