@@ -62,7 +62,7 @@ def test_no_value_takes_long_to_read(item: bytes, shape: str) -> None:
     began = time.thread_time()
     with pytest.raises(wire.WireError):
         wire.unpack(data)
-    assert time.thread_time() - began < 0.5
+    assert time.thread_time() - began < 1
 
 
 @fuzz(40)
@@ -205,7 +205,7 @@ def test_an_exchange_ends_with_an_answer_or_an_error_of_ours(
             try:
                 async with Exchange(guest.open, {"op": op}) as exchange:
                     await exchange.result()
-                    while True:
+                    while exchange._frames:  # pyright: ignore[reportPrivateUsage]
                         await exchange.receive()
             except (errors.K8eError, OSError):
                 pass
