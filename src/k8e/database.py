@@ -27,7 +27,7 @@ def connect(path: Path, migrations: Sequence[str], *, durable: bool) -> sqlite3.
         database.close()
         raise errors.InvalidRequest(
             f"the database {path.name} cannot be used: {error}",
-            hint="put it aside or back from a copy, or set K8E_DATA_DIR to another folder",
+            hint="if it is damaged: put it aside or back from a copy, or set K8E_DATA_DIR",
         ) from None
     except BaseException:
         database.close()

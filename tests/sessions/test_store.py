@@ -152,7 +152,7 @@ def test_a_migration_that_fails_changes_nothing(
     Store(path).close()
     broken = "CREATE TABLE half (x INTEGER); SELECT nonsense FROM nowhere"
     monkeypatch.setattr(stores, "MIGRATIONS", (*MIGRATIONS, broken))
-    with pytest.raises(sqlite3.OperationalError):
+    with pytest.raises(errors.InvalidRequest, match=r"sessions\.db cannot be used: .*nowhere"):
         Store(path)
     monkeypatch.undo()
     Store(path).close()
