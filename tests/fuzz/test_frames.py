@@ -11,7 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from k8e import errors, link
-from k8e.gateway import conversation
+from k8e._generated import sandbox_pb2 as pb
+from k8e.gateway import conversation, rpc_run
 from k8e.guest import wire
 from k8e.sessions.exchanges import Exchange
 from k8e.sessions.operations import Operation
@@ -62,7 +63,7 @@ def test_no_value_takes_long_to_read(item: bytes, shape: str) -> None:
     began = time.thread_time()
     with pytest.raises(wire.WireError):
         wire.unpack(data)
-    assert time.thread_time() - began < 0.5
+    assert time.thread_time() - began < 1
 
 
 @fuzz(40)
@@ -96,6 +97,41 @@ def test_what_waits_comes_out_as_it_went_in(steps: list[tuple[int, int, bytes] |
             assert waiting.take() == model.pop(0)
         assert bool(waiting) == bool(model)
         assert waiting.size == sum(len(wire.frame(*item)) for item in model)
+
+
+@fuzz(60)
+@given(st.lists(frames(GUEST_KINDS, 3), max_size=30), st.integers(0, 5))
+def test_a_grpc_stream_carries_all_frames_in_order_and_ends_after_them(
+    sent: list[tuple[int, int, bytes]], large: int
+) -> None:
+    async def play() -> None:
+        outgoing = rpc_run._Outgoing()  # pyright: ignore[reportPrivateUsage]
+        sent.extend((wire.OUT, 1, bytes(20_000)) for _ in range(large))
+        for item in sent:
+            outgoing.send(*item)
+        outgoing.end(None)
+        found: list[tuple[int, int, bytes]] = []
+        while isinstance(message := await outgoing.get(), pb.RunFrame):
+            found += [(item.kind, item.channel, item.body) for item in (message, *message.rest)]
+        assert message is None
+        assert found == sent
+
+    asyncio.run(play())
+
+
+def test_many_single_bytes_go_in_messages_that_take_no_time_to_make() -> None:
+    async def play() -> None:
+        outgoing = rpc_run._Outgoing()  # pyright: ignore[reportPrivateUsage]
+        for _ in range(5000):
+            outgoing.send(wire.OUT, 1, bytes(9))
+        sizes: list[int] = []
+        while sum(sizes) < 5000:
+            message = await outgoing.get()
+            assert isinstance(message, pb.RunFrame)
+            sizes.append(1 + len(message.rest))
+        assert 100 < max(sizes) < 1000
+
+    asyncio.run(play())
 
 
 # Guests.
@@ -205,7 +241,7 @@ def test_an_exchange_ends_with_an_answer_or_an_error_of_ours(
             try:
                 async with Exchange(guest.open, {"op": op}) as exchange:
                     await exchange.result()
-                    while True:
+                    while exchange._frames:  # pyright: ignore[reportPrivateUsage]
                         await exchange.receive()
             except (errors.K8eError, OSError):
                 pass

@@ -213,6 +213,17 @@ def test_a_guest_that_never_answers_is_given_up(gateway: Gateway, neighbour: str
         assert gateway.ended(session_id) == "its guest stopped answering"
 
 
+def test_a_guest_that_answers_a_ping_with_an_error_is_given_up(
+    gateway: Gateway, neighbour: str
+) -> None:
+    with quiet(gateway, neighbour):
+        with victim(gateway) as (session_id, client, impostor, _):
+            told = wire.pack({"code": "ENOENT", "message": "no ping"})
+            impostor.send(wire.ERROR, impostor.call("ping"), told)
+            assert wire.unpack_dict(client.until(wire.ERROR)[1])["code"] == "sandbox_died"
+        assert gateway.ended(session_id) == "its guest stopped answering"
+
+
 def test_half_frames_and_slow_bytes_are_waited_for_by_nobody_else(
     gateway: Gateway, neighbour: str
 ) -> None:

@@ -226,7 +226,7 @@ def spoil(path: Path, table: str, column: str, value: str) -> None:
     database.close()
 
 
-@fuzz(25)
+@fuzz(12)
 @given(
     st.sampled_from(["spec", "allowed_hosts", "phase", "parent"]),
     contents({}).map(lambda data: data.decode("utf-8", "replace")),
@@ -270,7 +270,7 @@ def test_a_file_that_is_no_database_is_told_as_what_it_is(data: bytes) -> None:
     in_folder(read)
 
 
-@fuzz(40)
+@fuzz(15)
 @given(contents({"name": "x"}).map(lambda data: data.decode("utf-8", "replace")))
 @example(DEEP.decode())
 def test_a_template_that_cannot_be_read_is_unusable_and_the_others_are_not(text: str) -> None:

@@ -74,7 +74,7 @@ class Tender:
         try:
             connected = await live.guest.connect()
             await link.request(connected, {"op": "ping"}, seconds=PING_SECONDS)
-        except errors.K8eError:
+        except (errors.K8eError, OSError):  # the latter is what a guest may call its failure
             if live.ending is None and live.turns == turns:
                 await self._end(live, "its guest stopped answering")
 
