@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -230,6 +231,30 @@ def test_link_into_dotfiles_stays_a_link_and_its_target_is_edited(world: World) 
     assert NAME in target.read_text("utf-8")
     world.uninstall(CLAUDE)
     assert world.everything() == before
+
+
+def test_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(world: World) -> None:
+    os.mkfifo(world.config(CLAUDE))
+    with pytest.raises(errors.InvalidRequest, match="is not a file"):
+        world.install(CLAUDE)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs to become somebody else")
+def test_file_that_is_read_only_is_left_alone() -> None:
+    with tempfile.TemporaryDirectory(prefix="k8e-test-") as folder:
+        Path(folder).chmod(0o755)  # somebody else must get in
+        world = World(Path(folder))
+        config = world.write(CLAUDE, b"{}")
+        for path in (world.home, config):
+            os.chown(path, 1234, 1234)
+        config.chmod(0o444)
+        os.seteuid(1234)
+        try:
+            with pytest.raises(errors.InvalidRequest, match="is read-only"):
+                world.install(CLAUDE)
+        finally:
+            os.seteuid(0)
+        assert config.read_bytes() == b"{}"
 
 
 @pytest.mark.parametrize("kind", ["dangling", "foreign", "folder", "loop"])

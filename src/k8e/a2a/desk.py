@@ -14,7 +14,7 @@ from k8e.a2a import faults, tasks
 from k8e.a2a.asking import Ask, Job, Refusal
 from k8e.a2a.faults import Fault
 from k8e.a2a.tasks import Task
-from k8e.client import requests
+from k8e.client.async_runs import AsyncRun
 from k8e.client.asynchronous import AsyncSandboxClient
 from k8e.client.results import Exit, Stdout
 
@@ -217,16 +217,12 @@ class Desk:
     async def _execute(self, task: Task, session_id: str, job: Job) -> None:
         for name, content in job.files:
             await self._client.write_file(session_id, f"/workspace/{name}", content)
-        exec_id = requests.new_exec_id()
+        start = self._client.start(
+            session_id, job.code, job.timeout, language=job.language, output_limit=OUTPUT
+        )
+        starting = asyncio.ensure_future(start)
         try:
-            run = await self._client.start(
-                session_id,
-                job.code,
-                job.timeout,
-                language=job.language,
-                exec_id=exec_id,
-                output_limit=OUTPUT,
-            )
+            run = await asyncio.shield(starting)
             async for event in run.output():
                 if isinstance(event, Exit):
                     _finish(task, event)
@@ -234,13 +230,18 @@ class Desk:
                     stream = "stdout" if isinstance(event, Stdout) else "stderr"
                     task.printed(stream, event.data)
         except asyncio.CancelledError:
-            await self._kill(session_id, exec_id)
+            await _kill(starting)
             raise
 
-    async def _kill(self, session_id: str, exec_id: str) -> None:
-        with contextlib.suppress(errors.K8eError, OSError, TimeoutError):
-            async with asyncio.timeout(KILL_SECONDS):
-                await self._client.kill(session_id, exec_id)
+
+async def _kill(starting: asyncio.Future[AsyncRun]) -> None:
+    """Kill a program, also one that is being started, and wait until it is dead."""
+    with contextlib.suppress(errors.K8eError, OSError, TimeoutError):
+        async with asyncio.timeout(KILL_SECONDS):
+            run = await starting
+            await run.kill()
+            async for _ in run.output():
+                pass
 
 
 def _finish(task: Task, end: Exit) -> None:

@@ -31,12 +31,11 @@ def read(path: Path, root: Path | None) -> Found:
     """Read a file. With a ``root`` (a project), it must not lead out of there."""
     target = _target(path, root)
     try:
+        if not stat.S_ISREG(target.stat().st_mode):  # before it is opened: a pipe would wait
+            raise errors.InvalidRequest(
+                f"{path} is not a file", hint="move it away, and run this again"
+            )
         with open(target, "rb") as file:
-            told = os.fstat(file.fileno())
-            if not stat.S_ISREG(told.st_mode):
-                raise errors.InvalidRequest(
-                    f"{path} is not a file", hint="move it away, and run this again"
-                )
             data = file.read(MAX_SIZE + 1)
     except FileNotFoundError:
         return Found(path, target, None)
@@ -75,6 +74,11 @@ def replace(found: Found, data: bytes, *, private: bool = False) -> list[Path]:
 
     Refuses if somebody changed the file since: an agent that runs writes its own file.
     """
+    effective = os.access in os.supports_effective_ids
+    if found.data is not None and not os.access(found.target, os.W_OK, effective_ids=effective):
+        raise errors.InvalidRequest(
+            f"{found.path} is read-only", hint="chmod u+w it if it may be changed"
+        )
     made = make_folders(found.target.parent)
     try:
         _replace(found, data, private=private)
