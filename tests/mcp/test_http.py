@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import stat
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import httpx2
@@ -32,7 +32,7 @@ async def gone(place: Place, session_id: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def web(http: HttpServer) -> AsyncIterator[httpx2.AsyncClient]:
+async def web(http: HttpServer) -> AsyncGenerator[httpx2.AsyncClient]:
     async with httpx2.AsyncClient(headers=http.headers, timeout=PATIENCE) as client:
         yield client
 
