@@ -81,6 +81,7 @@ def _approve(place: Place, approval_id: str, secret: str = "") -> None:
     assert done.returncode == 0, (done.stdout, done.stderr)
 
 
+@pytest.mark.parametrize("way", ["http", "stdio-modern"], indirect=True)
 async def test_hosts_need_a_person_and_only_once(connect: Connect, place: Place) -> None:
     async with connect() as client:
         add = {"add": ["api.example.org"], **await session(client)}
@@ -98,6 +99,7 @@ async def test_hosts_need_a_person_and_only_once(connect: Connect, place: Place)
         assert told(await client.call_tool("sandbox_allow_hosts", take))["hosts"] == ["none"]
 
 
+@pytest.mark.parametrize("way", ["http"], indirect=True)
 async def test_new_session_is_no_way_around_asking_for_hosts(connect: Connect) -> None:
     async with connect() as client:
         hosts = {"allowed_hosts": ["open"]}
