@@ -44,7 +44,6 @@ class HttpServer:
 
 @contextlib.contextmanager
 def http_server(place: Place, *arguments: str) -> Generator[HttpServer]:
-    place.json("sandbox", "status")
     server = HttpServer(place, *arguments)
     try:
         yield server
