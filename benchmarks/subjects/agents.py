@@ -66,14 +66,16 @@ def _handshake(command: list[str], env: dict[str, str]) -> float:
 
 
 async def _adding(stage: Stage, command: list[str]) -> Row:
-    """A tool call and the SDK's own call of the same code, in turns."""
+    """A tool call and the SDK's own call of the same code, in turns and in the same session."""
     server = StdioServerParameters(command=command[0], args=command[1:], env=stage.environment())
     plain: list[float] = []
     added: list[float] = []
     async with AsyncSandboxClient(stage.local_endpoint) as sdk, Client(server) as agent:
+        first = await agent.call_tool("sandbox_run", {"code": CODE})
+        session_id = str((first.structured_content or {})["session_id"])
         for turn in range(stage.rounds(CALLS) + 5):
             began = time.perf_counter()
-            await sdk.run(CODE)
+            await sdk.run(CODE, session_id=session_id)
             middle = time.perf_counter()
             done = await agent.call_tool("sandbox_run", {"code": CODE})
             end = time.perf_counter()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ Connect = Callable[..., contextlib.AbstractAsyncContextManager[Client]]
 
 
 @pytest.fixture(scope="session")
-def http(place: Place) -> Iterator[HttpServer]:
+def http(place: Place) -> Generator[HttpServer]:
     with connecting.http_server(place) as server:
         yield server
 
@@ -33,7 +33,7 @@ def connect(way: str, place: Place, http: HttpServer) -> Connect:
     mode = connecting.MODERN if way.endswith("modern") else connecting.LEGACY
 
     @contextlib.asynccontextmanager
-    async def opened(**options: Any) -> AsyncIterator[Client]:
+    async def opened(**options: Any) -> AsyncGenerator[Client]:
         made = (
             connecting.over_stdio(place, mode=mode, **options)
             if way.startswith("stdio")

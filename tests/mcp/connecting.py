@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Generator
 from typing import Any
 
 import httpx2
@@ -43,8 +43,7 @@ class HttpServer:
 
 
 @contextlib.contextmanager
-def http_server(place: Place, *arguments: str) -> Iterator[HttpServer]:
-    place.json("sandbox", "status")
+def http_server(place: Place, *arguments: str) -> Generator[HttpServer]:
     server = HttpServer(place, *arguments)
     try:
         yield server
@@ -60,7 +59,7 @@ def stdio_command(place: Place, *arguments: str, **environ: str) -> StdioServerP
 @contextlib.asynccontextmanager
 async def over_http(
     server: HttpServer, *, mode: Any = LEGACY, **options: Any
-) -> AsyncIterator[Client]:
+) -> AsyncGenerator[Client]:
     async with (
         httpx2.AsyncClient(headers=server.headers, timeout=PATIENCE) as http,
         Client(
@@ -73,7 +72,7 @@ async def over_http(
 @contextlib.asynccontextmanager
 async def over_stdio(
     place: Place, *arguments: str, mode: Any = LEGACY, **options: Any
-) -> AsyncIterator[Client]:
+) -> AsyncGenerator[Client]:
     async with Client(stdio_command(place, *arguments), mode=mode, **options) as client:
         yield client
 

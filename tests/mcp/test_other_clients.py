@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -58,10 +59,21 @@ def inspector(place: Place, *arguments: str) -> Any:
     return node(place, str(CLIENTS / "node_modules" / ".bin" / "mcp-inspector"), *arguments)
 
 
+def script(place: Place, path: Path) -> str:
+    """Our command as a program: the inspector takes arguments for its own, and hands on little."""
+    wanted = {"HOME", "PYTHONPATH", *(name for name in place.environ if name.startswith("K8E_"))}
+    lines = [f"export {name}={shlex.quote(place.environ.get(name, ''))}" for name in sorted(wanted)]
+    path.write_text("\n".join(["#!/bin/sh", *lines, f"exec {shlex.join(SERVER)}", ""]), "utf-8")
+    path.chmod(0o755)
+    return str(path)
+
+
 @pytest.mark.parametrize("way", ["stdio", "http"])
-def test_inspector_works(way: str, place: Place, http: HttpServer) -> None:
+def test_inspector_works(way: str, place: Place, http: HttpServer, tmp_path: Path) -> None:
     bearer = f"Authorization: Bearer {http.token}"
-    over = [http.url, "--transport", "http", "--header", bearer] if way == "http" else SERVER
+    over = [script(place, tmp_path / "server")]
+    if way == "http":
+        over = [http.url, "--transport", "http", "--header", bearer]
     found = inspector(place, "--cli", *over, "--method", "tools/list")
     assert len(found["tools"]) == 23
     call = ["--method", "tools/call", "--tool-name", "sandbox_run", "--tool-arg", "code=echo hi"]

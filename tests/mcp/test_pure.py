@@ -63,7 +63,7 @@ def test_greeting_imports_neither_the_sdk_nor_asyncio() -> None:
 def test_lines_are_the_same_however_they_are_cut(lines: list[bytes], data: st.DataObject) -> None:
     whole = b"".join(line + b"\n" for line in lines)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)))))
-    reader, found = Lines(20), []
+    reader, found = Lines(20), list[bytes | TooLong]()
     for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True):
         found += reader.feed(whole[start:end])
     wanted = [TooLong if len(line) > 20 else line for line in lines if line.strip()]

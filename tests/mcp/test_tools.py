@@ -147,6 +147,7 @@ async def test_cancelling_kills_the_program_and_output_comes_as_progress(connect
         assert told(await client.call_tool("sandbox_exec", {**look, **session}))["exit_code"] == 7
 
 
+@pytest.mark.parametrize("way", ["http"], indirect=True)
 async def test_contexts_keep_variables_and_show_values(connect: Connect) -> None:
     async with connect() as client:
         made = told(await client.call_tool("sandbox_create_session"))["session_id"]

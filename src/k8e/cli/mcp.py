@@ -11,12 +11,16 @@ from k8e.cli import parsing
 from k8e.mcp import stdio
 from k8e.mcp.options import Options
 
+TLS_VARIABLES = ("K8E_SANDBOX_CERT", "K8E_SANDBOX_KEY")
 ADDRESS_VARIABLE = "K8E_SANDBOX_MCP_ADDR"
 DEFAULT_ADDRESS = ":8811"
 
 
 def serve(options: argparse.Namespace) -> int:
     given = vars(options)
+    for variable, path in zip(TLS_VARIABLES, (options.tls_cert, options.tls_key), strict=True):
+        if path:
+            os.environ[variable] = path
     chosen = Options(
         endpoint=given.get("endpoint"),
         api_key=given.get("apikey"),

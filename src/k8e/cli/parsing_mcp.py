@@ -22,6 +22,12 @@ def add(command: Callable[..., argparse.ArgumentParser], commands: Any, common: 
         metavar="NAME",
         help="share this tenant's sessions between all connections [K8E_SANDBOX_TENANT]",
     )
+    mcp.add_argument(
+        "--tls-cert",
+        metavar="FILE",
+        help="the CA of a gateway elsewhere; with --tls-key our certificate [K8E_SANDBOX_CERT]",
+    )
+    mcp.add_argument("--tls-key", metavar="FILE", help="the key of it [K8E_SANDBOX_KEY]")
     mcp.add_argument("--http", action="store_true", help="serve HTTP instead of stdin and stdout")
     mcp.add_argument(
         "--http-addr",

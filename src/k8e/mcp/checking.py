@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from typing import Any
+from typing import Any, cast
 
 from k8e import errors
 from k8e.mcp import catalog
@@ -58,9 +58,7 @@ def _unknown(name: str, key: str, properties: dict[str, Any]) -> errors.InvalidR
 
 
 def _value(where: str, value: Any, schema: dict[str, Any]) -> Any:
-    kind = schema["type"]
-    if kind == "integer" and isinstance(value, float) and value.is_integer():
-        value = int(value)  # JSON knows only numbers, and some clients write 30.0
+    kind, value = schema["type"], _whole(value) if schema["type"] == "integer" else value
     if not isinstance(value, _KINDS[kind]) or (kind == "integer" and isinstance(value, bool)):
         raise errors.InvalidRequest(
             f"{where} is {_shown(value)}, not of type {kind}", hint=schema["description"]
@@ -72,9 +70,14 @@ def _value(where: str, value: Any, schema: dict[str, Any]) -> Any:
     elif kind == "array":
         _items(where, value, schema)
     elif kind == "object":
-        for key, item in value.items():
+        for key, item in cast("dict[str, Any]", value).items():
             _value(f"{where}.{key}", item, {"description": "", **schema["additionalProperties"]})
     return value
+
+
+def _whole(value: Any) -> Any:
+    """JSON knows only numbers, and some clients write 30.0 for 30."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _text(where: str, value: str, schema: dict[str, Any]) -> None:

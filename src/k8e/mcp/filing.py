@@ -8,7 +8,7 @@ import binascii
 from k8e import errors
 from k8e.client.results import FileEntry
 from k8e.mcp.calls import Call, Reply
-from k8e.mcp.catalog import WORKSPACE
+from k8e.mcp.phrases import WORKSPACE
 
 MAX_LISTED = 2000
 

@@ -7,12 +7,10 @@ meanwhile and then hears of the handshake too. A test holds that it would have s
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 from k8e import _version
 from k8e.mcp import catalog
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 HANDSHAKE_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 MODERN_VERSIONS = ("2026-07-28",)
@@ -37,27 +35,34 @@ class Greeter:
         """The id of the handshake that was answered: the SDK's own answer to it is not sent."""
         self._initialized = False
 
-    def answer(self, message: Any) -> dict[str, Any] | None:
+    def answer(self, message: dict[str, Any]) -> dict[str, Any] | None:
         """The reply to a message, or None if the SDK must see it to reply."""
-        if not isinstance(message, dict) or not _is_request(message):
+        if not _is_request(message):
             return None
         method, params = message["method"], message.get("params")
-        if method == "initialize" and not self._initialized and _is_handshake(params):
+        given = fields(params)
+        meta = fields(given.get("_meta"))
+        if method == "initialize" and not self._initialized and _is_handshake(given):
             self._initialized, self.greeted = True, message["id"]
-            return _reply(message, _initialize(params["protocolVersion"]))
-        if _version_of(params) in MODERN_VERSIONS:
-            if method == "server/discover" and isinstance(params, dict):
-                return _reply(message, _discover()) if _is_enveloped(params["_meta"]) else None
-            return None
-        if method == "ping" and _is_plain(params):
+            return _reply(message, _initialize(given["protocolVersion"]))
+        if VERSION_KEY in meta:
+            known = meta[VERSION_KEY] in MODERN_VERSIONS and _is_enveloped(meta)
+            return _reply(message, _discover()) if known and method == "server/discover" else None
+        plain = params is None or (isinstance(params, dict) and not given.keys() - {"_meta"})
+        if method == "ping" and plain:
             return _reply(message, {})
-        if method == "tools/list" and self._initialized and _is_plain(params):
+        if method == "tools/list" and self._initialized and plain:
             return _reply(message, {"tools": catalog.listed()})
         return None
 
-    def keeps(self, message: Any) -> bool:
+    def keeps(self, message: dict[str, Any]) -> bool:
         """Whether the SDK must see a message though it was answered."""
-        return isinstance(message, dict) and message.get("method") == "initialize"
+        return message.get("method") == "initialize"
+
+
+def fields(value: Any) -> dict[str, Any]:
+    """A JSON object; of anything else, nothing."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def _is_request(message: dict[str, Any]) -> bool:
@@ -70,30 +75,18 @@ def _is_request(message: dict[str, Any]) -> bool:
     )
 
 
-def _is_handshake(params: Any) -> bool:
-    if not isinstance(params, dict) or not isinstance(params.get("protocolVersion"), str):
-        return False
-    info = params.get("clientInfo")
+def _is_handshake(params: dict[str, Any]) -> bool:
+    info = fields(params.get("clientInfo"))
     return (
-        isinstance(params.get("capabilities"), dict)
-        and isinstance(info, dict)
+        isinstance(params.get("protocolVersion"), str)
+        and isinstance(params.get("capabilities"), dict)
         and isinstance(info.get("name"), str)
         and isinstance(info.get("version"), str)
     )
 
 
-def _version_of(params: Any) -> Any:
-    meta = params.get("_meta") if isinstance(params, dict) else None
-    return meta.get(VERSION_KEY) if isinstance(meta, dict) else None
-
-
 def _is_enveloped(meta: dict[str, Any]) -> bool:
     return isinstance(meta.get(CAPABILITIES_KEY), dict)
-
-
-def _is_plain(params: Any) -> bool:
-    """No arguments but what every request may have."""
-    return params is None or (isinstance(params, dict) and not params.keys() - {"_meta"})
 
 
 def _reply(message: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from k8e.mcp.greeting import fields
 from k8e.mcp.server import World
 
 PING_SECONDS = 15.0
@@ -137,8 +138,7 @@ class _Dispatch:
         self.message_metadata = ServerMessageMetadata(request_context=request)
         self.cancel_requested = anyio.Event()
         self._queue = queue
-        meta = (message.params or {}).get("_meta")
-        self._token = meta.get("progressToken") if isinstance(meta, dict) else None
+        self._token = fields((message.params or {}).get("_meta")).get("progressToken")
 
     async def send_raw_request(
         self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None

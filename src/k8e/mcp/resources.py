@@ -10,8 +10,8 @@ from urllib.parse import quote, unquote
 
 from k8e import errors
 from k8e.client.results import FileEntry
-from k8e.mcp.catalog import WORKSPACE
 from k8e.mcp.desks import Desk
+from k8e.mcp.phrases import WORKSPACE
 
 SCHEME = "sandbox://"
 PAGE = 500  # resources in one answer

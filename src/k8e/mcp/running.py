@@ -17,8 +17,15 @@ from k8e.mcp import calls, streaming
 from k8e.mcp.calls import Call, Reply
 
 PICTURES = ("image/png", "image/jpeg")
-LANGUAGES = {"py": "python", "python3": "python", "js": "node", "nodejs": "node"}
-LANGUAGES |= {"javascript": "node", "sh": "bash", "shell": "bash"}
+LANGUAGES = {
+    "py": "python",
+    "python3": "python",
+    "js": "node",
+    "nodejs": "node",
+    "javascript": "node",
+    "sh": "bash",
+    "shell": "bash",
+}
 CONTEXT_LANGUAGES = ("python", "node", "bash")
 OPTIONS: requests.ExecOptions = {"kill_on_disconnect": True}
 """A server that dies takes its programs with it."""

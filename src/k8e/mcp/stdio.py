@@ -13,7 +13,7 @@ import os
 import select
 import threading
 
-from k8e.mcp.greeting import Greeter
+from k8e.mcp.greeting import Greeter, fields
 from k8e.mcp.lines import Lines, TooLong
 
 TYPE_CHECKING = False
@@ -93,7 +93,7 @@ def decode(line: bytes | TooLong) -> Any:
     except (ValueError, RecursionError) as error:
         return Refused(PARSE_ERROR, f"not JSON: {error}")
     if isinstance(message, dict):
-        return message
+        return fields(message)
     return Refused(INVALID_REQUEST, "a message is one JSON object; batches are not understood")
 
 

@@ -10,13 +10,13 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncGenerator, MutableMapping
-from typing import Any
 
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from starlette.responses import PlainTextResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from k8e.mcp import guarding, server
+from k8e.mcp.greeting import fields
 from k8e.mcp.guarding import Door
 from k8e.mcp.lines import MAX_LINE
 from k8e.mcp.older import Streams
@@ -183,7 +183,7 @@ def _is_handshake(headers: MutableMapping[bytes, bytes], body: bytes) -> bool:
     if STREAM not in headers.get(b"accept", b""):
         return False
     try:
-        message: Any = json.loads(body)
+        message = fields(json.loads(body))
     except (ValueError, RecursionError):
         return False
-    return isinstance(message, dict) and message.get("method") == "initialize"
+    return message.get("method") == "initialize"
