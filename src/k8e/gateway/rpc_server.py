@@ -32,7 +32,7 @@ OPTIONS = (
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Handler = Callable[..., Awaitable[Any]]
-Known = Callable[[Context, str], contextlib.AbstractAsyncContextManager[Principal]]
+Known = Callable[[Context], contextlib.AbstractAsyncContextManager[Principal]]
 """Says who makes a call, while it is answered; it is told which session the call names."""
 SOCKET = "rpc.sock"
 """In the run folder: where the front passes connections on to gRPC."""
