@@ -80,10 +80,11 @@ class Stage:
             probe = self.folders[0] / "probe.json" if self.folders else None
             making = asyncio.ensure_future(asyncio.to_thread(Scene, probe=probe))
             try:
-                made = self._scene = await asyncio.shield(making)
+                made: Scene = await asyncio.shield(making)
             except asyncio.CancelledError:
                 self._scene = await making  # a thread cannot be stopped; close() ends its work
                 raise
+            self._scene = made
             return made
         return self._scene
 
