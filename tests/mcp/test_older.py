@@ -46,9 +46,7 @@ async def test_stream_tells_its_id_and_then_that_it_lives(
 ) -> None:
     monkeypatch.setattr(older, "PING_SECONDS", 0.01)
     reader = Reader()
-    running = asyncio.create_task(
-        streams.stream({"type": "http"}, reader.receive, reader.send)  # type: ignore[arg-type]
-    )
+    running = asyncio.create_task(streams.stream({"type": "http"}, reader.receive, reader.send))
     assert await reader.next() == b""  # the head
     first = await reader.next()
     assert first.startswith(b"event: session\ndata: ")
