@@ -12,6 +12,10 @@ from tests.chaos import actions, campaign
 RUNTIMES = ("container", "gvisor")
 
 
+def _leave(*_: object) -> None:
+    sys.exit(1)  # so that nothing is left then, either
+
+
 def main() -> int:
     kinds = [*actions.ALONE, *actions.WITH_ONE]
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
@@ -23,7 +27,7 @@ def main() -> int:
     )
     parser.add_argument("--every", type=int, default=1, help="of a sweep: at every so many steps")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nothing is left then, either
+    signal.signal(signal.SIGTERM, _leave)
     for runtime in options.runtime or RUNTIMES:
         if options.sweep:
             campaign.sweep(runtime, options.seed, options.sweep, every=options.every)

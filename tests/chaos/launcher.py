@@ -123,7 +123,7 @@ def _wrap(fuse: Fuse) -> None:
         found.set_trace_callback(lambda _: fuse.step())
         return found
 
-    vars(database)["connect"] = traced
+    setattr(database, "connect", traced)  # noqa: B010 - as a hook, not as an attribute of ours
 
 
 def main() -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from k8e.guest import wire
 from tests.sessions.gateways import Client, Gateways, eventually
 
 pytestmark = [
@@ -72,7 +73,7 @@ def test_whoever_waits_for_an_approval_can_go_on_waiting(
     again = {"approval_id": before[0]["approval_id"], **asking}
     waiting = client.open({"op": "confirm_action", **again})
     other.call("approve_action", approval_id=before[0]["approval_id"], approved=True)
-    assert client.receive(waiting)
+    assert wire.unpack_dict(client.receive(waiting)[1])["approved"] is True
     assert pending() == []
     client.call("destroy_session", session_id=session_id)
 
