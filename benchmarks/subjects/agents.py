@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from mcp import Client, StdioServerParameters
 
@@ -72,7 +73,8 @@ async def _adding(stage: Stage, command: list[str]) -> Row:
     added: list[float] = []
     async with AsyncSandboxClient(stage.local_endpoint) as sdk, Client(server) as agent:
         first = await agent.call_tool("sandbox_run", {"code": CODE})
-        session_id = str((first.structured_content or {})["session_id"])
+        told: dict[str, Any] = first.structured_content or {}
+        session_id = str(told["session_id"])
         for turn in range(stage.rounds(CALLS) + 5):
             began = time.perf_counter()
             await sdk.run(CODE, session_id=session_id)
