@@ -127,3 +127,12 @@ async def test_with_an_approver_no_dialog_can_say_yes(new_place: NewPlace) -> No
     async with connecting.over_stdio(place, elicitation_callback=no) as client:
         found = told(await client.call_tool(ASK, {"action": "drop"}))
         assert (found["approved"], found["status"]) == (False, "declined")
+
+
+async def test_what_the_server_was_started_with_needs_nobody(place: Place) -> None:
+    flags = ("--allowed-hosts", "a.example,*.b.example")
+    async with connecting.over_stdio(place, *flags) as client:
+        hosts = {"allowed_hosts": ["a.example", "x.b.example:443"]}
+        made = told(await client.call_tool("sandbox_create_session", hosts))
+        assert made["allowed_hosts"] == hosts["allowed_hosts"]
+        assert "approval_id" not in made

