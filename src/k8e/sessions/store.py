@@ -199,7 +199,10 @@ def _session(row: tuple[Any, ...]) -> Session:
         sandbox_id=row[4],
         phase=Phase(row[5]),
         created_at=row[6],
-        expires_at=clock.date_of(row[12], told=row[7]) if row[12] else row[7],
+        # What ended in an earlier run of the machine keeps the date that it had.
+        expires_at=row[7]
+        if not row[12] or row[5] == Phase.ENDED
+        else clock.date_of(row[12], row[7]),
         auto=bool(row[8]),
         ended_reason=row[9],
         allowed_hosts=words_from_json(json.loads(row[10])),
