@@ -430,17 +430,15 @@ class Sessions(Standing):
         finally:
             self._live.pop(session_id, None)
             live.leave()
-            self._write_end(session_id, reason)
+            try:
+                self._store.end(session_id, reason, time.time())
+            except sqlite3.Error:  # the next gateway finds no sandbox, and ends it again
+                log.exception("the end of session %s cannot be written down", session_id)
             self.events.end(live.session, reason)
+            with contextlib.suppress(sqlite3.Error):
+                self._store.forget_ended(time.time() - KEEP_ENDED)
             for tell in self.on_end:
                 tell(live.session)
-
-    def _write_end(self, session_id: str, reason: str) -> None:
-        try:
-            self._store.end(session_id, reason, time.time())
-            self._store.forget_ended(time.time() - KEEP_ENDED)
-        except sqlite3.Error as error:  # the next gateway finds no sandbox, and ends it again
-            log.error("that session %s has ended cannot be written down: %s", session_id, error)
 
     # Living.
 
