@@ -134,10 +134,12 @@ class Bare:
 def rename_config(text: str, model: Path, bundle: Path, argv: Sequence[str] = ()) -> str:
     """The configuration of ``model`` for ``bundle``, with ``argv`` in place of the guest."""
     text = text.replace(str(model), str(bundle)).replace(model.name, bundle.name)
-    if not argv:
-        return text
     config = json.loads(text)
-    config["process"]["args"] = list(argv)
+    for namespace in config["linux"].get("namespaces", ()):
+        if namespace["type"] == "user":
+            namespace.pop("path", None)  # the tool makes one itself
+    if argv:
+        config["process"]["args"] = list(argv)
     return json.dumps(config)
 
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from k8e.gateway import roles
 from k8e.gateway.service import Gateway as Calls
 from k8e.guest import wire
 from k8e.sessions.operations import OPERATIONS
@@ -121,6 +122,9 @@ def test_bytes_that_are_no_message_are_refused(gateway: Gateway, stubs: dict[str
             return
         request: Any = iter([sent]) if method.client_streaming else sent
         status = outcome(lambda: stubs[name](request, timeout=PATIENCE))
+        if name in roles.PUBLIC:  # of which nobody reads what is sent
+            assert status is grpc.StatusCode.OK
+            return
         # Some calls are refused before anybody looks at what they say.
         assert status in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNAUTHENTICATED)
 

@@ -39,11 +39,13 @@ def test_the_uids_of_a_sandbox_that_is_gone_are_not_shared(host: Host) -> None:
 
 def test_a_record_of_before_is_read(tmp_path: Path) -> None:
     record = Record("sb-a", "container", Limits(), 5, workspace_of="sb-parent")
-    record.save(tmp_path)
-    assert Record.load(tmp_path) == record
-    file = tmp_path / "sandbox.json"
+    folder = tmp_path / "sb-a"
+    folder.mkdir()
+    record.save(folder)
+    assert Record.load(folder) == record
+    file = folder / "sandbox.json"
     file.write_text(file.read_text().replace(', "workspace_of": "sb-parent"', ""))
-    found = Record.load(tmp_path)
+    found = Record.load(folder)
     assert found is not None
     assert found.workspace_of == ""
 

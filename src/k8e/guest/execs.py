@@ -353,6 +353,7 @@ class Exec:
 
     def _finish(self) -> None:
         if not self.output.finished:
+            self.output.on_flood = None  # nothing collects what refers to itself
             self.output.finish()
             self._listen()
 
