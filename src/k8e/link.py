@@ -230,7 +230,11 @@ class Link(asyncio.Protocol):
         left, self._left = self._left, None
         if left is None or self._transport is None or self._transport.is_closing():
             return
-        self.data_received(left)
+        try:
+            self.data_received(left)
+        except BaseException:
+            self.close()  # asyncio would do so for data that has just come
+            raise
         if self._left is None:
             self._transport.resume_reading()
 
@@ -291,11 +295,7 @@ class Link(asyncio.Protocol):
         self, call: dict[str, Any], on_frame: FrameSink, on_lost: Callable[[], None]
     ) -> Channel:
         """Start an operation; ``on_frame`` gets its RESULT or ERROR and whatever it streams."""
-        if self._choked:
-            raise errors.GuestFailed(
-                f"the sandbox has more than {MAX_UNREAD >> 20} MiB waiting that it does not read",
-                hint="wait until it has caught up, or destroy the session",
-            )
+        self.check_room()
         number = self._next
         self._next = number + 1 if number < 0xFFFFFFFF else 1
         window = int(call.get("window") or wire.WINDOW)
@@ -303,6 +303,14 @@ class Link(asyncio.Protocol):
         self._channels[number] = channel
         self.send(wire.CALL, number, wire.pack(call))
         return channel
+
+    def check_room(self) -> None:
+        """GuestFailed while the guest does not read what was sent before."""
+        if self._choked:
+            raise errors.GuestFailed(
+                f"the sandbox has more than {MAX_UNREAD >> 20} MiB waiting that it does not read",
+                hint="wait until it has caught up, or destroy the session",
+            )
 
     def forget(self, number: int) -> None:
         self._channels.pop(number, None)

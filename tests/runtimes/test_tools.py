@@ -79,6 +79,13 @@ async def cancel_while_starting(log: Path) -> None:
         await task
 
 
+def test_a_program_that_ends_while_it_is_killed_has_ended() -> None:
+    process = subprocess.Popen(["/bin/true"])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    asyncio.run(tools._end(process))  # pyright: ignore[reportPrivateUsage]
+    assert process.returncode == 0
+
+
 def test_whoever_is_cancelled_leaves_no_program(tmp_path: Path) -> None:
     asyncio.run(cancel_while_running(tmp_path / "pid", tmp_path / "log"))
     assert is_gone(tmp_path / "pid")

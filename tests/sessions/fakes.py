@@ -30,6 +30,9 @@ class FakeLink:
         self.frames: list[tuple[int, bytes]] = []
         self._sinks: list[tuple[Any, Any]] = []
 
+    def check_room(self) -> None:
+        """There always is."""
+
     def open(self, call: dict[str, Any], on_frame: Any, on_lost: Any) -> FakeLink:
         self.calls.append(call)
         self._sinks.append((on_frame, on_lost))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from k8e import errors
 from k8e.guest import wire
 from k8e.model import MIB, Limits, Phase, SessionSpec
 from k8e.sessions.service import Sessions
+from k8e.sessions.store import Store
 from tests.sessions.fakes import ME, OTHER, PATIENCE, FakeGuest, World
 
 
@@ -203,6 +205,20 @@ async def test_sessions_being_made_count_too(tmp_path: Path) -> None:
             await sessions.create(ME, SessionSpec())
         world.runtime.gate.set()
         await first
+
+
+async def test_a_disk_that_is_full_keeps_no_session_from_ending(
+    world: World, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_full(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    made = await sessions.create(ME, SessionSpec())
+    for name in ("begin_end", "end", "forget_ended"):
+        monkeypatch.setattr(Store, name, is_full)
+    await sessions.destroy(ME, made.session_id)
+    assert world.runtime.launched[0].killed.is_set()
+    assert sessions.count() == 0
 
 
 async def test_a_destroyed_session_is_not_found_and_the_reason_is_told(

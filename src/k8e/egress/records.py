@@ -18,6 +18,7 @@ from k8e.egress.rules import Bound
 
 log = logging.getLogger(__name__)
 
+MOST = 1 << 31  # a generation is a mark of connections, which has 32 bits
 STEP = 1024  # generations that are set aside at a time
 
 
@@ -60,12 +61,16 @@ class Records:
 
     def _read_ceiling(self) -> int:
         try:
-            return int(self._ceiling_file.read_text("ascii"))
+            found = int(self._ceiling_file.read_text("ascii"))
         except FileNotFoundError:
             return 0
         except (OSError, ValueError):
-            log.warning("%s cannot be read", self._ceiling_file)
+            found = -1
+        if not 0 <= found < MOST:
+            # The kernel knows which ones are in use; see Egress.start.
+            log.warning("%s holds no generation", self._ceiling_file)
             return 0
+        return found
 
     def skip(self, generation: int) -> None:
         """Never use a generation up to this one again."""

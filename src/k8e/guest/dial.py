@@ -169,7 +169,7 @@ class Link:
         if kind == CALL:
             if channel is not None:
                 raise WireError(f"channel {number} is open already")
-            self._call(number, unpack_dict(body))
+            self._call(number, unpack_dict(body, len(body)))  # of the host, which we trust
         elif channel is not None:
             channel.handler.on_frame(kind, body)
         # Else it crossed with our closing of the channel.

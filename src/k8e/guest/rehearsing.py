@@ -34,8 +34,8 @@ class Rehearsal:
 
 
 def rehearse(execs: Execs) -> None:
-    """Start a program, if the sandbox has it."""
+    """Start a program, if the sandbox has it; not in the workspace, which may yet be changed."""
     try:
-        Rehearsal(execs, execs.begin_apart({"argv": PROGRAM, "output": "ring"}))
+        Rehearsal(execs, execs.begin_apart({"argv": PROGRAM, "output": "ring", "cwd": "/"}))
     except OSError:
         pass

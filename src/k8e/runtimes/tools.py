@@ -31,7 +31,7 @@ class Starter:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
             with contextlib.suppress(OSError):
-                await _end(await work)
+                await _end(await asyncio.shield(work))
             raise
 
 
@@ -49,6 +49,8 @@ async def _end(process: subprocess.Popen[bytes]) -> None:
 
 async def _exited(process: subprocess.Popen[bytes]) -> int:
     """The exit status of a process, once it has one."""
+    if process.returncode is not None:  # whoever killed it has looked, and its pid is free again
+        return process.returncode
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
     fd = os.pidfd_open(process.pid)

@@ -49,8 +49,9 @@ def _keep(holder: subprocess.Popen[bytes], path: Path, ids: str) -> None:
     if holder.stdin is None or holder.stdout is None:
         raise OSError("the maker of a user namespace has no pipes")
     os.write(holder.stdin.fileno(), b"x")
-    ready, _, _ = select.select([holder.stdout], [], [], SECONDS)
-    if not ready or os.read(holder.stdout.fileno(), 1) != b"x":
+    waiting = select.poll()
+    waiting.register(holder.stdout, select.POLLIN)
+    if not waiting.poll(SECONDS * 1000) or os.read(holder.stdout.fileno(), 1) != b"x":
         raise PermissionError("this host lets no other user make a user namespace")
     for name in ("uid_map", "gid_map"):
         Path(f"/proc/{holder.pid}/{name}").write_text(ids, "ascii")

@@ -113,6 +113,8 @@ def _check_exec(call: dict[str, Any]) -> None:
         if not isinstance(env, dict) or not all(isinstance(v, str) for v in env.values()):
             raise errors.InvalidRequest("env must map names to text")
         check_env(env)
+    if not call.get("most_output"):
+        call.pop("most_output", None)  # then it is the session's limit
     most = call.get("most_output") or 0
     if not isinstance(most, int) or most < 0:
         raise errors.InvalidRequest("most_output must be a number of bytes")

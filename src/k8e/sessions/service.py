@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sqlite3
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from dataclasses import replace
@@ -270,6 +271,7 @@ class Sessions(Standing):
         connected = live.guest.link
         if connected is None:
             return None
+        connected.check_room()  # before anything is noted that would never end
         ended = acting.kept(noting.begun(self.events, live.session, call))
         amend = self._amend(live)
         left = str(call["id"]) if call["op"] == "exec" else ""
@@ -412,7 +414,8 @@ class Sessions(Standing):
             acting.begin(None)  # a timer or a watcher: whoever started that does not do this
         log.info("session %s ends: %s", session_id, reason)
         live.stop()
-        self._store.begin_end(session_id, reason)  # a gateway after us would go on with it
+        with contextlib.suppress(sqlite3.Error):  # a full disk keeps nobody from making room
+            self._store.begin_end(session_id, reason)  # a gateway after us would go on with it
         try:
             noting.limits_met(self.events, live.session, live.limits.tell(live.limits.news()))
             for operation in list(live.running):
@@ -427,9 +430,13 @@ class Sessions(Standing):
         finally:
             self._live.pop(session_id, None)
             live.leave()
-            self._store.end(session_id, reason, time.time())
+            try:
+                self._store.end(session_id, reason, time.time())
+            except sqlite3.Error:  # the next gateway finds no sandbox, and ends it again
+                log.exception("the end of session %s cannot be written down", session_id)
             self.events.end(live.session, reason)
-            self._store.forget_ended(time.time() - KEEP_ENDED)
+            with contextlib.suppress(sqlite3.Error):
+                self._store.forget_ended(time.time() - KEEP_ENDED)
             for tell in self.on_end:
                 tell(live.session)
 

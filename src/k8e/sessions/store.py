@@ -183,11 +183,17 @@ class Store:
 def _read(row: tuple[Any, ...]) -> Session:
     try:
         return _session(row)
-    except (errors.InvalidRequest, ValueError, TypeError) as error:
+    except (errors.K8eError, *errors.UNREADABLE) as error:
         raise errors.StateUnusable(
             f"session {row[0]} cannot be read: {error}",
             hint="a newer k8e may have made it: update k8e; until then its sandbox goes on running",
         ) from None
+
+
+def _date(row: tuple[Any, ...]) -> float:
+    """When it expires; what ended in an earlier run of the machine keeps the date that it had."""
+    told, deadline = row[7], row[12]
+    return told if not deadline or row[5] == Phase.ENDED else clock.date_of(deadline, told)
 
 
 def _session(row: tuple[Any, ...]) -> Session:
@@ -199,7 +205,7 @@ def _session(row: tuple[Any, ...]) -> Session:
         sandbox_id=row[4],
         phase=Phase(row[5]),
         created_at=row[6],
-        expires_at=clock.date_of(row[12], told=row[7]) if row[12] else row[7],
+        expires_at=_date(row),
         auto=bool(row[8]),
         ended_reason=row[9],
         allowed_hosts=words_from_json(json.loads(row[10])),
