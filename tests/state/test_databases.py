@@ -126,8 +126,10 @@ def test_every_older_schema_has_a_fixture(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["sandbox-0a", "sandbox-0b"])
 def test_the_record_of_an_older_sandbox_can_be_read(name: str, tmp_path: Path) -> None:
-    shutil.copy(make.FIXTURES / f"{name}.json", tmp_path / "sandbox.json")
-    found = Record.load(tmp_path)
+    folder = tmp_path / "sb-live"
+    folder.mkdir()
+    shutil.copy(make.FIXTURES / f"{name}.json", folder / "sandbox.json")
+    found = Record.load(folder)
     assert found is not None
     assert (found.sandbox_id, found.pid, found.limits) == ("sb-live", 4711, LIMITS)
     assert found.boot == "", "it did not say"
@@ -176,13 +178,15 @@ def test_no_database_is_migrated_if_another_one_is_of_a_newer_release(tmp_path: 
 
 def test_a_sandbox_of_a_newer_release_is_not_taken_for_half_made(tmp_path: Path) -> None:
     record = Record("sb-x", "container", Limits(), None, pid=1, pid_started=1)
-    record.save(tmp_path)
-    file = tmp_path / "sandbox.json"
+    folder = tmp_path / "sb-x"
+    folder.mkdir()
+    record.save(folder)
+    file = folder / "sandbox.json"
     file.write_text(file.read_text().replace('"pid": 1,', '"pid": 1, "colour": "red",'))
-    assert Record.load(tmp_path) == record, "what is only unknown does no harm"
+    assert Record.load(folder) == record, "what is only unknown does no harm"
     file.write_text(file.read_text().replace(f'"format": {FORMAT}', f'"format": {FORMAT + 1}'))
     with pytest.raises(errors.StateUnusable, match="newer k8e"):
-        Record.load(tmp_path)
+        Record.load(folder)
 
 
 def test_a_sandbox_of_before_the_machine_started_does_not_run(tmp_path: Path) -> None:
