@@ -6,9 +6,9 @@ The calls come from the service's description and from the gateway itself, the r
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
-import contextlib
 import json
 import socket
 from collections.abc import Callable, Iterator
