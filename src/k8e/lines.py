@@ -5,12 +5,14 @@ Much of what is written there comes from clients and guests, who are hostile.
 
 from __future__ import annotations
 
+import bisect
 import json
 import math
 from json.encoder import encode_basestring_ascii
 from typing import Any, cast
 
 MAX_TEXT = 1 << 10  # bytes of one text
+ESCAPES = 3  # times as long a text may be as JSON: all of UTF-8 is, but for control characters
 MAX_LINE = 32 << 10
 MAX_ITEMS = 32  # of a list
 MAX_DEPTH = 2  # of lists in lists
@@ -21,7 +23,8 @@ _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 def to_json(value: Any) -> str:
     """A value as JSON, which for what most events have is no more than this."""
     if type(value) is str and len(value) <= MAX_TEXT and value.isascii():
-        return encode_basestring_ascii(value)
+        encoded = encode_basestring_ascii(value)
+        return encoded if len(encoded) <= ESCAPES * MAX_TEXT else _encode(cut(value))
     if type(value) is bool:
         return "true" if value else "false"
     return str(value) if type(value) is int else _encode(_checked(value))
@@ -30,7 +33,7 @@ def to_json(value: Any) -> str:
 def _checked(value: Any, depth: int = 0) -> Any:
     """A value as JSON can hold it; much of it comes from clients and guests."""
     if isinstance(value, str):
-        return value if len(value) <= MAX_TEXT and value.isascii() else cut(value)
+        return cut(value)
     if isinstance(value, int) or value is None:
         return value
     if isinstance(value, float):
@@ -46,11 +49,24 @@ def _checked(value: Any, depth: int = 0) -> Any:
 
 
 def cut(text: str, most: int = MAX_TEXT) -> str:
-    """At most ``most`` bytes of a text, without halves of characters."""
+    """At most ``most`` bytes of a text, and not many more as JSON; no halves of characters."""
     data = text[: most + 1].encode("utf-8", "replace")
-    if len(data) <= most:
-        return data.decode()
-    return data[: most - 3].decode("utf-8", "ignore") + "…"
+    long = len(data) > most
+    text = (data[: most - 3] if long else data).decode("utf-8", "ignore")
+    if _length(text) > ESCAPES * most:
+        long, text = True, _fitting(text, ESCAPES * most - _length("…"))
+    return text + "…" if long else text
+
+
+def _fitting(text: str, most: int) -> str:
+    """As much of the beginning of a text as has ``most`` bytes as JSON."""
+    sizes = range(len(text))
+    return text[: bisect.bisect_right(sizes, most, key=lambda size: _length(text[:size])) - 1]
+
+
+def _length(text: str) -> int:
+    """How many bytes a text has as JSON."""
+    return len(encode_basestring_ascii(text)) - 2
 
 
 def long_text(text: str, most: int) -> str:

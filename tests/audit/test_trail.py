@@ -8,6 +8,7 @@ import json
 import os
 import resource
 import statistics
+import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -19,8 +20,9 @@ import pytest
 from k8e import errors
 from k8e.audit import acting, folding, reading
 from k8e.audit.acting import Act, Caller
-from k8e.audit.files import segments
-from k8e.audit.rows import Filter, Link
+from k8e.audit.files import Writer, segments, sync
+from k8e.audit.looks import MAX_LOOKS, Looks
+from k8e.audit.rows import ALLOWED, Filter, Link, Row
 from k8e.audit.trail import MAX_FOLLOWERS, Trail
 from k8e.gateway.peers import Refusal
 from k8e.model import Phase, Session, SessionSpec
@@ -153,6 +155,17 @@ async def test_a_chain_that_was_made_anew_lacks_the_head_that_somebody_remembers
     assert (await anew.verify(head)).problems == ["row 6, as it was expected, is not there"]
 
 
+async def test_a_chain_that_was_made_anew_is_not_the_one_that_the_gateway_wrote(
+    tmp_path: Path,
+) -> None:
+    trail, anew = await filled(tmp_path / "a"), make(tmp_path / "b")
+    for number in range(6):
+        anew.record("file.written", path=f"other-{number}")
+    (path,), (other,) = segments(tmp_path / "a"), segments(tmp_path / "b")
+    path.write_bytes(other.read_bytes())
+    assert (await trail.verify()).problems == ["row 6 is another one than this gateway wrote"]
+
+
 # Crashes.
 
 
@@ -179,6 +192,43 @@ async def test_half_a_row_is_taken_away_and_that_is_written_down(tmp_path: Path)
         "audit.repaired",
         {"bytes": 15},
     )
+
+
+@pytest.mark.parametrize("name", [7, 9])
+async def test_a_segment_that_was_begun_and_never_written_to_hides_no_row(
+    tmp_path: Path, name: int
+) -> None:
+    trail = await filled(tmp_path)
+    trail._writer.close()  # pyright: ignore[reportPrivateUsage]
+    (tmp_path / f"{name:015d}.jsonl").touch()
+    trail = make(tmp_path)
+    cursor = (await trail.newest(Filter(), 1)).cursor
+    trail.record("file.written", path="after the crash")
+    (line,) = (await trail.following(Filter(), cursor, 5)).lines
+    assert json.loads(line)["seq"] == 7
+    assert not (await trail.verify()).problems
+
+
+def test_segments_that_are_full_are_brought_to_the_disk_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = Writer(tmp_path, max_bytes=1, max_age=0)
+    for number in range(300):
+        detail = {"path": f'"{number:01000d}"'}
+        writer.append(Row("file.written", ALLOWED, "", "gateway", "", "", "", detail))
+    synced: list[int] = []
+
+    def note(fd: int) -> None:
+        synced.append(os.fstat(fd).st_ino)
+
+    monkeypatch.setattr(os, "fdatasync", note)
+    sync(tmp_path, writer.written())
+    assert len(synced) > 3
+    assert synced == [path.stat().st_ino for path in segments(tmp_path)]
+    synced.clear()
+    sync(tmp_path, writer.written())
+    assert synced == [segments(tmp_path)[-1].stat().st_ino]
+    writer.close()
 
 
 def test_two_gateways_do_not_write_one_trail(tmp_path: Path) -> None:
@@ -283,6 +333,18 @@ def test_texts_are_bounded_and_cannot_forge_a_row(tmp_path: Path) -> None:
     assert all(len(line) < 16 << 10 and line.isascii() for line in lines(tmp_path))
 
 
+def test_control_characters_hide_no_code_and_a_long_field_hides_no_other(tmp_path: Path) -> None:
+    code = b"import os\n" + b"\x01" * 100_000
+    kept = run_row(tmp_path / "a", "all", {"code": code}, language="python")
+    assert kept["code"].startswith("import os\n\x01\x01")
+    assert len(kept["code"]) > 4000
+    assert kept["size"] == len(code)
+    trail = make(tmp_path / "b")
+    hosts = ["\x01" * 1000] * 32
+    trail.event(session(), "session.created", {"runtime": "gvisor", "allowed_hosts": hosts}, None)
+    assert read(tmp_path / "b")[0]["detail"] == {"runtime": "gvisor", "cut": True}
+
+
 def test_an_unknown_setting_is_refused(tmp_path: Path) -> None:
     with pytest.raises(errors.InvalidRequest, match="K8E_AUDIT_CONTENT"):
         make(tmp_path, content="everything")
@@ -317,6 +379,17 @@ def test_a_flood_of_refusals_is_a_few_rows_and_a_number(tmp_path: Path) -> None:
     found = read(tmp_path)
     assert len(found) == folding.BURST + 1
     assert found[-1]["detail"] == {"code": "unauthenticated", "count": 1000 - folding.BURST}
+
+
+def test_a_host_with_many_addresses_is_one_kind_of_refusal(tmp_path: Path) -> None:
+    trail = make(tmp_path)
+    for number in range(100):
+        act = Act(Caller("", "grpc", f"[2001:db8::{number:x}]:{number}"), "Exec")
+        trail.refused(Refusal("not a key"), act)
+    trail._flush(time.monotonic() + folding.WINDOW + 1)  # pyright: ignore[reportPrivateUsage]
+    found = read(tmp_path)
+    assert len(found) == folding.BURST + 1
+    assert found[-1]["peer"] == "2001:db8::/64"
 
 
 def test_kinds_of_refusals_without_end_fill_no_memory() -> None:
@@ -396,19 +469,98 @@ async def test_who_follows_gets_a_row_when_it_comes(mixed: Trail) -> None:
     assert json.loads(line)["detail"] == {"name": "new"}
 
 
-async def test_only_so_many_can_follow_at_once(mixed: Trail) -> None:
+async def test_only_so_many_can_follow_at_once_and_admins_always_can(mixed: Trail) -> None:
     cursor = (await mixed.newest(Filter(), 1)).cursor
-    waiting = [
-        asyncio.create_task(mixed.following(Filter(), cursor, 5, wait=PATIENCE))
-        for _ in range(MAX_FOLLOWERS)
-    ]
+    mine = Filter(of="key:me")
+
+    def follow(who: str) -> asyncio.Task[reading.Page]:
+        return asyncio.create_task(mixed.following(mine, cursor, 5, PATIENCE, who))
+
+    waiting = [follow(f"key:{number}") for number in range(MAX_FOLLOWERS)]
     await asyncio.sleep(0)
     with pytest.raises(errors.LimitExceeded, match="wait for rows"):
-        await mixed.following(Filter(), cursor, 5)
-    mixed.record("file.written", path="for all of them")
-    pages = await asyncio.wait_for(asyncio.gather(*waiting), PATIENCE)
-    assert [len(page.lines) for page in pages] == [1] * MAX_FOLLOWERS
+        await mixed.following(mine, cursor, 5, PATIENCE, "key:me")
+    assert not (await mixed.following(mine, cursor, 5, who="key:me")).lines
+    admin = asyncio.create_task(mixed.following(Filter(), cursor, 5, PATIENCE, "local"))
+    await asyncio.sleep(0)
+    with acts(ME):
+        mixed.record("file.written", path="for all of them")
+    pages = await asyncio.wait_for(asyncio.gather(admin, *waiting), PATIENCE)
+    assert [len(page.lines) for page in pages] == [1] * (MAX_FOLLOWERS + 1)
     assert (await mixed.following(Filter(), cursor, 5)).lines
+
+
+async def test_one_caller_has_so_many_looks_at_once_and_others_look_meanwhile(
+    mixed: Trail,
+) -> None:
+    cursor = (await mixed.newest(Filter(), 1)).cursor
+    waiting = [
+        asyncio.create_task(mixed.following(Filter(), cursor, 5, PATIENCE, "key:me"))
+        for _ in range(MAX_LOOKS)
+    ]
+    await asyncio.sleep(0)
+    for look in (
+        mixed.newest(Filter(), 1, "key:me"),
+        mixed.following(Filter(), cursor, 1, 0, "key:me"),
+        mixed.verify(None, "key:me"),
+    ):
+        with pytest.raises(errors.LimitExceeded, match="of yours"):
+            await look
+    assert (await mixed.newest(Filter(), 1, "local")).lines
+    for task in waiting:
+        task.cancel()
+    await asyncio.wait(waiting)
+    assert (await mixed.newest(Filter(), 1, "key:me")).lines
+
+
+async def test_who_leaves_in_the_middle_takes_no_second_thread() -> None:
+    looks, begun, go_on = Looks(), threading.Event(), threading.Event()
+
+    def read() -> str:
+        begun.set()
+        assert go_on.wait(PATIENCE)
+        return "read"
+
+    first = asyncio.create_task(looks.read(read))
+    assert await asyncio.to_thread(begun.wait, PATIENCE)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    begun.clear()
+    second = asyncio.create_task(looks.read(read))
+    left = [asyncio.create_task(looks.read(read)) for _ in range(100)]
+    await asyncio.sleep(0)
+    for task in left:
+        task.cancel()
+    await asyncio.wait(left)
+    assert not begun.is_set(), "the thread of the first one is still there"
+    go_on.set()
+    assert await asyncio.wait_for(second, PATIENCE) == "read"
+    assert await asyncio.wait_for(looks.read(read), PATIENCE) == "read"
+
+
+async def test_one_look_forward_reads_only_so_much(
+    mixed: Trail, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "MAX_READ", 1000)
+    wanted = Filter(action="approval.*")
+    page = await mixed.following(wanted, "", 5, PATIENCE)
+    assert (page.lines, page.more) == ([], True)
+    while page.more:
+        page = await mixed.following(wanted, page.cursor, 5)
+    assert [json.loads(line)["seq"] for line in page.lines] == [22]
+
+
+async def test_a_page_ends_when_it_has_enough_bytes(
+    mixed: Trail, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "MAX_PAGE", 1000)
+    newest, first = await mixed.newest(Filter(), 100), await mixed.following(Filter(), "", 100)
+    for page in (newest, first):
+        assert page.more
+        assert 1000 <= sum(map(len, page.lines)) < 1000 + len(page.lines[-1])
+    assert json.loads(newest.lines[-1])["seq"] == 22
+    assert json.loads(first.lines[0])["seq"] == 1
 
 
 async def test_old_segments_are_found_too(tmp_path: Path) -> None:

@@ -136,8 +136,14 @@ async def test_what_has_been_over_for_long_is_forgotten(
     clock.now += keys.KEEP + 2 * keys.DAY
     known.create("new")
     database = sqlite3.connect(tmp_path / "keys.db")
-    assert [row[0] for row in database.execute("SELECT name FROM keys")] == ["new"]
+    query = "SELECT name FROM keys ORDER BY key_id"
+    assert [row[0] for row in database.execute(query)] == ["old", "new"]
     assert database.execute("SELECT count(*) FROM certificates").fetchone() == (0,)
+    assert known.gone() == {old.key.owner}, "until somebody has removed what it made"
+    assert [key.name for key, _ in known.listing()] == ["new"]
+    clock.now += keys.KEEP + 2 * keys.DAY
+    known.create("newer")
+    assert [row[0] for row in database.execute(query)] == ["new", "newer"]
     database.close()
 
 
@@ -188,6 +194,33 @@ async def test_calls_under_way_end_with_their_key(known: Keys) -> None:
         await asyncio.wait_for(task, 10)
     assert not spared.done()
     spared.cancel()
+
+
+async def test_a_key_is_rotated_again_while_calls_with_it_are_on_their_way_out(
+    known: Keys,
+) -> None:
+    key, begun, ending, go_on = known.create("mine").key, *(asyncio.Event() for _ in range(3))
+
+    async def call() -> None:
+        async with known.while_valid(key):
+            try:
+                begun.set()
+                await asyncio.Event().wait()
+            finally:
+                ending.set()
+                await go_on.wait()
+
+    task = asyncio.create_task(call())
+    await begun.wait()
+    known.rotate("mine")
+    await asyncio.wait_for(ending.wait(), 10)
+    told: list[keys.Key] = []
+    known.on_end.append(told.append)
+    assert known.of_secret(known.rotate("mine").secret).name == "mine"
+    assert len(told) == 1
+    go_on.set()
+    with pytest.raises(Unknown):
+        await asyncio.wait_for(task, 10)
 
 
 async def test_calls_under_way_end_when_their_key_expires(known: Keys) -> None:
@@ -282,7 +315,7 @@ async def test_keys_of_before_go_on_owning_what_they_own_and_no_later_one_does(
     database.close()
     known = again(tmp_path)
     assert keys.principal(known.of_secret(secret)).name == "key:laptop"
-    assert known.owners() == {"key:laptop"}
+    assert known.gone() == {"key:laptop:1"}
     known.delete("laptop")
     later = known.create("laptop")
     assert keys.principal(later.key).name.startswith("key:laptop:id-")
@@ -306,6 +339,15 @@ def test_calls_are_limited_by_caller_and_forgiven_with_time() -> None:
     for _ in range(100):
         counted.take(Principal("local"), now=0)
         Rates(0).take(mine, now=0)
+
+
+def test_what_costs_less_than_a_call_may_be_done_more_often() -> None:
+    counted = Rates(10, times=10)
+    for who, most in ((Principal("key:mine"), 200), (Principal("key:slow", rate=1), 20)):
+        for _ in range(most):
+            counted.take(who, now=0)
+        with pytest.raises(errors.LimitExceeded):
+            counted.take(who, now=0)
 
 
 def test_many_callers_need_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:

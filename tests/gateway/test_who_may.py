@@ -6,6 +6,7 @@ The calls come from the service's description and from the gateway itself, the r
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import json
@@ -379,3 +380,15 @@ def test_a_key_has_no_more_sessions_and_calls_than_it_may(running: Running, stub
         assert told.status == "RESOURCE_EXHAUSTED limit_exceeded", told
         assert "--max-sessions" in told.text
     assert ask(running, op="delete_api_key", name="small")["sessions_ended"] == 1
+
+
+def test_streams_of_calls_are_not_opened_without_end(running: Running, stub: Stub) -> None:
+    made = ask(running, op="create_api_key", name="hasty", rate=0.01)
+
+    def open_one() -> None:
+        list(stub.Run(iter(()), metadata=bearer(made["key"]), timeout=30))
+
+    with contextlib.suppress(grpc.RpcError):  # who says nothing may be told so
+        open_one()
+    assert failing(open_one).status is grpc.StatusCode.RESOURCE_EXHAUSTED
+    ask(running, op="delete_api_key", name="hasty")

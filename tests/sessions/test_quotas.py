@@ -91,8 +91,12 @@ def test_a_refused_creation_counts_for_nobody():
 def test_a_principal_with_a_quota_of_its_own_has_that_one():
     made = quotas(max_sessions_per_principal=100, max_creations_per_principal=1)
     made.sessions_of = lambda owner: 1 if owner == ME.name else 0
-    with pytest.raises(errors.LimitExceeded, match=r"the limit is 1 \(--max-sessions of its key"):
-        made.admit(ME, "a", [Holder("me", "x")])
+    shown = Principal(ME.name, label="key:laptop")
+    with pytest.raises(errors.LimitExceeded) as caught:
+        made.admit(shown, "a", [Holder("me", "x")])
+    told = "principal 'key:laptop' has 1 sessions; the limit is 1 (--max-sessions of its key)"
+    assert caught.value.message == told
+    assert caught.value.hint.endswith("make a key that may have more")
     for who in (ME, OTHER):
         make(made, 1, who)
         with pytest.raises(errors.LimitExceeded, match="within a minute"):
@@ -119,6 +123,22 @@ async def test_sessions_that_are_being_made_count_too(tmp_path: Path):
         assert other.spec.tenant == "other"
         await sessions.destroy(ME, sessions.listing(ME, tenant="default")[0].session_id)
         await sessions.create(ME, SessionSpec())
+
+
+async def test_a_session_that_was_just_made_counts_once(tmp_path: Path):
+    world = World(tmp_path, max_sessions_per_tenant=2, max_sessions=2)
+    async with world.running() as sessions:
+        second: list[asyncio.Task[Any]] = []
+
+        def seen(session: Any, kind: str, *_: Any) -> None:
+            if kind == "session.created" and not second:
+                assert sessions.count() == 1
+                second.append(asyncio.create_task(sessions.create(ME, SessionSpec())))
+
+        sessions.events.observers.append(seen)
+        await sessions.create(ME, SessionSpec())
+        await second[0]
+        assert sessions.count() == 2
 
 
 async def test_a_request_that_is_repeated_is_one_creation(tmp_path: Path):

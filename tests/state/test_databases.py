@@ -273,6 +273,27 @@ def test_repair_saves_the_rows_of_a_database_whose_index_is_damaged(tmp_path: Pa
     assert path.stat().st_mode & 0o777 == 0o600
 
 
+def test_repair_saves_keys_of_an_older_release_with_what_they_own(tmp_path: Path) -> None:
+    path = restore("keys", "1", tmp_path)
+    with contextlib.closing(sqlite3.connect(path)) as made:
+        for name in ("laptop", "boss"):
+            query = (
+                "INSERT INTO keys (name, hash, roles, created_at, expires_at) VALUES (?,?,?,1,0)"
+            )
+            made.execute(query, (name, name.encode(), "agent"))
+        made.commit()
+        query = "SELECT rootpage FROM sqlite_master WHERE name='by_key'"
+        page = int(made.execute(query).fetchone()[0])
+    data = path.read_bytes()
+    path.write_bytes(data[: 4096 * (page - 1)] + b"\xff" * 4096 + data[4096 * page :])
+    repaired = {item.name: item for item in state.repair(tmp_path)}["keys.db"]
+    assert (repaired.rows, repaired.lost) == (4, "")
+    store = KeyStore(path)
+    owners = {key.name: key.owner for key in store.listing()}
+    assert owners == {name: f"key:{name}" for name in ("ci", "laptop", "boss")}
+    store.close()
+
+
 def test_repair_of_nonsense_gives_an_empty_database(tmp_path: Path) -> None:
     path = tmp_path / "keys.db"
     path.write_bytes(b"nonsense" * 1000)

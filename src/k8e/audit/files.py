@@ -6,6 +6,7 @@ that is killed loses none.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -21,6 +22,7 @@ SUFFIX = ".jsonl"
 DAY = 24 * 3600.0
 MIN_SEGMENT, MAX_SEGMENT = 64 << 10, 16 << 20  # bytes
 LONGEST_LINE = 64 << 10
+MAX_LEFT = 64  # segments that were left and are not on the disk yet
 
 
 class Removed(NamedTuple):
@@ -61,14 +63,19 @@ class Writer:
         self._fd = -1
         self._size = 0
         self._began = 0.0
+        self._newest = 0  # the name of the newest segment
+        self._left: list[int] = []  # descriptors of segments that are full, and not synced yet
         self._recover()
 
     def _recover(self) -> None:
         known = segments(self._folder)
+        self._newest = int(known[-1].stem) if known else 0
         for path in reversed(known):  # the newest may have been begun and never written to
             last = self._open_last(path)
             if last is not None:
                 self.seq, self.head = last.seq, last.hash
+                if path != known[-1]:  # who follows is in the newest already
+                    self._drop_name()
                 return
         self._drop_name()
 
@@ -113,14 +120,19 @@ class Writer:
         return self._size > 0 and now - self._began > min(DAY, (self._max_age or DAY) / 8)
 
     def _begin(self, now: float) -> None:
-        path = self._folder / f"{self.seq + 1:015d}{SUFFIX}"
+        number = max(self.seq + 1, self._newest)
+        path = self._folder / f"{number:015d}{SUFFIX}"
         fd = _open(path)
-        self._drop_name()
-        self._fd, self._size, self._began = fd, path.stat().st_size, now
+        if self._fd >= 0:
+            self._left.append(self._fd)
+        self._fd, self._size, self._began, self._newest = fd, path.stat().st_size, now, number
+        if len(self._left) > MAX_LEFT:  # whoever syncs cannot keep up
+            sync(self._folder, self.written())
 
-    def duplicate(self) -> int:
-        """A descriptor of what is written to now, for somebody who brings it to the disk; or -1."""
-        return os.dup(self._fd) if self._fd >= 0 else -1
+    def written(self) -> list[int]:
+        """Descriptors of all that is perhaps not on the disk yet, for somebody to ``sync``."""
+        found, self._left = self._left, []
+        return [*found, os.dup(self._fd)] if self._fd >= 0 else found
 
     def prune(self, now: float) -> Removed | None:
         """Remove segments that are too many or too old, never the newest."""
@@ -134,22 +146,39 @@ class Writer:
                 break
             total -= sizes[kept[0]].st_size
             gone.append(kept.pop(0))
-        prev = _first_prev(kept[0]) if gone else ""
+        if not gone:
+            return None
+        first = _first(kept[0]) or rows.Link(int(kept[0].stem), "", "")
         for path in gone:
             path.unlink(missing_ok=True)
-        return Removed(len(gone), int(kept[0].stem), prev) if gone else None
+        return Removed(len(gone), first.seq, first.prev)
 
     def close(self) -> None:
+        for fd in self._left:
+            os.close(fd)
+        self._left = []
         self._drop_name()
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
 
 
-def _first_prev(path: Path) -> str:
+def sync(folder: Path, written: list[int]) -> None:
+    """Bring segments to the disk, with their names, and close these descriptors of them."""
+    with contextlib.ExitStack() as stack:
+        for fd in written:
+            stack.callback(os.close, fd)
+        for fd in written:
+            os.fdatasync(fd)
+        names = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        stack.callback(os.close, names)
+        os.fsync(names)
+
+
+def _first(path: Path) -> rows.Link | None:
+    """The place of a segment's first row."""
     with path.open("rb") as file:
-        found = rows.link(file.readline(LONGEST_LINE).rstrip(b"\n"))
-    return found.prev if found else ""
+        return rows.link(file.readline(LONGEST_LINE).rstrip(b"\n"))
 
 
 def _open(path: Path) -> int:

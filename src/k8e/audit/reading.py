@@ -14,6 +14,8 @@ from k8e.audit.files import LONGEST_LINE, segments
 from k8e.audit.rows import NO_HASH, Filter, Link
 
 BLOCK = 256 << 10  # bytes; between two of them, others may work
+MAX_PAGE = 4 << 20  # bytes of rows, and what one row has beyond it
+MAX_READ = 32 << 20  # bytes that are read for one page of what follows
 SLACK = 300.0  # seconds that a clock may have been set back
 PRUNED = "audit.pruned"
 _PRUNED = f'"action":"{PRUNED}"'.encode()
@@ -31,21 +33,51 @@ class Page(NamedTuple):
     """Whether there may be further rows: before them when the newest were asked for, else after."""
 
 
-def newest(folder: Path, wanted: Filter, limit: int) -> Page:
-    """The newest rows that are wanted."""
-    known = segments(folder)
-    cursor = f"{int(known[-1].stem)}:{_whole(known[-1])}" if known else ""
-    found: list[bytes] = []
-    for path in reversed(known):
+class Newest:
+    """The newest rows that are wanted, looked for segment by segment."""
+
+    def __init__(self, folder: Path, wanted: Filter, limit: int) -> None:
+        self._folder = folder
+        self._wanted = wanted
+        self._found = _Found(limit)
+        self._left: list[Path] | None = None
+        self._cursor = ""
+
+    def step(self) -> Page | None:
+        """Look through one more segment; the page, once it is whole."""
+        if self._left is None:
+            self._left = segments(self._folder)
+            if self._left:
+                newest = self._left[-1]
+                self._cursor = f"{int(newest.stem)}:{_whole(newest)}"
+        if not self._left:
+            return self._page(more=False)
+        path, wanted = self._left.pop(), self._wanted
         for line in _lines_backwards(path, wanted.needles()):
             row = rows.parse(line)
-            if row is not None and wanted.matches(row):
-                found.append(line)
-            if len(found) == limit:
-                return Page(_texts(reversed(found)), cursor, more=True)
+            if row is not None and wanted.matches(row) and self._found.add(line):
+                return self._page(more=True)
         if wanted.since and _began(path) < wanted.since - SLACK:
-            break
-    return Page(_texts(reversed(found)), cursor, more=False)
+            return self._page(more=False)
+        return None
+
+    def _page(self, *, more: bool) -> Page:
+        return Page(_texts(reversed(self._found.lines)), self._cursor, more=more)
+
+
+class _Found:
+    """Rows for one page, which is full by their number or by their bytes."""
+
+    def __init__(self, limit: int) -> None:
+        self.lines: list[bytes] = []
+        self._limit = limit
+        self._bytes = 0
+
+    def add(self, line: bytes) -> bool:
+        """Whether the page is full now."""
+        self.lines.append(line)
+        self._bytes += len(line)
+        return len(self.lines) >= self._limit or self._bytes >= MAX_PAGE
 
 
 def _lines_backwards(path: Path, needles: list[bytes]) -> Iterator[bytes]:
@@ -58,9 +90,12 @@ def _lines_backwards(path: Path, needles: list[bytes]) -> Iterator[bytes]:
 
 
 def following(folder: Path, wanted: Filter, cursor: str, limit: int) -> Page:
-    """The rows after ``cursor`` that are wanted; an empty one means from the oldest on."""
+    """The rows after ``cursor`` that are wanted; an empty one means from the oldest on.
+
+    A page may be empty and have more after it: one look reads only so much.
+    """
     segment, offset = parse_cursor(cursor)
-    found: list[bytes] = []
+    found, read = _Found(limit), 0
     needles = wanted.needles()
     for path in segments(folder):
         number = int(path.stem)
@@ -69,12 +104,12 @@ def following(folder: Path, wanted: Filter, cursor: str, limit: int) -> Page:
         at = offset if number == segment else 0
         for line in _lines(path, at):
             at += len(line) + 1
-            if _wanted(line, wanted, needles) is not None:
-                found.append(line)
-            if len(found) == limit:
-                return Page(_texts(found), f"{number}:{at}", more=True)
+            read += len(line) + 1
+            full = _wanted(line, wanted, needles) is not None and found.add(line)
+            if full or read >= MAX_READ:
+                return Page(_texts(found.lines), f"{number}:{at}", more=True)
         segment, offset = number, at
-    return Page(_texts(found), f"{segment}:{offset}" if segment else "", more=False)
+    return Page(_texts(found.lines), f"{segment}:{offset}" if segment else "", more=False)
 
 
 def parse_cursor(cursor: str) -> tuple[int, int]:
@@ -156,12 +191,13 @@ class Checked(NamedTuple):
 class _Chain:
     """Rows, checked one after the other."""
 
-    def __init__(self, expected: Link | None) -> None:
+    def __init__(self, expected: Link | None, known: Link | None) -> None:
         self.problems: list[str] = []
         self.first: Link | None = None
         self.last = Link(0, "", NO_HASH)
         self.rows = 0
         self._expected = expected
+        self._known = known
         self._anchors: dict[int, str] = {}
 
     def add(self, line: bytes, where: str) -> None:
@@ -177,11 +213,16 @@ class _Chain:
             self.problems.append(f"row {found.seq} does not follow row {self.last.seq}")
         if self._expected is not None and found[::2] == self._expected[::2]:
             self._expected = None
+        known = self._known
+        if known is not None and found.seq == known.seq and found.hash != known.hash:
+            self.problems.append(f"row {found.seq} is another one than this gateway wrote")
         if _PRUNED in line:
             self._anchors |= _anchor(line)
         self.last, self.rows = found, self.rows + 1
 
     def close(self) -> None:
+        if len(self.problems) >= MAX_PROBLEMS:
+            return  # not all was read
         anchors = {1: NO_HASH, **self._anchors}
         first = self.first
         if first is not None and anchors.get(first.seq) != first.prev:
@@ -191,17 +232,33 @@ class _Chain:
             self.problems.append(f"row {self._expected.seq}, as it was expected, is not there")
 
 
-def verify(folder: Path, expected: Link | None = None) -> Checked:
-    """Check every row; ``expected`` is one that somebody remembers."""
-    chain = _Chain(expected)
-    for path in segments(folder):
-        for line in _lines(path, 0):
-            chain.add(line, path.name)
-            if len(chain.problems) >= MAX_PROBLEMS:
-                break
-    chain.close()
-    first = chain.first.seq if chain.first else 0
-    return Checked(chain.rows, first, chain.last.seq, chain.last.hash, chain.problems)
+class Verifying:
+    """A check of every row, segment by segment."""
+
+    def __init__(
+        self, folder: Path, expected: Link | None = None, known: Link | None = None
+    ) -> None:
+        """``expected`` is a row that somebody remembers, ``known`` the last that we wrote."""
+        self._folder = folder
+        self._chain = _Chain(expected, known)
+        self._left: list[Path] | None = None
+
+    def step(self) -> Checked | None:
+        """Check one more segment; what was found, once that was the last."""
+        if self._left is None:
+            self._left = segments(self._folder)
+        chain = self._chain
+        if self._left:
+            path = self._left.pop(0)
+            for line in _lines(path, 0):
+                chain.add(line, path.name)
+                if len(chain.problems) >= MAX_PROBLEMS:
+                    self._left = []
+                    break
+            return None
+        chain.close()
+        first = chain.first.seq if chain.first else 0
+        return Checked(chain.rows, first, chain.last.seq, chain.last.hash, chain.problems)
 
 
 def _anchor(line: bytes) -> dict[int, str]:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from k8e.lines import MAX_LINE, to_json
 
 ALLOWED, DENIED = "allowed", "denied"
+SHORT = 1 << 10  # bytes of a value that stays in a row that is too long
 NO_HASH = "0" * 64
 """What the first row of all has for the hash of the one before."""
 _HASH = re.compile(rb',"prev":"([0-9a-f]{64})","hash":"([0-9a-f]{64})"\}')
@@ -49,9 +50,10 @@ class Link(NamedTuple):
 
 def encode(seq: int, at: float, row: Row, prev: str) -> tuple[bytes, str]:
     """The line of a row, and its hash."""
-    detail = ",".join([f'"{name}":{value}' for name, value in row.detail.items()])
-    if len(detail) > MAX_LINE:
-        detail = '"cut":true'
+    detail = _members(row.detail)
+    if len(detail) > MAX_LINE:  # what is short says most
+        short = {name: value for name, value in row.detail.items() if len(value) <= SHORT}
+        detail = _members({**short, "cut": "true"})
     owner = f',"owner":{to_json(row.owner)}' if row.owner else ""
     body = (
         f'{{"seq":{seq},"at":{at:.6f},"action":"{row.action}","outcome":"{row.outcome}",'
@@ -61,6 +63,10 @@ def encode(seq: int, at: float, row: Row, prev: str) -> tuple[bytes, str]:
     ).encode("ascii")
     found = hashlib.sha256(body).hexdigest()
     return body + f',"hash":"{found}"}}\n'.encode("ascii"), found
+
+
+def _members(detail: dict[str, str]) -> str:
+    return ",".join([f'"{name}":{value}' for name, value in detail.items()])
 
 
 def link(line: bytes) -> Link | None:

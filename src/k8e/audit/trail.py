@@ -12,12 +12,13 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
-from k8e import errors
+from k8e import addresses, errors
 from k8e._version import __version__
-from k8e.audit import acting, reading
+from k8e.audit import acting, files, reading
 from k8e.audit.acting import Act, Caller
 from k8e.audit.files import Removed, Writer
 from k8e.audit.folding import Folding
+from k8e.audit.looks import Looks
 from k8e.audit.reading import Checked, Page
 from k8e.audit.rows import ALLOWED, DENIED, Filter, Link, Row
 from k8e.lines import long_text, to_json
@@ -33,7 +34,7 @@ SYNC_SECONDS = 1.0
 PRUNE_SECONDS = 60.0
 IDLE_SECONDS = 3600.0  # after which to look for old rows, where nothing happens
 FOLLOW_SECONDS = 0.1
-MAX_FOLLOWERS = 64
+MAX_FOLLOWERS = 64  # calls of all who are no admins that wait for rows
 GATEWAY = Caller("", "gateway")
 _REFUSALS = frozenset(("PERMISSION_DENIED", "UNAUTHENTICATED", "RESOURCE_EXHAUSTED", "NOT_FOUND"))
 
@@ -57,7 +58,7 @@ class Trail:
         self._busy = asyncio.Event()
         self._news = asyncio.Event()
         self._followers = 0
-        self._reading = asyncio.Lock()
+        self._looks = Looks()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
@@ -72,7 +73,7 @@ class Trail:
             keeper.cancel()
             self._flush(time.monotonic() + 1e9)
             self.record("gateway.stopped")
-            await asyncio.to_thread(self._sync)
+            await self._sync()
             self._writer.close()
 
     # Writing.
@@ -159,7 +160,7 @@ class Trail:
             code, why = "unauthenticated", str(error)
         act = act or acting.current() or Act(GATEWAY, "")
         caller = act.caller
-        host = caller.peer.rpartition(":")[0] if not caller.principal else ""
+        host = "" if caller.principal else _host(caller.peer)
         kind = (caller.principal, caller.via, host, code)
         self._busy.set()
         if self._folding.admit(kind, time.monotonic()):
@@ -194,21 +195,16 @@ class Trail:
                 self._busy.set()  # their window ends soon
             try:
                 if self._synced != self._writer.seq:
-                    await asyncio.to_thread(self._sync)
+                    await self._sync()
                 if time.monotonic() > pruned + PRUNE_SECONDS:
                     pruned = time.monotonic()
                     self._pruned(await asyncio.to_thread(self._writer.prune, time.time()))
             except OSError as error:
                 log.error("the audit trail cannot be kept: %s", error)
 
-    def _sync(self) -> None:
-        seq, fd = self._writer.seq, self._writer.duplicate()
-        if fd < 0:
-            return
-        try:
-            os.fdatasync(fd)
-        finally:
-            os.close(fd)
+    async def _sync(self) -> None:
+        seq, written = self._writer.seq, self._writer.written()  # here, where nobody writes now
+        await asyncio.to_thread(files.sync, self._folder, written)
         self._synced = seq
 
     def prune(self) -> None:
@@ -222,33 +218,38 @@ class Trail:
 
     # Reading.
 
-    async def newest(self, wanted: Filter, limit: int) -> Page:
-        async with self._reading:
-            return await asyncio.to_thread(reading.newest, self._folder, wanted, limit)
+    async def newest(self, wanted: Filter, limit: int, who: str = "") -> Page:
+        """The newest rows; ``who`` asks for them."""
+        with self._looks.by(who):
+            search = reading.Newest(self._folder, wanted, limit)
+            while (page := await self._looks.read(search.step)) is None:
+                pass
+            return page
 
-    async def following(self, wanted: Filter, cursor: str, limit: int, wait: float = 0) -> Page:
+    async def following(
+        self, wanted: Filter, cursor: str, limit: int, wait: float = 0, who: str = ""
+    ) -> Page:
         """Rows after ``cursor``; waits up to ``wait`` seconds for the first of them."""
         reading.parse_cursor(cursor)
-        if self._followers >= MAX_FOLLOWERS:
+        # Admins have their own number alone: nobody else can lock them out.
+        if wait and wanted.of and self._followers >= MAX_FOLLOWERS:
             raise errors.LimitExceeded(
                 f"{MAX_FOLLOWERS} calls wait for rows of the audit trail", hint="try again later"
             )
-        self._followers += 1
-        try:
-            return await self._follow(wanted, cursor, limit, wait)
-        finally:
-            self._followers -= 1
+        with self._looks.by(who):
+            self._followers += 1
+            try:
+                return await self._follow(wanted, cursor, limit, wait)
+            finally:
+                self._followers -= 1
 
     async def _follow(self, wanted: Filter, cursor: str, limit: int, wait: float) -> Page:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait
         while True:
             news = self._news
-            async with self._reading:
-                page = await asyncio.to_thread(
-                    reading.following, self._folder, wanted, cursor, limit
-                )
-            if page.lines or loop.time() >= deadline:
+            page = await self._looks.read(reading.following, self._folder, wanted, cursor, limit)
+            if page.lines or page.more or loop.time() >= deadline:
                 return page
             cursor = page.cursor
             with contextlib.suppress(TimeoutError):
@@ -256,15 +257,22 @@ class Trail:
                     await news.wait()
                     await asyncio.sleep(FOLLOW_SECONDS)  # so that many rows are one look
 
-    async def verify(self, expected: Link | None = None) -> Checked:
-        """Check the chain; rows that are missing at its end are those that we know of."""
+    async def verify(self, expected: Link | None = None, who: str = "") -> Checked:
+        """Check the chain, also against what this gateway remembers of its end."""
         known = Link(self._writer.seq, "", self._writer.head)
-        async with self._reading:
-            found = await asyncio.to_thread(reading.verify, self._folder, expected)
-        if found.last < known.seq:
+        with self._looks.by(who):
+            check = reading.Verifying(self._folder, expected, known)
+            while (found := await self._looks.read(check.step)) is None:
+                pass
+        if found.last < known.seq and len(found.problems) < reading.MAX_PROBLEMS:
             missing = f"rows from {found.last + 1} to {known.seq} are missing at the end"
             return found._replace(problems=[*found.problems, missing])
         return found
+
+
+def _host(peer: str) -> str:
+    """A stranger's address without its port; one host may have many of IPv6."""
+    return addresses.group(peer.rpartition(":")[0].strip("[]"))
 
 
 def _lost(count: int) -> Row:

@@ -7,9 +7,10 @@ working.
 
 from __future__ import annotations
 
-import ipaddress
 import time
 from collections import OrderedDict
+
+from k8e import addresses
 
 BURST = 20.0  # failures that an address may have at once …
 REFILL = 0.5  # … and how many more each second
@@ -25,7 +26,7 @@ class Attempts:
     def failed(self, address: str, now: float | None = None) -> bool:
         """Count a failure; whether the address is still within its limit."""
         now = time.monotonic() if now is None else now
-        key = _group(address)
+        key = addresses.group(address)
         left, at = self._buckets.pop(key, (BURST, now))
         left = min(BURST, left + (now - at) * REFILL)
         allowed = left >= 1
@@ -36,14 +37,3 @@ class Attempts:
 
     def __len__(self) -> int:
         return len(self._buckets)
-
-
-def _group(address: str) -> str:
-    """An IPv6 host has a whole /64 to choose its addresses from."""
-    try:
-        parsed = ipaddress.ip_address(address)
-    except ValueError:
-        return address[:64]
-    if parsed.version == 4:
-        return str(parsed)
-    return str(ipaddress.ip_network((parsed.packed[:8] + bytes(8), 64)))

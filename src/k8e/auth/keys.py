@@ -65,6 +65,8 @@ class Keys:
         self._open: dict[int, set[asyncio.Timeout]] = {}
         self.on_end: list[Callable[[Key], None]] = []
         """Called with each key that nobody can use any more as it was: deleted, or rotated."""
+        self.on_delete: list[Callable[[Key], None]] = []
+        """Called with each key that is deleted, before the calls with it end."""
 
     # Managing.
 
@@ -80,7 +82,7 @@ class Keys:
         now = time.time()
         quota = _checked_quota(quota or Quota())
         ends = _ends(ttl, now)
-        self._store.forget(now - KEEP)
+        self._store.forget(now - KEEP, now)
         if len(self._store.listing()) >= MAX_KEYS:
             raise errors.LimitExceeded(f"there are {MAX_KEYS} keys", hint="delete some")
         secret = _new_secret()
@@ -109,6 +111,8 @@ class Keys:
         gone = self.get(name)
         self._store.revoke(name, time.time())
         log.info("key %s is deleted", name)
+        for tell in self.on_delete:
+            tell(gone)
         self._end_calls(gone)
         return gone
 
@@ -125,13 +129,14 @@ class Keys:
     def _end_calls(self, key: Key) -> None:
         now = asyncio.get_running_loop().time()
         for scope in self._open.get(key.key_id, ()):
-            scope.reschedule(now)
+            if not scope.expired():  # it may be on its way out
+                scope.reschedule(now)
         for tell in self.on_end:
             tell(key)
 
-    def owners(self) -> set[str]:
-        """The principals of all keys that are not deleted; one that expired may be rotated."""
-        return {key.owner for key in self._store.listing()}
+    def gone(self) -> set[str]:
+        """The principals of keys that were deleted; one that only expired may be rotated."""
+        return self._store.revoked()
 
     def max_sessions(self, owner: str) -> int:
         """How many sessions a principal may have at once; 0 means that nobody said."""

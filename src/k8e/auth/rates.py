@@ -21,16 +21,20 @@ UNLIMITED = frozenset({"local", "anybody"})
 class Rates:
     """The buckets of all callers; who was quiet for longest is forgotten first, with a full one."""
 
-    def __init__(self, usual: float) -> None:
-        """``usual`` calls per second for whoever has no rate of its own; 0 means no limit."""
+    def __init__(self, usual: float, times: float = 1) -> None:
+        """``usual`` calls per second for whoever has no rate of its own; 0 means no limit.
+
+        What costs less than a call may be done so many ``times`` as often.
+        """
         self._usual = usual
+        self._times = times
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, principal: Principal, now: float | None = None) -> None:
         """Count one call; LimitExceeded if the caller makes too many."""
         if principal.name in UNLIMITED:
             return
-        rate = principal.rate or self._usual
+        rate = (principal.rate or self._usual) * self._times
         if not rate:
             return
         now = time.monotonic() if now is None else now

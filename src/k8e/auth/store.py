@@ -118,13 +118,14 @@ class KeyStore:
             self._db.execute(query, (at, found.key_id))
         return found
 
-    def forget(self, before: float) -> None:
-        """Remove what has been over for long, with its certificates."""
-        self._db.execute(
-            "DELETE FROM keys WHERE (revoked_at > 0 AND revoked_at < ?) "
-            "OR (expires_at > 0 AND expires_at < ?)",
-            (before, before),
-        )
+    def forget(self, before: float, now: float) -> None:
+        """Remove what has been over for long, with its certificates.
+
+        A key that only expired is deleted first: that is what says that nobody needs what it made.
+        """
+        self._db.execute("DELETE FROM keys WHERE revoked_at > 0 AND revoked_at < ?", (before,))
+        query = "UPDATE keys SET revoked_at=? WHERE revoked_at=0 AND expires_at > 0"
+        self._db.execute(f"{query} AND expires_at < ?", (now, before))
         self._db.execute("DELETE FROM certificates WHERE expires_at < ?", (before,))
 
     def hashed(self, digest: bytes) -> Key | None:
@@ -140,6 +141,10 @@ class KeyStore:
     def listing(self) -> list[Key]:
         query = f"SELECT {_COLUMNS} FROM keys WHERE revoked_at=0 ORDER BY created_at, key_id"  # noqa: S608 - our constants
         return [_key(row) for row in self._db.execute(query)]
+
+    def revoked(self) -> set[str]:
+        """The principals of all keys that were deleted and are still known."""
+        return {row[0] for row in self._db.execute("SELECT owner FROM keys WHERE revoked_at > 0")}
 
     # Certificates.
 

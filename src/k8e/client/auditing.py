@@ -28,7 +28,8 @@ class AuditRow(Record):
     principal: str
     """Who; empty if that is not known."""
     via: str
-    """How that is known: ``socket``, ``loopback``, ``key``, ``certificate``, or ``gateway``."""
+    """How that is known: ``socket``, ``loopback``, ``key``, ``certificate``, or ``gateway``;
+    ``grpc`` for somebody who was refused before that."""
     peer: str
     session: str
     owner: str

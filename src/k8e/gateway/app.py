@@ -17,7 +17,7 @@ from pathlib import Path
 
 from k8e import errors
 from k8e.audit.trail import Trail
-from k8e.auth.keys import OWNER_PREFIX, Keys
+from k8e.auth.keys import Keys
 from k8e.auth.store import KeyStore
 from k8e.gateway import auditing, local, rpc, state
 from k8e.gateway.exposures import Exposures
@@ -95,7 +95,7 @@ async def _main(settings: Settings, *, background: bool, ready_fd: int) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, gateway.stopping.set)
         async with trail.running(), sessions.running():
-            await sessions.evictions.sweep(OWNER_PREFIX, gateway.keys.owners())
+            await sessions.evictions.sweep(gateway.keys.gone())
             async with gateway.exposures.running(), _serving(gateway, background=background):
                 log.info("ready on %s", settings.socket)
                 _tell(ready_fd, "ready")

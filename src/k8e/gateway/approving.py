@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from k8e import errors
@@ -69,13 +70,16 @@ class ApprovalCalls:
         current = text(call, "current", optional=True)
         first = not self.approvals.approver.configured
         await self.approvals.approver.configure(text(call, "secret"), current)
-        if first:
-            # Whoever manages keys could make these; from now on that takes the secret.
-            for key, _ in self.keys.listing():
-                if Role.APPROVER in key.roles:
-                    gone = self.keys.delete(key.name)
-                    await self.sessions.evictions.evict(gone.owner, f"key {key.name} was deleted")
-        return {"configured": True}
+        if not first:
+            return {"configured": True}
+        # Whoever manages keys could make these; from now on that takes the secret. All of them go
+        # before anything is waited for: the caller may leave, or be one of them.
+        approvers = [key.name for key, _ in self.keys.listing() if Role.APPROVER in key.roles]
+        gone = [self.keys.delete(name) for name in approvers]
+        evict = self.sessions.evictions.evict
+        ending = (evict(key.owner, f"key {key.name} was deleted") for key in gone)
+        await asyncio.shield(asyncio.gather(*ending))
+        return {"configured": True, "keys_deleted": approvers}
 
     async def call_approver(self, principal: Principal, call: dict[str, Any]) -> dict[str, Any]:
         return {"configured": self.approvals.approver.configured}

@@ -6,6 +6,7 @@ that change something of the gateway's own.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,6 @@ Handler = Callable[[Principal, dict[str, Any]], Awaitable[dict[str, Any]]]
 _RECORDED: dict[str, tuple[str, tuple[str, ...]]] = {
     "create_api_key": ("key.created", ("name",)),
     "rotate_api_key": ("key.rotated", ("name",)),
-    "delete_api_key": ("key.deleted", ("name",)),
     "set_approver": ("approver.set", ()),
     "apply_template": ("template.applied", ()),
     "delete_template": ("template.deleted", ("name",)),
@@ -42,10 +42,11 @@ _RECORDED: dict[str, tuple[str, tuple[str, ...]]] = {
     "delete_snapshot": ("snapshot.deleted", ("name",)),
     "stop": ("gateway.stop", ("destroy",)),
 }
-"""Calls that leave a row when they have succeeded: its action, and which arguments it keeps. Never
-one that may be a secret."""
+"""Calls that leave a row when they have succeeded, or when nobody waits for their end: its action,
+and which arguments it keeps. Never one that may be a secret."""
 _ANSWERED = {
     "create_api_key": ("roles", "expires_at"),
+    "set_approver": ("keys_deleted",),
     "apply_template": ("name", "digest"),
     "pull_image": ("digest",),
 }
@@ -57,6 +58,7 @@ def attach(gateway: Gateway, trail: Trail) -> None:
     gateway.audit = trail
     gateway.sessions.events.observers.append(trail.event)
     gateway.on_refusal.append(trail.refused)
+    gateway.keys.on_delete.append(lambda key: trail.record("key.deleted", name=key.name))
     for op, (action, names) in _RECORDED.items():
         handler = _recorded(trail, action, names, _ANSWERED.get(op, ()))
         setattr(gateway, f"call_{op}", handler(getattr(gateway, f"call_{op}")))
@@ -77,8 +79,12 @@ def _recorded(
     def wrap(handler: Handler) -> Handler:
         @functools.wraps(handler)
         async def handle(principal: Principal, call: dict[str, Any]) -> dict[str, Any]:
-            told = await handler(principal, call)
             detail: dict[str, Any] = {name: call.get(name) for name in names}
+            try:
+                told = await handler(principal, call)
+            except asyncio.CancelledError:  # perhaps it is done, in part or as a whole
+                trail.record(action, **detail, left=True)
+                raise
             detail |= {name: told.get(name) for name in answered}
             trail.record(action, **detail)
             return told
@@ -103,18 +109,19 @@ class AuditCalls:
             raise errors.InvalidRequest(f"limit must be a number from 1 to {MAX_LIMIT}")
         wanted = _filter(principal, call)
         if not call.get("forward"):
-            page = await self.audit.newest(wanted, limit)
+            page = await self.audit.newest(wanted, limit, principal.name)
         else:
             wait = min(seconds(call, "wait"), MAX_WAIT)
             cursor = text(call, "cursor", optional=True)
-            page = await self.audit.following(wanted, cursor, limit, wait)
+            page = await self.audit.following(wanted, cursor, limit, wait, principal.name)
         return {"rows": page.lines, "cursor": page.cursor, "more": page.more}
 
     async def call_verify_audit(self, principal: Principal, call: dict[str, Any]) -> dict[str, Any]:
         """Whether every row is as it was written, and none is missing."""
         if Role.ADMIN not in principal.roles:
             raise errors.Denied("verifying the audit trail needs the admin role")
-        found = await self.audit.verify(_expected(text(call, "expect", optional=True)))
+        expected = _expected(text(call, "expect", optional=True))
+        found = await self.audit.verify(expected, principal.name)
         return {
             "ok": not found.problems,
             "rows": found.rows,

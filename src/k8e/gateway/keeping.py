@@ -62,7 +62,14 @@ class KeyCalls:
     ) -> dict[str, Any]:
         """A new secret for a key that stays who it is; the old one is worth nothing at once."""
         name, ttl = text(call, "name"), text(call, "ttl", optional=True)
-        if Role.APPROVER in self.keys.get(name).roles and self.approvals.approver.configured:
+        before = self.keys.get(name)
+        if before.owner == principal.name:
+            raise errors.Denied(
+                "a key cannot rotate itself: this call would end with it, and nobody would get the "
+                "new secret",
+                hint="let another admin do it, or the gateway's own user",
+            )
+        if Role.APPROVER in before.roles and self.approvals.approver.configured:
             await self.approvals.approver.check(text(call, "secret", optional=True))
         return _shown(self.keys.rotate(name, ttl))
 

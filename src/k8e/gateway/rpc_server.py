@@ -165,8 +165,8 @@ async def _answering(
             acting.begin(acting.Act(callers.described(caller, principal), name))
             with front.recognised(peer, principal.name):
                 roles.check_rpc(principal, name)
-                if name != "Run":  # whose calls are counted one by one
-                    gateway.rates.take(principal)
+                # The calls of a Run are counted one by one.
+                (gateway.streams if name == "Run" else gateway.rates).take(principal)
                 yield principal
     except Exception as error:  # the edge of the call: everything becomes a status
         if principal is None or isinstance(error, peers.Refusal):

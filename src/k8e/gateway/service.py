@@ -31,6 +31,8 @@ from k8e.sessions.approvals import Approvals
 from k8e.sessions.service import Sessions
 from k8e.settings import Settings
 
+STREAMS = 10.0  # that may be opened for each call that may be made
+
 
 class Gateway(
     ApprovalCalls,
@@ -54,6 +56,8 @@ class Gateway(
         self.settings = settings
         self.sessions = sessions
         self.rates = Rates(settings.call_rate)
+        self.streams = Rates(settings.call_rate, STREAMS)
+        """How often a caller may open a stream of calls; each of these is rated by itself."""
         self.listening_on = ""
         """The TCP endpoint, or why there is none; empty until that is known."""
         self.conversations: set[object] = set()

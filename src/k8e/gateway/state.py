@@ -96,9 +96,21 @@ def _save(path: Path, migrations: Sequence[str]) -> Repaired:
     for suffix in _BESIDE:
         with contextlib.suppress(FileNotFoundError):
             path.with_name(path.name + suffix).rename(kept.with_name(kept.name + suffix))
-    with contextlib.closing(database.connect(path, migrations, durable=True)) as made:
+    # Rows are put into the schema that they are of: a migration may have to change them.
+    before = migrations[: _version(kept) or len(migrations)]
+    with contextlib.closing(database.connect(path, before, durable=True)) as made:
         rows, lost = _copy_rows(kept, made)
+    database.connect(path, migrations, durable=True).close()
     return Repaired(path.name, kept.name, rows, lost)
+
+
+def _version(source: Path) -> int:
+    """The schema version of a damaged database; 0 if it does not say."""
+    try:
+        with contextlib.closing(sqlite3.connect(source)) as damaged:
+            return int(damaged.execute("PRAGMA user_version").fetchone()[0])
+    except sqlite3.DatabaseError:
+        return 0
 
 
 def _copy_rows(source: Path, target: sqlite3.Connection) -> tuple[int, str]:
@@ -107,11 +119,15 @@ def _copy_rows(source: Path, target: sqlite3.Connection) -> tuple[int, str]:
     rows, problems = 0, list[str]()
     with contextlib.closing(sqlite3.connect(source)) as damaged:
         for (table,) in target.execute(query).fetchall():
+            refused = 0
             try:
                 for row in _rows(damaged, target, table):
-                    rows += _insert(target, table, row)
+                    done = _insert(target, table, row)
+                    rows, refused = rows + done, refused + 1 - done
             except (sqlite3.DatabaseError, OverflowError) as error:
                 problems.append(f"{table}: {error}")
+            if refused:
+                problems.append(f"{table}: {refused} rows are no rows of it, or there twice")
     return rows, "; ".join(problems)
 
 

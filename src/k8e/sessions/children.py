@@ -68,7 +68,7 @@ class Children:
             )
         if parent.paused:
             raise refusals.paused(parent.session.session_id)
-        if len(parent.children) + len(self._maker.tasks(_prefix(parent))) >= self._limit:
+        if len(parent.children) + self._maker.count(_prefix(parent)) >= self._limit:
             raise errors.LimitExceeded(
                 f"session {parent.session.session_id} has {self._limit} sub-agents, the most that "
                 "it may have (K8E_MAX_CHILDREN)",

@@ -56,10 +56,12 @@ class Evictions:
             await self._end(live, "its owner is gone")
             raise errors.Denied("whoever asked for this session is not known any more")
 
-    async def sweep(self, prefix: str, known: set[str]) -> None:
-        """Remove what a gateway before us left of owners that are no more."""
+    async def sweep(self, gone: set[str]) -> None:
+        """Remove what a gateway before us left of owners of whom we know that they are gone.
+
+        Not of everybody whom nobody knows: the list of keys may have been lost, and put back later.
+        """
         owners = {live.session.owner for live in self._live.values()} | self._snapshots.owners()
-        for owner in sorted(owners - known):
-            if owner.startswith(prefix):
-                log.warning("%s is no more, so what it left is removed", owner)
-                await self.evict(owner, "its owner is gone")
+        for owner in sorted(owners & gone):
+            log.warning("%s is no more, so what it left is removed", owner)
+            await self.evict(owner, "its owner is gone")

@@ -70,8 +70,9 @@ class Maker:
         """Whose sessions are being made."""
         return self._holders.values()
 
-    def count(self) -> int:
-        return len(self._creating)
+    def count(self, prefix: str = "") -> int:
+        """How many are being made under keys that begin with ``prefix``; not those that live."""
+        return sum(key.startswith(prefix) for key in self._holders)
 
     def task(self, key: str) -> asyncio.Task[Session] | None:
         """What is being made under ``key``."""
@@ -93,7 +94,7 @@ class Maker:
         """Make a session, or join whoever makes the one of this key."""
         task = self._creating.get(key)
         if task is None:
-            task = asyncio.create_task(self._create(principal, spec, auto, kin))
+            task = asyncio.create_task(self._create(key, principal, spec, auto, kin))
             self._creating[key] = task
             self._holders[key] = Holder(principal.name, spec.tenant)
             task.add_done_callback(lambda done: self._made(key, done))
@@ -126,7 +127,7 @@ class Maker:
         return asked or self._settings.default_lifetime
 
     async def _create(
-        self, principal: Principal, spec: SessionSpec, auto: bool, kin: Kinship | None
+        self, key: str, principal: Principal, spec: SessionSpec, auto: bool, kin: Kinship | None
     ) -> Session:
         began = time.monotonic()
         self._furnisher.check(principal.name, spec)
@@ -141,6 +142,7 @@ class Maker:
             metrics.observe_claim(time.monotonic() - began)
         # What egress tells, it tells of sandboxes.
         log.info("session %s is sandbox %s", session.session_id, session.sandbox_id)
+        self._holders.pop(key, None)  # it is counted as one that lives from here on
         return await self._on_made(session, guest)
 
     async def _register(

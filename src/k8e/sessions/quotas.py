@@ -49,6 +49,8 @@ class Bound:
     quota: Quota
     raised_by: tuple[str, str]
     """The settings of its two numbers."""
+    remedy: str = ""
+    """What the operator can do about too many sessions, if that is no setting."""
 
 
 class Bucket:
@@ -102,11 +104,12 @@ class Quotas:
         self._count(holder, general, special)
 
     def _bounds(self, principal: Principal, tenant: str) -> tuple[Bound, Bound]:
-        own, quota = self.sessions_of(principal.name), self._of_principal
+        own, quota, remedy = self.sessions_of(principal.name), self._of_principal, ""
         names = ("K8E_MAX_SESSIONS_PER_PRINCIPAL", "K8E_MAX_CREATIONS_PER_PRINCIPAL")
         if own:
             quota, names = replace(quota, sessions=own), ("--max-sessions of its key", names[1])
-        general = Bound(f"principal {principal.name!r}", quota, names)
+            remedy = "make a key that may have more"
+        general = Bound(f"principal {principal.shown!r}", quota, names, remedy)
         names = ("K8E_MAX_SESSIONS_PER_TENANT", "K8E_MAX_CREATIONS_PER_TENANT")
         return general, Bound(f"tenant {tenant!r}", self._of_tenant, names)
 
@@ -144,7 +147,7 @@ def _check_sessions(bound: Bound, count: int) -> None:
         raise errors.LimitExceeded(
             f"{bound.whose} has {count} sessions; the limit is {most} ({bound.raised_by[0]})",
             hint="destroy some (k8e sandbox sessions, k8e sandbox destroy ID), or have the "
-            f"gateway's operator raise {bound.raised_by[0]}",
+            f"gateway's operator {bound.remedy or f'raise {bound.raised_by[0]}'}",
         )
 
 

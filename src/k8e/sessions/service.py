@@ -76,7 +76,7 @@ class Sessions(Standing):
         self._children = Children(store, self._network, self._maker, settings.max_children)
         self._pauses = Pauses(store)
         self.quotas = Quotas(settings)
-        """How many sessions each may have; ``quotas.special`` knows who has other numbers."""
+        """How many sessions each may have; ``quotas.sessions_of`` knows who has other numbers."""
         self.events = Events(settings.data_dir / "events")
         """What happened in each session: ``events.write(session, "noun.verb", **fields)``."""
         store.on_forget.append(self.events.forget)

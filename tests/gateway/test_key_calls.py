@@ -1,0 +1,96 @@
+"""Calls about keys and the approver whose caller goes away, or is what they are about."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from k8e import errors
+from k8e.audit.rows import Filter
+from k8e.audit.trail import Trail
+from k8e.auth import keys
+from k8e.auth.keys import Keys
+from k8e.auth.store import KeyStore
+from k8e.gateway import auditing
+from k8e.gateway.service import Gateway
+from k8e.model import Principal, Role, SessionSpec
+from k8e.sessions.approval_store import ApprovalStore
+from k8e.sessions.approvals import Approvals
+from tests.sessions.fakes import World
+
+LOCAL = Principal("local", frozenset(Role))
+PATIENCE = 10.0
+
+
+@pytest.fixture
+async def gateway(tmp_path: Path) -> AsyncGenerator[Gateway]:
+    world, known = World(tmp_path), KeyStore(tmp_path / "keys.db")
+    approvals = ApprovalStore(tmp_path / "approvals.db")
+    trail = Trail(tmp_path / "audit", max_bytes=1 << 20, max_age=0)
+    async with trail.running(), world.running() as sessions:
+        made = Gateway(world.settings, sessions, Approvals(approvals, sessions), Keys(known))
+        auditing.attach(made, trail)
+        yield made
+    approvals.close()
+    known.close()
+
+
+async def rows(gateway: Gateway, action: str) -> list[dict[str, Any]]:
+    page = await gateway.audit.newest(Filter(action=action), 100)
+    return [json.loads(line)["detail"] for line in page.lines]
+
+
+async def test_every_key_of_an_approver_goes_though_the_caller_leaves_at_once(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [gateway.keys.create(f"boss-{number}", "", ["approver", "agent"]) for number in range(3)]
+    gateway.keys.create("agent")
+    for item in made:
+        await gateway.sessions.create(keys.principal(item.key), SessionSpec())
+    evict, begun, go_on = gateway.sessions.evictions.evict, asyncio.Event(), asyncio.Event()
+
+    async def slowly(owner: str, reason: str) -> int:
+        begun.set()
+        await go_on.wait()
+        return await evict(owner, reason)
+
+    monkeypatch.setattr(gateway.sessions.evictions, "evict", slowly)
+    call = {"secret": "correct horse battery"}
+    task = asyncio.create_task(gateway.call_set_approver(LOCAL, call))
+    await asyncio.wait_for(begun.wait(), PATIENCE)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert [key.name for key, _ in gateway.keys.listing()] == ["agent"]
+    assert [item["name"] for item in await rows(gateway, "key.deleted")] == [
+        "boss-0",
+        "boss-1",
+        "boss-2",
+    ]
+    assert await rows(gateway, "approver.set") == [{"left": True}]
+    ended = asyncio.Event()
+    gateway.sessions.on_end.append(lambda _: ended.set() if not gateway.sessions.count() else None)
+    go_on.set()
+    await asyncio.wait_for(ended.wait(), PATIENCE)
+
+
+async def test_keys_that_go_with_the_first_secret_are_named(gateway: Gateway) -> None:
+    gateway.keys.create("boss", "", ["approver"])
+    told = await gateway.call_set_approver(LOCAL, {"secret": "correct horse battery"})
+    assert told == {"configured": True, "keys_deleted": ["boss"]}
+    assert await rows(gateway, "approver.set") == [{"keys_deleted": ["boss"]}]
+
+
+async def test_a_key_does_not_rotate_itself_and_lose_its_secret(gateway: Gateway) -> None:
+    made = gateway.keys.create("boss", "", ["admin"])
+    other = gateway.keys.create("other", "", ["admin"])
+    with pytest.raises(errors.Denied, match="cannot rotate itself"):
+        await gateway.call_rotate_api_key(keys.principal(made.key), {"name": "boss"})
+    assert gateway.keys.of_secret(made.secret) == made.key
+    told = await gateway.call_rotate_api_key(keys.principal(other.key), {"name": "boss"})
+    assert gateway.keys.of_secret(told["key"]).name == "boss"
