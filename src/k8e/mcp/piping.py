@@ -78,6 +78,8 @@ class Pipes:
             async for data in _chunks(self._opening.reader):
                 for line in self._lines.feed(data):
                     await self._pass_on(stdio.decode(line), to_server)
+            for line in self._lines.end():
+                await self._pass_on(stdio.decode(line), to_server)
 
     async def _pass_on(self, message: Any, to_server: Incoming) -> None:
         if isinstance(message, Refused):
@@ -99,8 +101,10 @@ class Pipes:
                 if self._swallow is not None and _answers(message, self._swallow):
                     self._swallow = None
                     continue
-                body = message.model_dump_json(by_alias=True, exclude_unset=True)
-                await self._send(body.encode("utf-8", "replace") + b"\n")
+                # Not pydantic's own JSON: it fails at half a character, and all of us with it.
+                await self._send(
+                    stdio.encode(message.model_dump(by_alias=True, exclude_unset=True))
+                )
 
     async def _send(self, data: bytes) -> None:
         """Write a line; a client that does not read holds up nobody but itself."""
