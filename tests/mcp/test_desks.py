@@ -48,12 +48,6 @@ async def nothing(session_id: str) -> str:
     return session_id
 
 
-async def settled(desk: Desk) -> None:
-    async with asyncio.timeout(5):
-        while desk._tasks:
-            await asyncio.wait(desk._tasks)
-
-
 async def test_sessions_that_nobody_names_again_do_not_pile_up(gateway: Counting) -> None:
     desk = LooseDesk(cast("Client", gateway))
     first = await desk.within("", nothing)
@@ -61,7 +55,7 @@ async def test_sessions_that_nobody_names_again_do_not_pile_up(gateway: Counting
     assert await desk.find(kept) == kept
     for _ in range(desks.MAX_UNNAMED + 3):
         await desk.within("", nothing)
-    await settled(desk)
+    await desk.settled()
     assert len(gateway.living) == desks.MAX_UNNAMED + 1
     assert kept in gateway.living
     assert first not in gateway.living

@@ -57,7 +57,7 @@ def arguments(name: str, given: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _empty(key: str, value: Any) -> bool:
-    return value == "" or (key == "timeout" and value == 0 and value is not False)
+    return value == "" or (key == "timeout" and type(value) in (int, float) and not value)
 
 
 def _unknown(name: str, key: str, properties: dict[str, Any]) -> errors.InvalidRequest:

@@ -152,6 +152,10 @@ class Desk:
         left, self._known, self._own = list(self._known), {}, ""
         for session_id in () if self.tenant else left:
             await self._destroy(session_id)
+        await self.settled()
+
+    async def settled(self) -> None:
+        """Wait, but not for ever, until sessions that come or go have come or gone."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
 
