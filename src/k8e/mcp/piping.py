@@ -110,14 +110,14 @@ class Pipes:
         async with from_server:
             async for item in from_server:
                 message = item.message
-                if isinstance(message, types.JSONRPCResponse | types.JSONRPCError):
-                    self._owed.discard(message.id)
                 if self._swallow is not None and _answers(message, self._swallow):
                     self._swallow = None
-                    continue
-                # Not pydantic's own JSON: it fails at half a character, and all of us with it.
-                body = message.model_dump(by_alias=True, exclude_unset=True)
-                await self._send(stdio.encode(body))
+                else:
+                    # Not pydantic's own JSON: it fails at half a character, and we with it.
+                    body = message.model_dump(by_alias=True, exclude_unset=True)
+                    await self._send(stdio.encode(body))
+                if isinstance(message, types.JSONRPCResponse | types.JSONRPCError):
+                    self._owed.discard(message.id)
                 if not self._owed:
                     self._quiet.set()
 
