@@ -29,8 +29,10 @@ OVER = (
 class Running:
     """A server that runs, and the tokens of two callers."""
 
-    def __init__(self, url: str, tokens: dict[str, str], process: subprocess.Popen[bytes]) -> None:
-        self.url, self.tokens, self.process = url, tokens, process
+    def __init__(
+        self, url: str, tokens: dict[str, str], process: subprocess.Popen[bytes], file: Path
+    ) -> None:
+        self.url, self.tokens, self.process, self.file = url, tokens, process, file
 
     @property
     def port(self) -> int:
@@ -79,7 +81,7 @@ def running(place: Place, *flags: str, runtime: str = "container") -> Generator[
     try:
         assert wait_readable(process.stdout.fileno(), PATIENCE)
         ready = json.loads(process.stdout.readline())
-        yield Running(ready["url"], tokens, process)
+        yield Running(ready["url"], tokens, process, file)
     finally:
         process.terminate()
         _, problems = process.communicate(timeout=PATIENCE)

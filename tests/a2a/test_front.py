@@ -15,10 +15,11 @@ import pytest
 from k8e import AsyncSandboxClient
 from k8e.a2a import asking, http, server
 from k8e.a2a.desk import Desk, Terms
-from k8e.a2a.tokens import Tokens
+from k8e.a2a.tokens import Caller, Tokens
 from tests.a2a import certificates
 
 pytestmark = pytest.mark.anyio
+ME = Caller("me", "1")
 CALL = {"jsonrpc": "2.0", "id": 7, "method": "tasks/get", "params": {"id": "none"}}
 
 
@@ -225,8 +226,8 @@ async def test_task_that_is_cancelled_before_it_began_is_over(tmp_path: Path) ->
         desk = Desk(client, Terms(running=1))
         ask = asking.Ask(asking.Job("x", "bash", 1), "", "", blocking=False)
         for _ in range(3):  # each one makes room for the next
-            task = desk.submit("me", ask)
-            assert (await desk.cancel("me", task.id)).status.state == "canceled"
+            task = desk.submit(ME, ask)
+            assert (await desk.cancel(ME, task.id)).status.state == "canceled"
         await desk.close()
 
 
@@ -234,7 +235,7 @@ async def test_gateway_that_does_not_answer_fails_the_task(tmp_path: Path) -> No
     async with AsyncSandboxClient(f"unix:{tmp_path}/nobody") as client:
         desk = Desk(client, Terms())
         ask = asking.Ask(asking.Job("x", "bash", 1), "", "", blocking=True)
-        task = desk.submit("me", ask)
+        task = desk.submit(ME, ask)
         async with asyncio.timeout(30):
             await task.ended()
         assert task.status.state == "failed"

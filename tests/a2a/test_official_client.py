@@ -12,6 +12,7 @@ from a2a.types import a2a_pb2 as pb
 from a2a.utils.errors import TaskNotCancelableError, TaskNotFoundError, UnsupportedOperationError
 from google.protobuf.struct_pb2 import Value
 
+from k8e.a2a.tasks import COMPLETED, Task
 from tests.a2a.servers import (
     OVER,
     VERSIONS,
@@ -167,6 +168,46 @@ async def test_tasks_of_another_caller_do_not_exist(server: Running, version: st
         await finished(client, message(code("touch secret", "bash"), context=task.context_id))
         found = await finished(other, message(code("ls -a", "bash"), context=task.context_id))
         assert "secret" not in text(found)
+
+
+async def test_who_gets_a_revoked_callers_name_finds_nothing(server: Running, place: Place) -> None:
+    token = ["a2a", "token", "lent", "--tokens", str(server.file)]
+    server.tokens["lent"] = place.json(*token)["token"]
+    async with server.client("1.0", "lent") as before, asyncio.timeout(30):
+        events = before.send_message(message(code(WAITS.format("secret", "ended"))))
+        task = (await anext(events)).task
+        async for event in events:
+            if event.artifact_update.artifact.artifact_id == "stdout":
+                break
+        await asyncio.to_thread(place.json, *token, "--revoke")
+        server.tokens["lent"] = (await asyncio.to_thread(place.json, *token))["token"]
+        async for event in events:  # ends, though nobody let the program go on
+            assert "ended" not in str(event)
+    async with server.client("1.0", "lent") as after:
+        with pytest.raises(TaskNotFoundError):
+            await after.get_task(pb.GetTaskRequest(id=task.id))
+        assert (await finished(after, message(code("print(1)")))).status.state in OVER
+    place.json(*token, "--revoke")
+
+    def gone() -> bool:
+        left = place.json("sandbox", "sessions")["sessions"]
+        return "a2a-lent" not in [item["tenant_id"] for item in left]
+
+    await asyncio.to_thread(eventually, gone)
+
+
+async def test_output_of_what_is_over_is_kept_in_one_piece() -> None:
+    task = Task("context")
+    following = task.follow(task.mark(), 5)
+    for number in range(3):
+        task.printed("stdout", b"%d" % number)
+        assert await anext(following)
+    assert len(task.log) == 3
+    task.change(COMPLETED)
+    assert len(task.log) == 4  # somebody has a place in it
+    await following.aclose()
+    assert [type(item).__name__ for item in task.log] == ["Output", "Status"]
+    assert task.text("stdout") == "012"
 
 
 @versions

@@ -12,13 +12,30 @@ from k8e.a2a import server
 from k8e.a2a.tokens import Tokens
 
 
+def named(tokens: Tokens, token: str) -> str:
+    found = tokens.caller(token)
+    return found.name if found else ""
+
+
+def test_who_gets_a_name_anew_is_somebody_else(tmp_path: Path) -> None:
+    tokens = Tokens(tmp_path / "tokens")
+    before = tokens.caller(tokens.token("one"))
+    tokens.revoke("one")
+    after = tokens.caller(tokens.token("one"))
+    assert before is not None
+    assert after is not None
+    assert before.name == after.name
+    assert before != after
+    assert tokens.callers() == {after}
+
+
 def test_first_start_makes_a_token_that_only_its_owner_can_read(tmp_path: Path) -> None:
     tokens = Tokens(tmp_path / "x" / "tokens")
     tokens.prepare()
     assert stat.S_IMODE(tokens.path.stat().st_mode) == 0o600
     token = tokens.token("default")
     assert len(token) > 40
-    assert tokens.caller(token) == "default"
+    assert named(tokens, token) == "default"
     assert Tokens(tokens.path).token("default") == token
 
 
@@ -33,10 +50,10 @@ def test_callers_come_and_go_without_a_restart(tmp_path: Path) -> None:
     tokens, elsewhere = Tokens(tmp_path / "tokens"), Tokens(tmp_path / "tokens")
     tokens.prepare()
     token = elsewhere.token("new")
-    assert tokens.caller(token) == "new"
+    assert named(tokens, token) == "new"
     elsewhere.revoke("new")
     assert tokens.caller(token) is None
-    assert tokens.caller(tokens.token("default")) == "default"
+    assert named(tokens, tokens.token("default")) == "default"
     with pytest.raises(errors.InvalidRequest, match="no caller 'new'"):
         elsewhere.revoke("new")
 
@@ -66,7 +83,14 @@ def test_bad_lines_are_refused(tmp_path: Path, line: str) -> None:
 def test_other_machines_need_tls(address: str) -> None:
     with pytest.raises(errors.Denied, match="clear text"):
         server.place(address)
-    assert server.place(address, certificate="c", key="k").port == 1
+    public = "https://a2a.example/"
+    assert server.place(address, public, certificate="c", key="k").port == 1
+
+
+def test_all_addresses_need_a_name_by_which_others_call() -> None:
+    with pytest.raises(errors.InvalidRequest) as caught:
+        server.place("0.0.0.0:1", certificate="c", key="k")
+    assert "--public-url" in caught.value.hint
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "x:y", "127.0.0.1:70000", ""])

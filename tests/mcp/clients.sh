@@ -4,7 +4,10 @@
 set -u
 folder=$1
 source=$(dirname "$0")/../../requirements/mcp-clients
-command -v npm >/dev/null 2>&1 || exit 0
+if ! command -v npm >/dev/null 2>&1; then
+    echo "there is no npm; the tests with the TypeScript client and the MCP inspector will be skipped" >&2
+    exit 0
+fi
 cmp -s "$source/package-lock.json" "$folder/.stamp" && exit 0
 rm -rf "$folder" && mkdir -p "$folder" && cp "$source/package.json" "$source/package-lock.json" "$folder/" || exit 0
 if (cd "$folder" && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error >/dev/null 2>&1); then

@@ -81,7 +81,7 @@ async def test_bodies_that_are_no_messages_are_refused(http: HttpServer) -> None
         assert (await client.post(http.url + "/other", json=LIST)).status_code == 404
         unknown = {"mcp-session-id": "f" * 32, "mcp-protocol-version": "2025-06-18"}
         found = await client.post(http.url, json=LIST, headers=unknown)
-        assert found.status_code in (404, 406)
+        assert found.status_code == 404
 
 
 async def test_k8es_older_clients_are_served(http: HttpServer, place: Place) -> None:
@@ -155,10 +155,24 @@ async def test_many_connections_at_once(http: HttpServer) -> None:
     assert all(listed == 23 and not failed for listed, failed, _ in found)
 
 
-async def test_dropped_request_harms_nobody(http: HttpServer) -> None:
+async def test_dropped_request_kills_its_program_and_harms_nobody(http: HttpServer) -> None:
     async with web(http) as client:
-        run = {"name": "sandbox_run", "arguments": {"code": "sleep 30"}}
-        call = {"jsonrpc": "2.0", "id": 8, "method": "tools/call", "params": run}
+
+        async def run(code: str, timeout: float = PATIENCE, **more: str) -> dict[str, Any]:
+            asked = {"name": "sandbox_run", "arguments": {"code": code, **more}}
+            call = {"jsonrpc": "2.0", "id": 8, "method": "tools/call", "params": asked}
+            answer = await client.post(http.url, json=call, timeout=timeout)
+            return answer.json()["result"]["structuredContent"]
+
+        session = {"session_id": (await run("true"))["session_id"]}
         with pytest.raises(httpx2.TimeoutException):
-            await client.post(http.url, json=call, timeout=0.5)
+            await run("echo > begun; exec sleep 31", 3, **session)
         assert (await client.post(http.url, json=LIST)).status_code == 200
+        look = "test -e begun || exit 9; grep -lsz '^31$' /proc/[0-9]*/cmdline | grep -q ."
+        async with asyncio.timeout(PATIENCE):
+            while (found := await run(look, **session))["exit_code"] == 0:
+                pass
+        assert found["exit_code"] != 9, "the program never began"
+        gone = {"name": "sandbox_destroy_session", "arguments": session}
+        call = {"jsonrpc": "2.0", "id": 8, "method": "tools/call", "params": gone}
+        assert not (await client.post(http.url, json=call)).json()["result"]["isError"]

@@ -22,7 +22,9 @@ SERVER = [*COMMAND, "sandbox-mcp"]
 
 @pytest.fixture(scope="module", autouse=True)
 def clients() -> Path:
-    if shutil.which("node") is None or not (CLIENTS / "node_modules").is_dir():
+    if shutil.which("node") is None:
+        pytest.skip("Node.js is not there, which the TypeScript client and the inspector need")
+    if not (CLIENTS / "node_modules").is_dir():
         pytest.skip("the MCP clients are not there: sh tests/mcp/clients.sh .venv/mcp-clients")
     return CLIENTS
 

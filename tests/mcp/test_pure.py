@@ -80,13 +80,19 @@ def test_line_without_end_takes_no_memory() -> None:
 def test_arguments_have_their_defaults() -> None:
     found = checking.arguments("sandbox_run", {"code": "x", "timeout": 5.0, "language": None})
     assert found == {"code": "x", "timeout": 5, "language": "bash"}
+    empty = {"code": "", "timeout": 0, "language": "", "session_id": ""}
+    assert checking.arguments("sandbox_run", empty) == {
+        **checking.arguments("sandbox_run", {"code": ""})
+    }
+    assert checking.arguments("sandbox_write_file", {"path": "a", "content": ""})["content"] == ""
 
 
 @pytest.mark.parametrize(
     ("name", "arguments", "words"),
     [
         ("sandbox_run", {"code": 1}, "not of type string"),
-        ("sandbox_run", {"code": "x", "timeout": 0}, "at least 1"),
+        ("sandbox_run", {"code": "x", "timeout": -1}, "at least 1"),
+        ("sandbox_run", {"code": "x", "tmeout": ""}, "did you mean 'timeout'"),
         ("sandbox_run", {"code": "x", "timeout": True}, "not of type integer"),
         ("sandbox_write_file", {"path": "a", "content": "b", "mode": "x"}, "'w' or 'a'"),
         ("sandbox_pip_install", {"packages": []}, "is empty"),
@@ -181,6 +187,27 @@ def test_address_without_a_host_is_this_machine_alone() -> None:
     assert serving.parse("[::1]:1") == ("::1", 1)
     with pytest.raises(errors.InvalidRequest):
         serving.parse("8811")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "agents.example"])
+def test_other_machines_are_served_in_clear_text_only_if_somebody_says_so(
+    host: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(errors.Denied, match="clear text") as caught:
+        serving.check(host, insecure=False)
+    assert "--http-insecure" in caught.value.hint
+    serving.check(host, insecure=True)
+    assert "warning" in capfd.readouterr().err
+    for own in ("127.0.0.1", "::1", "localhost"):
+        serving.check(own, insecure=False)
+
+
+def test_errors_own_hints_are_kept_but_for_those_that_agents_cannot_follow() -> None:
+    told = tools.describe(errors.Denied("no", hint="do that"))
+    assert told == "no. What to do: do that"
+    assert "a person can" in tools.describe(errors.Denied("no"))
+    assert "k8e doctor" in tools.describe(errors.GatewayUnreachable("no", hint="start it"))
+    assert tools.describe(errors.SessionNotFound("session \ud83d")).isprintable()
 
 
 def test_token_is_kept_and_must_be_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

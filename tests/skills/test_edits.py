@@ -7,7 +7,7 @@ import re
 import tomllib
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from k8e.skills import json_edits, jsonc, toml
@@ -103,6 +103,7 @@ def remarks_of(text: str) -> list[str]:
 
 @EXAMPLES
 @given(text=documents())
+@example(text='{"a":0,"mcpServers":{// note\n"a":{}}}')
 def test_json_entries_of_others_and_comments_stay_byte_for_byte(text: str) -> None:
     first, second = ENTRIES
     before = json_edits.read(text, PATH, NAME)

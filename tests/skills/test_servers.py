@@ -52,6 +52,36 @@ def test_token_comes_from_the_variable_or_the_servers_file(tmp_path: Path) -> No
     assert servers.choose(Scope(tmp_path, None, given)).token == "given"
 
 
+def test_token_of_this_machine_is_not_given_to_another_one(tmp_path: Path) -> None:
+    file = tmp_path / ".k8e" / "sandbox" / "mcp-token"
+    file.parent.mkdir(parents=True)
+    file.write_text("from-the-file\n")
+    asked = {"K8E_SANDBOX_MCP_ADDR": "https://agents.example"}
+    with pytest.raises(errors.InvalidRequest) as caught:
+        servers.choose(Scope(tmp_path, None, asked))
+    assert "K8E_SANDBOX_MCP_TOKEN" in caught.value.hint
+    given = {**asked, "K8E_SANDBOX_MCP_TOKEN": "given"}
+    assert servers.choose(Scope(tmp_path, None, given)).token == "given"
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("# k8e\naddr: ':9000'  # here\n", "http://127.0.0.1:9000/mcp"),
+        ('other: 1\naddr: "localhost:9000"\n', "http://localhost:9000/mcp"),
+        ("other: 1\n", ""),
+        ("", ""),
+    ],
+)
+def test_address_comes_from_the_machines_settings_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, url: str
+) -> None:
+    monkeypatch.setattr(servers, "SETTINGS", tmp_path / "sandbox-mcp.yaml")
+    servers.SETTINGS.write_text(text)
+    found = servers.choose(Scope(tmp_path, None, {"K8E_SANDBOX_MCP_TOKEN": "given"}))
+    assert found.url == url
+
+
 def test_without_the_command_on_the_path_python_starts_it(tmp_path: Path) -> None:
     found = servers.choose(Scope(tmp_path, None, {"PATH": str(tmp_path)}))
     assert found.command == (sys.executable, "-m", "k8e", "sandbox-mcp")

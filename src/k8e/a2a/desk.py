@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import NamedTuple
 
 from k8e import errors
@@ -14,6 +14,7 @@ from k8e.a2a import faults, tasks
 from k8e.a2a.asking import Ask, Job, Refusal
 from k8e.a2a.faults import Fault
 from k8e.a2a.tasks import Task
+from k8e.a2a.tokens import Caller
 from k8e.client.async_runs import AsyncRun
 from k8e.client.asynchronous import AsyncSandboxClient
 from k8e.client.results import Exit, Stdout
@@ -60,11 +61,11 @@ class Desk:
 
     def __init__(self, client: AsyncSandboxClient, terms: Terms) -> None:
         self._client = client
-        self._callers: dict[str, _Caller] = {}
+        self._callers: dict[Caller, _Caller] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self.terms = terms
 
-    def submit(self, caller: str, ask: Ask) -> Task:
+    def submit(self, caller: Caller, ask: Ask) -> Task:
         """Begin a task; its caller is told what comes of it by the task itself."""
         if ask.task_id:
             self._refuse_more(self.get(caller, ask.task_id))
@@ -98,13 +99,13 @@ class Desk:
             f"task {task.id} {how}; send a new message with its context, and without its id",
         )
 
-    def get(self, caller: str, task_id: str) -> Task:
+    def get(self, caller: Caller, task_id: str) -> Task:
         found = self._callers.get(caller)
         if found is None or task_id not in found.tasks:
             raise faults.not_found(task_id)
         return found.tasks[task_id]
 
-    async def cancel(self, caller: str, task_id: str) -> Task:
+    async def cancel(self, caller: Caller, task_id: str) -> Task:
         """End a task: its program is killed before this returns."""
         task = self.get(caller, task_id)
         if task.over or task.running is None:
@@ -114,21 +115,27 @@ class Desk:
         await asyncio.wait({task.running}, timeout=2 * KILL_SECONDS)
         return task
 
-    async def close(self) -> None:
-        """End everything, and every session that was made here."""
+    async def keep_only(self, callers: Set[Caller]) -> None:
+        """End what all others have: their programs, who watches these, and their sessions."""
+        gone = [self._callers.pop(key) for key in list(self._callers) if key not in callers]
         running = [
             task.running
-            for caller in self._callers.values()
+            for caller in gone
             for task in caller.tasks.values()
             if task.running is not None and not task.over
         ]
         for item in running:
             item.cancel()
-        if running:
-            await asyncio.wait(running, timeout=2 * KILL_SECONDS)
-        for caller in self._callers.values():
-            for context in caller.contexts.values():
+        try:
+            if running:
+                await asyncio.wait(running, timeout=2 * KILL_SECONDS)
+        finally:
+            for context in (item for caller in gone for item in caller.contexts.values()):
                 self._end(context)
+
+    async def close(self) -> None:
+        """End everything, and every session that was made here."""
+        await self.keep_only(set())
         if self._ending:
             await asyncio.wait(self._ending, timeout=2 * KILL_SECONDS)
 
@@ -141,13 +148,13 @@ class Desk:
         for old in over[: max(0, len(over) - KEPT)]:
             del mine.tasks[old.id]
 
-    def _context(self, caller: str, mine: _Caller, context_id: str) -> _Context:
+    def _context(self, caller: Caller, mine: _Caller, context_id: str) -> _Context:
         found = mine.contexts.pop(context_id, None) or _Context()
         if len(mine.contexts) >= self.terms.contexts:
             idle = [key for key, item in mine.contexts.items() if not item.running]
             if not idle:
                 raise Fault(
-                    faults.BUSY, f"{caller} has {len(mine.contexts)} contexts; use one of them"
+                    faults.BUSY, f"{caller.name} has {len(mine.contexts)} contexts; use one of them"
                 )
             self._end(mine.contexts.pop(idle[0]))
         mine.contexts[context_id] = found  # the last one is the one used last
@@ -168,7 +175,7 @@ class Desk:
 
     # Running.
 
-    async def _run(self, caller: str, task: Task, context: _Context, job: Job) -> None:
+    async def _run(self, caller: Caller, task: Task, context: _Context, job: Job) -> None:
         try:
             await self._work(caller, task, context, job)
         except asyncio.CancelledError:
@@ -180,7 +187,7 @@ class Desk:
             logger.exception("a task failed for a reason that nobody thought of")
             task.change(tasks.FAILED, "k8e failed; its log says why")
 
-    async def _work(self, caller: str, task: Task, context: _Context, job: Job) -> None:
+    async def _work(self, caller: Caller, task: Task, context: _Context, job: Job) -> None:
         session_id = await self._session(caller, context)
         task.change(tasks.WORKING)
         try:
@@ -191,7 +198,7 @@ class Desk:
             context.session_id = ""  # its idle time was over; a new one begins empty
             await self._execute(task, await self._session(caller, context), job)
 
-    async def _session(self, caller: str, context: _Context) -> str:
+    async def _session(self, caller: Caller, context: _Context) -> str:
         async with context.lock:
             if not context.session_id:
                 # With an id of our own, so that it can be destroyed whenever we are interrupted.
@@ -203,15 +210,15 @@ class Desk:
                     raise
             return context.session_id
 
-    async def _create(self, caller: str, session_id: str) -> None:
+    async def _create(self, caller: Caller, session_id: str) -> None:
         await self._client.create_session(
             self.terms.runtime,
             self.terms.allowed_hosts,
-            f"a2a-{caller}",
+            f"a2a-{caller.name}",
             session_id=session_id,
             template=self.terms.template,
             idle_timeout=self.terms.idle_timeout,
-            labels={"a2a": caller},
+            labels={"a2a": caller.name},
         )
 
     async def _execute(self, task: Task, session_id: str, job: Job) -> None:

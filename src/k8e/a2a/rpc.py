@@ -14,6 +14,7 @@ from k8e.a2a.desk import Desk
 from k8e.a2a.dialects import Dialect
 from k8e.a2a.faults import Fault
 from k8e.a2a.tasks import Task
+from k8e.a2a.tokens import Caller
 
 PING_SECONDS = 15.0
 logger = logging.getLogger(__name__)
@@ -79,7 +80,7 @@ class Service:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
 
-    async def answer(self, caller: str, call: Call) -> bytes | AsyncGenerator[bytes]:
+    async def answer(self, caller: Caller, call: Call) -> bytes | AsyncGenerator[bytes]:
         """One answer, or the lines of a stream of them."""
         try:
             return await self._answer(caller, call)
@@ -90,7 +91,7 @@ class Service:
             told = Fault(faults.INTERNAL, "k8e failed; its log says why")
             raise call.fault(told) from None
 
-    async def _answer(self, caller: str, call: Call) -> bytes | AsyncGenerator[bytes]:
+    async def _answer(self, caller: Caller, call: Call) -> bytes | AsyncGenerator[bytes]:
         dialect = call.dialect
         if call.does in ("send", "stream"):
             ask = dialect.ask(call.params, self._desk.terms.longest)
@@ -108,7 +109,7 @@ class Service:
             raise Fault(faults.NO_EXTENDED_CARD, "there is only one card, and it says everything")
         raise Fault(faults.UNSUPPORTED, "this is not supported; keep the ids of your tasks")
 
-    async def _about(self, caller: str, call: Call) -> bytes | AsyncGenerator[bytes]:
+    async def _about(self, caller: Caller, call: Call) -> bytes | AsyncGenerator[bytes]:
         task_id = asking.text(call.params.get("id"), "id")
         if call.does == "cancel":
             task = await self._desk.cancel(caller, task_id)

@@ -16,10 +16,13 @@ from k8e import errors
 from k8e.a2a import card, http, rpc
 from k8e.a2a.desk import Desk, Terms
 from k8e.a2a.http import Body, Head, Problem, Reply
-from k8e.a2a.tokens import Tokens
+from k8e.a2a.tokens import Caller, Tokens
 from k8e.client.asynchronous import AsyncSandboxClient
 
 _LOCAL = ("127.0.0.1", "localhost", "::1")
+_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
+LOOK_SECONDS = 1.0
+"""How soon it counts for what runs already that somebody may no longer call."""
 _AUTHORITY = re.compile(r"([a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
 _EVENTS = "text/event-stream"
 
@@ -48,6 +51,11 @@ def place(address: str, public_url: str = "", certificate: str = "", key: str = 
         raise errors.Denied(
             f"{address} can be reached from other machines, and tokens would come in clear text",
             hint="give --tls-cert and --tls-key, or listen on 127.0.0.1 behind a proxy with TLS",
+        )
+    if host in _EVERYWHERE and not public_url:
+        raise errors.InvalidRequest(
+            f"{address} says not how other machines call this one",
+            hint="give --public-url, such as https://a2a.example:8812/",
         )
     if public_url and urlsplit(public_url).scheme not in ("http", "https"):
         raise errors.InvalidRequest("--public-url is no URL", hint="such as https://a2a.example/")
@@ -89,7 +97,7 @@ class Front:
             raise Problem(415, "calls are application/json")
         return await self._call(caller, await body(), head.headers.get("a2a-version", ""))
 
-    async def _call(self, caller: str, body: bytes, version: str) -> Reply:
+    async def _call(self, caller: Caller, body: bytes, version: str) -> Reply:
         try:
             found = await self._service.answer(caller, rpc.Call(body, version))
         except rpc.Refused as refused:
@@ -114,7 +122,7 @@ class Front:
         ):
             raise Problem(403, "pages of other sites may not call this")
 
-    def _check_token(self, head: Head) -> str:
+    def _check_token(self, head: Head) -> Caller:
         scheme, _, token = head.headers.get("authorization", "").partition(" ")
         try:
             caller = self._tokens.caller(token.strip()) if scheme.lower() == "bearer" else None
@@ -150,13 +158,29 @@ async def serve(
         )
         url = _url(where, listener)
         front.append(Front(tokens, rpc.Service(desk), url))
+        looking = asyncio.create_task(_look(tokens, desk))
         try:
             ready({"card": url + card.PATH[1:], "token_file": str(tokens.path), "url": url})
             await stop.wait()
         finally:
             listener.close()
+            looking.cancel()
+            await asyncio.wait({looking})
             await server.close()
             await desk.close()
+
+
+async def _look(tokens: Tokens, desk: Desk) -> None:
+    """End what callers have who are gone. A file that is just being written is no reason yet."""
+    failed = 0
+    while True:
+        await asyncio.sleep(LOOK_SECONDS)
+        try:
+            callers, failed = tokens.callers(), 0
+        except (errors.K8eError, ValueError):  # bytes that are no text
+            callers, failed = set[Caller](), failed + 1
+        if failed != 1:
+            await desk.keep_only(callers)
 
 
 def _security(where: Place) -> ssl.SSLContext | None:

@@ -65,6 +65,7 @@ class Task:
         self._news = asyncio.Event()
         self._decoders: dict[str, codecs.IncrementalDecoder] = {}
         self._begun: set[str] = set()
+        self._followers = 0
 
     @property
     def over(self) -> bool:
@@ -77,6 +78,7 @@ class Task:
             return  # what is over stays as it ended
         self.status = Status(state, text)
         self._add(self.status)
+        self._join()
 
     def printed(self, stream: str, data: bytes, *, final: bool = False) -> None:
         if stream not in self._decoders:
@@ -99,6 +101,17 @@ class Task:
 
     def came_to(self, result: dict[str, Any]) -> None:
         self._add(Result(result))
+
+    def _join(self) -> None:
+        """Keep one piece for each stream of what is over, once nobody has a place in the log."""
+        if not self.over or self._followers:
+            return
+        whole: list[Event] = []
+        for name in self.streams:
+            joined = Output(name, first=True)
+            joined.parts.append(self.text(name))
+            whole.append(joined)
+        self.log = [*whole, *(item for item in self.log if not isinstance(item, Output))]
 
     def _add(self, event: Event) -> None:
         self.log.append(event)
@@ -123,13 +136,23 @@ class Task:
         return next((item.data for item in self.log if isinstance(item, Result)), None)
 
     def mark(self) -> int:
-        """The place in the log where everything begins that nobody knows yet."""
+        """The place in the log where everything begins that nobody knows yet, to follow it."""
+        self._followers += 1
         if self.log and isinstance(last := self.log[-1], Output):
             last.taken = True
         return len(self.log)
 
     async def follow(self, at: int, pause: float) -> AsyncGenerator[Event | None]:
-        """What happens from a place in the log on; None after each ``pause`` without news."""
+        """What happens from a marked place on; None after each ``pause`` without news."""
+        try:
+            async with contextlib.aclosing(self._follow(at, pause)) as events:
+                async for event in events:
+                    yield event
+        finally:
+            self._followers -= 1
+            self._join()
+
+    async def _follow(self, at: int, pause: float) -> AsyncGenerator[Event | None]:
         while True:
             news = self._news
             while at < len(self.log):
@@ -150,6 +173,6 @@ class Task:
                 yield None
 
     async def ended(self) -> None:
-        async with contextlib.aclosing(self.follow(len(self.log), 3600)) as events:
+        async with contextlib.aclosing(self.follow(self.mark(), 3600)) as events:
             async for _ in events:
                 pass

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import os
 import re
 import secrets
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
 from k8e import errors
 
@@ -15,6 +17,14 @@ FIRST = "default"
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?")
 _PRIVATE = 0o600
 _BYTES = 32
+
+
+class Caller(NamedTuple):
+    """Who calls. Who gets the name of somebody that was there before is somebody else."""
+
+    name: str
+    mark: str
+    """Tells tokens apart, and nothing more about them."""
 
 
 class Tokens:
@@ -31,15 +41,20 @@ class Tokens:
             self._save({FIRST: _new()})
         self._load()
 
-    def caller(self, token: str) -> str | None:
+    def caller(self, token: str) -> Caller | None:
         """Whose token it is."""
         self._load()
         given = token.encode("utf-8", "surrogateescape")
         found = None
         for name, known in self._callers.items():  # all of them: the time tells nothing
             if hmac.compare_digest(given, known):
-                found = name
+                found = _caller(name, known)
         return found
+
+    def callers(self) -> set[Caller]:
+        """All who may call now."""
+        self._load()
+        return {_caller(name, known) for name, known in self._callers.items()}
 
     def token(self, name: str) -> str:
         """The token of a caller, who is added if new."""
@@ -106,6 +121,10 @@ def _line(line: str) -> tuple[str, bytes]:
             hint=f"remove its line; k8e a2a token {name} makes a good one",
         )
     return name, token.encode()
+
+
+def _caller(name: str, token: bytes) -> Caller:
+    return Caller(name, hashlib.sha256(token).hexdigest()[:32])
 
 
 def _new() -> str:

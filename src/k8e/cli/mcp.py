@@ -38,4 +38,4 @@ def serve(options: argparse.Namespace) -> int:
     from k8e.mcp import serving
 
     address = options.http_addr or os.environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS
-    return serving.run(chosen, address, options.http_host or [])
+    return serving.run(chosen, address, options.http_host or [], insecure=options.http_insecure)

@@ -41,6 +41,11 @@ def add(command: Callable[..., argparse.ArgumentParser], commands: Any, common: 
         help="a further name by which clients may call the server; repeatable",
     )
     mcp.add_argument(
+        "--http-insecure",
+        action="store_true",
+        help="listen for other machines without TLS: who hears the network has the token",
+    )
+    mcp.add_argument(
         "--allowed-hosts",
         action="append",
         metavar="HOSTS",

@@ -195,7 +195,8 @@ async def _wait(call: Call, pending: Approval) -> dict[str, Any]:
     beats = 0
     try:
         while not deciding.done():
-            await asyncio.wait({deciding}, timeout=HEARTBEAT if beats else 0.2)
+            soon = call.teller.heard and not beats  # who listens is told at once how to approve
+            await asyncio.wait({deciding}, timeout=0.2 if soon else HEARTBEAT)
             if not deciding.done() and call.teller.heard:
                 beats += 1
                 await call.teller.tell(beats, f"waiting for a person. {how_to_approve(pending)}")

@@ -113,6 +113,24 @@ def encode(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
+def said(notes: list[str]) -> list[dict[str, Any]]:
+    """Content for models that are shown no fields."""
+    return [{"type": "text", "text": " ".join(notes)}] if notes else []
+
+
+def clean(value: Any) -> Any:
+    """The same, but of text that is no Unicode only what can be told.
+
+    Names of files, and what a client says, may hold halves of characters, which no transport takes.
+    """
+    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return json.loads(text.encode("utf-8", "replace"))
+    return value
+
+
 def denied(denials: list[Denial]) -> dict[str, Any]:
     """What a program was refused, in words."""
     return {"denials": [refusal(item) for item in denials]} if denials else {}

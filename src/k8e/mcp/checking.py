@@ -28,14 +28,22 @@ def tool(name: str) -> dict[str, Any]:
 
 
 def arguments(name: str, given: dict[str, Any] | None) -> dict[str, Any]:
-    """What a tool was given, with its defaults; a null is the same as nothing."""
+    """What a tool was given, with its defaults.
+
+    Nothing is also a null and, as in K8E, an empty text that need not be there and no time at all.
+    """
     schema = tool(name)["inputSchema"]
     properties: dict[str, dict[str, Any]] = schema["properties"]
-    found = {key: value for key, value in (given or {}).items() if value is not None}
+    needed: list[str] = schema.get("required", [])
+    found = {
+        key: value
+        for key, value in (given or {}).items()
+        if value is not None and (key not in properties or key in needed or not _empty(key, value))
+    }
     for key in found:
         if key not in properties:
             raise _unknown(name, key, properties)
-    missing = [key for key in schema.get("required", ()) if key not in found]
+    missing = [key for key in needed if key not in found]
     if missing:
         raise errors.InvalidRequest(
             f"{name} needs the argument {missing[0]!r}",
@@ -46,6 +54,10 @@ def arguments(name: str, given: dict[str, Any] | None) -> dict[str, Any]:
     }
     defaults = {key: one["default"] for key, one in properties.items() if "default" in one}
     return {**defaults, **checked}
+
+
+def _empty(key: str, value: Any) -> bool:
+    return value == "" or (key == "timeout" and type(value) in (int, float) and not value)
 
 
 def _unknown(name: str, key: str, properties: dict[str, Any]) -> errors.InvalidRequest:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import base64
 import binascii
+from typing import Any
 
 from k8e import errors
 from k8e.client.results import FileEntry
-from k8e.mcp.calls import Call, Reply
+from k8e.mcp.calls import Call, Reply, said
 from k8e.mcp.phrases import WORKSPACE
 
 MAX_LISTED = 2000
@@ -48,7 +49,7 @@ async def read_file(call: Call) -> Reply:
         data = await call.client.read_bytes(session_id, path, offset=offset, length=limit + 1)
         return found, data
 
-    found, data = await call.desk.within(call.session_id, work)
+    found, data = await call.desk.within(call.session_id, work, fresh=False)
     content, encoding = decoded(data[:limit], cut=len(data) > limit)
     fields = {
         "content": content,
@@ -57,7 +58,19 @@ async def read_file(call: Call) -> Reply:
         "size": max(found.size, offset + len(data[:limit])),
         "truncated": len(data) > limit,
     }
-    return Reply(fields, text=content)
+    return Reply(fields, text=content, more=said(_notes(fields, offset)))
+
+
+def _notes(fields: dict[str, Any], offset: int) -> list[str]:
+    """What a reader of the text alone would not see."""
+    content, notes = fields["content"], list[str]()
+    size = len(content.encode())
+    if fields["encoding"] == "base64":
+        size = len(base64.b64decode(content))
+        notes.append(f"The text above is base64 of {size} bytes that are no UTF-8 text.")
+    if fields["truncated"]:
+        notes.append(f"There is more: read on with offset {offset + size}.")
+    return notes
 
 
 def decoded(data: bytes, *, cut: bool = False) -> tuple[str, str]:
@@ -74,7 +87,7 @@ async def list_files(call: Call) -> Reply:
     async def work(session_id: str) -> list[FileEntry]:
         return await call.client.list_files(session_id, call["since"], path=absolute(call["path"]))
 
-    found = await call.desk.within(call.session_id, work)
+    found = await call.desk.within(call.session_id, work, fresh=False)
     fields = {
         "files": [
             {

@@ -17,6 +17,7 @@ MODERN_VERSIONS = ("2026-07-28",)
 VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
 CAPABILITIES_KEY = "io.modelcontextprotocol/clientCapabilities"
 SERVER_KEY = "io.modelcontextprotocol/serverInfo"
+NOBODY = {"name": "unknown", "version": ""}
 CAPABILITIES: dict[str, Any] = {
     "resources": {"subscribe": False, "listChanged": False},
     "tools": {"listChanged": False},
@@ -58,6 +59,15 @@ class Greeter:
     def keeps(self, message: dict[str, Any]) -> bool:
         """Whether the SDK must see a message though it was answered."""
         return message.get("method") == "initialize"
+
+
+def completed(message: dict[str, Any]) -> dict[str, Any]:
+    """A handshake with all its parts: clients of K8E may leave out everything."""
+    params = message.get("params", {})
+    if message.get("method") != "initialize" or not isinstance(params, dict):
+        return message
+    parts = {"protocolVersion": HANDSHAKE_VERSIONS[0], "capabilities": {}, "clientInfo": NOBODY}
+    return {**message, "params": {**parts, **params}}
 
 
 def fields(value: Any) -> dict[str, Any]:

@@ -138,7 +138,6 @@ K8E_TOOLS: dict[str, dict[str, Any]] = {
         ),
         gives(ok=flag("done"), path=text("where it is"), size=number("bytes written")),
         destroys=True,
-        repeats=True,
     ),
     "sandbox_read_file": tool(
         "Read a file",

@@ -30,10 +30,11 @@ async def create_session(call: Call) -> Reply:
         "template": call.get("template"),
         "lifetime": call.get("lifetime", 0),
     }
-    made = await call.client.create_session(
-        call.get("runtime_class"), None, call.get("tenant_id"), **options
+    made = await call.desk.made(
+        call.client.create_session(
+            call.get("runtime_class"), None, call.get("tenant_id"), **options
+        )
     )
-    call.desk.add(made)
     fields: dict[str, Any] = {"session_id": made, "pod_ip": ""}
     asked: list[str] | None = call.get("allowed_hosts", None)
     if asked is None:
@@ -69,12 +70,11 @@ async def list_sessions(call: Call) -> Reply:
 
 async def run_subagent(call: Call) -> Reply:
     async def work(session_id: str) -> str:
-        return await call.client.run_subagent(
-            session_id, call.get("agent_type"), call.get("workspace_path")
+        return await call.desk.made(
+            call.client.run_subagent(session_id, call.get("agent_type"), call.get("workspace_path"))
         )
 
-    made = await call.desk.within(call.get("parent_session_id"), work)
-    return Reply({"session_id": call.desk.add(made)})
+    return Reply({"session_id": await call.desk.within(call.get("parent_session_id"), work)})
 
 
 # Snapshots.
@@ -95,8 +95,8 @@ async def snapshot_list(call: Call) -> Reply:
 
 
 async def snapshot_restore(call: Call) -> Reply:
-    made = await call.client.restore_snapshot(call["name"])
-    return Reply({"session_id": call.desk.add(made)})
+    made = await call.desk.made(call.client.restore_snapshot(call["name"]))
+    return Reply({"session_id": made})
 
 
 async def snapshot_delete(call: Call) -> Reply:
@@ -127,5 +127,5 @@ async def unexpose(call: Call) -> Reply:
     async def work(session_id: str) -> None:
         await call.client.unexpose(session_id, call["port"])
 
-    await call.desk.within(call.session_id, work)
+    await call.desk.within(call.session_id, work, fresh=False)
     return Reply({"ok": True})

@@ -33,6 +33,10 @@ class Lines:
         self._take(data[start:], found)
         return found
 
+    def end(self) -> list[bytes | TooLong]:
+        """The last line, if nothing ends it."""
+        return self.feed(b"\n")
+
     def _take(self, piece: bytes, found: list[bytes | TooLong]) -> None:
         if self._skipping:
             return

@@ -21,10 +21,13 @@ from mcp.shared.message import SessionMessage
 from pydantic import ValidationError
 
 from k8e.mcp import server, stdio
+from k8e.mcp.lines import TooLong
 from k8e.mcp.options import Options
 from k8e.mcp.server import World
 from k8e.mcp.stdio import Opening, Refused
 
+LAST_SECONDS = 1.0
+"""How long what was asked last may take once the client says no more: then it has left."""
 ATOMIC = select.PIPE_BUF  # bytes that a pipe with room takes at once
 Incoming = MemoryObjectSendStream[SessionMessage | Exception]
 Outgoing = MemoryObjectReceiveStream[SessionMessage]
@@ -66,6 +69,8 @@ class Pipes:
         self._opening = opening
         self._lines = opening.lines
         self._swallow: Any = opening.greeter.greeted
+        self._owed: set[Any] = set()  # ids of requests without an answer
+        self._quiet = asyncio.Event()
         self._writing = asyncio.Lock()  # lines are whole, whoever says them
 
     async def read(self, to_server: Incoming) -> None:
@@ -73,11 +78,18 @@ class Pipes:
         async with to_server:
             for message in self._opening.held:
                 await self._pass_on(message, to_server)
-            if self._opening.ended:
-                return
-            async for data in _chunks(self._opening.reader):
-                for line in self._lines.feed(data):
-                    await self._pass_on(stdio.decode(line), to_server)
+            if not self._opening.ended:
+                async for data in _chunks(self._opening.reader):
+                    await self._take(self._lines.feed(data), to_server)
+                await self._take(self._lines.end(), to_server)
+            if self._owed:
+                self._quiet.clear()
+                with anyio.move_on_after(LAST_SECONDS):
+                    await self._quiet.wait()
+
+    async def _take(self, lines: list[bytes | TooLong], to_server: Incoming) -> None:
+        for line in lines:
+            await self._pass_on(stdio.decode(line), to_server)
 
     async def _pass_on(self, message: Any, to_server: Incoming) -> None:
         if isinstance(message, Refused):
@@ -89,6 +101,8 @@ class Pipes:
             refused = Refused(stdio.INVALID_REQUEST, "this is no request, answer or notification")
             await self._send(refused.reply)
             return
+        if isinstance(parsed, types.JSONRPCRequest):
+            self._owed.add(parsed.id)
         await to_server.send(SessionMessage(parsed))
 
     async def write(self, from_server: Outgoing) -> None:
@@ -98,9 +112,14 @@ class Pipes:
                 message = item.message
                 if self._swallow is not None and _answers(message, self._swallow):
                     self._swallow = None
-                    continue
-                body = message.model_dump_json(by_alias=True, exclude_unset=True)
-                await self._send(body.encode("utf-8", "replace") + b"\n")
+                else:
+                    # Not pydantic's own JSON: it fails at half a character, and we with it.
+                    body = message.model_dump(by_alias=True, exclude_unset=True)
+                    await self._send(stdio.encode(body))
+                if isinstance(message, types.JSONRPCResponse | types.JSONRPCError):
+                    self._owed.discard(message.id)
+                if not self._owed:
+                    self._quiet.set()
 
     async def _send(self, data: bytes) -> None:
         """Write a line; a client that does not read holds up nobody but itself."""

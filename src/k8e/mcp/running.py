@@ -71,7 +71,15 @@ async def exec_stream(call: Call) -> Reply:
     done = await call.desk.within(call.session_id, work)
     output = together.decode("utf-8", "replace")
     fields = {name: value for name, value in ended(done).items() if name not in _STREAMS}
-    return Reply({"output": output, **fields}, text=output)
+    return Reply({"output": output, **fields}, text=output, more=calls.said(_notes(done)))
+
+
+def _notes(done: ExecResult) -> list[str]:
+    """What a reader of the output alone would not see."""
+    notes = ["The command was killed: its time was over."] if done.status == "timed_out" else []
+    if done.truncated:
+        notes.append("The output was too long, and not all of it is here.")
+    return notes + [f"Refused: {calls.refusal(item)}." for item in done.denials]
 
 
 _STREAMS = ("stdout", "stderr")

@@ -19,7 +19,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from k8e import _version, errors
 from k8e.mcp import catalog, resources, tools
-from k8e.mcp.calls import Answer, InputNeeded, Question
+from k8e.mcp.calls import Answer, InputNeeded, Question, clean
 from k8e.mcp.clients import Client
 from k8e.mcp.desks import Desk, LooseDesk
 
@@ -112,7 +112,7 @@ class _Asker:
             raise InputNeeded(question)
         session, request_id = self._ctx.session, self._ctx.request_id
         try:
-            found = await session.elicit_form(question.message, FORM, request_id)
+            found = await session.elicit_form(clean(question.message), FORM, request_id)
         except MCPError:
             return Answer("cancel")  # a client that cannot after all
         return _answer(found, question.state)
@@ -202,6 +202,7 @@ def _complete(
     ctx: Context, fields: dict[str, Any], cache: tuple[str, int] | None = None
 ) -> dict[str, Any]:
     """A result as the protocol's version wants it: newer ones say more about themselves."""
+    fields = clean(fields)
     if ctx.protocol_version not in MODERN_PROTOCOL_VERSIONS:
         return fields
     kept = {"cacheScope": cache[0], "ttlMs": cache[1]} if cache else {}
@@ -209,7 +210,8 @@ def _complete(
 
 
 def _input_required(question: Question) -> types.InputRequiredResult:
-    form = types.ElicitRequestFormParams(message=question.message, requested_schema=FORM)
+    message = clean(question.message)
+    form = types.ElicitRequestFormParams(message=message, requested_schema=FORM)
     return types.InputRequiredResult(
         input_requests={ANSWER: types.ElicitRequest(params=form)}, request_state=question.state
     )
@@ -248,4 +250,4 @@ def with_session(ctx: Context) -> str | None:
     request: Any = cast("Any", ctx.request)
     if request is None or ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
         return None
-    return request.headers.get("mcp-session-id")
+    return request.headers.get("mcp-session-id") or None  # an empty one names nobody

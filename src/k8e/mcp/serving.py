@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import os
+import signal
 import socket
 
 import uvicorn
@@ -31,10 +33,33 @@ def parse(address: str) -> tuple[str, int]:
     return host.strip("[]") or LOOPBACK, int(port)
 
 
-def run(options: Options, address: str, names: list[str]) -> int:
+def check(host: str, *, insecure: bool) -> None:
+    """A token must not cross a network in clear text, unless somebody says so."""
+    if is_loopback(host):
+        return
+    if not insecure:
+        raise errors.Denied(
+            f"{host} can be reached from other machines, and the token would come in clear text",
+            hint="listen on 127.0.0.1 behind a proxy with TLS; in a network where nobody else can "
+            "listen --http-insecure allows it",
+        )
+    os.write(2, b"k8e sandbox-mcp: warning: the token and all files cross the network in clear\n")
+
+
+def is_loopback(host: str) -> bool:
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def run(options: Options, address: str, names: list[str], *, insecure: bool = False) -> int:
     """Serve until we are told to stop."""
     logging.basicConfig(level=logging.WARNING, format="k8e sandbox-mcp: %(message)s")
     host, port = parse(address)
+    check(host, insecure=insecure)
     token = tokens.token()
     listening = _listen(host, port)
     shown = f"[{host}]" if ":" in host else host
@@ -57,7 +82,13 @@ async def _serve(options: Options, door: Door, listening: socket.socket) -> None
         timeout_graceful_shutdown=GRACE_SECONDS,
         server_header=False,
     )
-    await uvicorn.Server(config).serve(sockets=[listening])
+    serving = uvicorn.Server(config)
+
+    def hang_up() -> None:  # uvicorn itself knows only SIGINT and SIGTERM
+        serving.should_exit = True
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hang_up)
+    await serving.serve(sockets=[listening])
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -13,7 +13,7 @@ import os
 import select
 import threading
 
-from k8e.mcp.greeting import Greeter, fields
+from k8e.mcp.greeting import Greeter, completed, fields
 from k8e.mcp.lines import Lines, TooLong
 
 TYPE_CHECKING = False
@@ -64,7 +64,7 @@ class Opening:
 
     def take(self, data: bytes) -> None:
         self.ended = not data
-        for line in self.lines.feed(data):
+        for line in self.lines.feed(data) if data else self.lines.end():
             message = decode(line)
             if isinstance(message, Refused):
                 write(self.writer, message.reply)
@@ -93,7 +93,7 @@ def decode(line: bytes | TooLong) -> Any:
     except (ValueError, RecursionError) as error:
         return Refused(PARSE_ERROR, f"not JSON: {error}")
     if isinstance(message, dict):
-        return fields(message)
+        return completed(fields(message))
     return Refused(INVALID_REQUEST, "a message is one JSON object; batches are not understood")
 
 

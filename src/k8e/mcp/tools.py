@@ -10,7 +10,7 @@ from typing import Any
 
 from k8e import errors
 from k8e.mcp import allowing, checking, filing, keeping, running
-from k8e.mcp.calls import Asker, Call, InputNeeded, Reply, Teller
+from k8e.mcp.calls import Asker, Call, InputNeeded, Reply, Teller, clean, said
 from k8e.mcp.desks import Desk, take_note
 
 log = logging.getLogger(__name__)
@@ -42,9 +42,12 @@ HANDLERS: dict[str, Handler] = {
     "sandbox_snapshot_delete": keeping.snapshot_delete,
     "sandbox_list_sessions": keeping.list_sessions,
 }
-_HINTS = {
+_OURS = {
     "gateway_unreachable": "sandboxes are not available now; tell the user to run: k8e doctor",
     "sandbox_died": "call again; a new session is made where none was named",
+}
+"""Better for an agent than what the error itself says."""
+_HINTS = {
     "exec_not_found": "the run has ended long ago, or never was; start it again",
     "snapshot_not_found": "sandbox_snapshot_list tells which there are",
     "limit_exceeded": "ask for less, or destroy sessions that are no longer needed",
@@ -69,7 +72,8 @@ async def call(
         reply = await HANDLERS[name](made)
         if note := take_note():
             told = " ".join(filter(None, [reply.fields.get("note"), note]))
-            reply = replace(reply, fields={**reply.fields, "note": told})
+            more = [*reply.more, *(said([note]) if reply.text is not None else [])]
+            reply = replace(reply, fields={**reply.fields, "note": told}, more=more)
         return reply.wire()
     except (InputNeeded, asyncio.CancelledError):
         raise
@@ -84,8 +88,12 @@ def failure(error: Exception) -> dict[str, Any]:
 
 def describe(error: Exception) -> str:
     """What happened, and what to do next."""
+    return clean(_described(error))
+
+
+def _described(error: Exception) -> str:
     if isinstance(error, errors.K8eError):
-        hint = _HINTS.get(error.code) or error.hint
+        hint = _OURS.get(error.code) or error.hint or _HINTS.get(error.code)
         return f"{error.message}. What to do: {hint}" if hint else error.message
     if isinstance(error, OSError) and error.errno is not None:
         return f"{error.strerror}. What to do: {_FILE_HINT}"

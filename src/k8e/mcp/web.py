@@ -60,6 +60,8 @@ class App:
         finally:
             for timer in self._timers.values():
                 timer.cancel()
+            if self._leaving:
+                await asyncio.wait(self._leaving, timeout=server.CLOSE_SECONDS)
             await self._world.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -87,6 +89,9 @@ class App:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
+        if [name for name, _ in scope["headers"]].count(b"mcp-session-id") > 1:
+            await PlainTextResponse("Mcp-Session-Id is there twice\n", 400)(scope, receive, send)
+            return
         session = headers.get(b"mcp-session-id", b"").decode("latin-1")
         if scope["method"] == "GET" and not session:
             await self._streams.stream(scope, receive, send)

@@ -231,6 +231,13 @@ def _without(text: str, holder: Node, key: str) -> str:
     start = member.start
     if not _begins_its_line(text, start):
         start = _space_before(text, start) if index else start
+    elif text[end : line_end(text, end)].strip() and index == len(members) - 1 and index:
+        last = members[index - 1]
+        between = text[last.comma + 1 : start]
+        if between.strip():  # a comment before it must not swallow what follows
+            end = _space_after(text, end)
+        else:
+            start = last.comma + 1
     elif text[end : line_end(text, end)].strip():
         end = _space_after(text, end)  # a comment before it must not swallow what follows
     else:

@@ -13,19 +13,33 @@ from k8e.skills.agents import TOKEN_VARIABLE, Scope, Server
 
 ADDRESS_VARIABLE = "K8E_SANDBOX_MCP_ADDR"
 FILE_VARIABLE = "K8E_SANDBOX_MCP_TOKEN_FILE"
+SETTINGS = Path("/etc/k8e/sandbox-mcp.yaml")
 COMMAND = "sandbox-mcp"
 PATH = "/mcp"
 _EVERYWHERE = ("", "0.0.0.0", "::")  # noqa: S104 - where a server listens; a client needs a place
 
 
 def choose(scope: Scope) -> Server:
-    """What the environment asks for."""
-    address = scope.environ.get(ADDRESS_VARIABLE, "").strip()
+    """What the environment, or the machine's settings, ask for."""
+    address = scope.environ.get(ADDRESS_VARIABLE, "").strip() or _machines_address()
     if not address:
         return Server(command=_command(scope))
     url = url_of(address)
     # A project's files are shared with others, and a token is not.
-    return Server(url=url, token="" if scope.project else _token(scope))
+    return Server(url=url, token="" if scope.project else _token(scope, url))
+
+
+def _machines_address() -> str:
+    """The key ``addr`` of K8E's file, which has one plain key in each line."""
+    try:
+        lines = SETTINGS.read_text("utf-8").splitlines()
+    except (OSError, ValueError):
+        return ""
+    for line in lines:
+        key, colon, value = line.partition(":")
+        if colon and key == "addr":
+            return value.partition(" #")[0].strip().strip("'\"")
+    return ""
 
 
 def _command(scope: Scope) -> tuple[str, ...]:
@@ -83,10 +97,15 @@ def token_file(scope: Scope) -> Path:
     return Path(given) if given else scope.home / ".k8e" / "sandbox" / "mcp-token"
 
 
-def _token(scope: Scope) -> str:
+def _token(scope: Scope, url: str) -> str:
     given = scope.environ.get(TOKEN_VARIABLE, "").strip()
     if given:
         return given
+    if not is_loopback(urlsplit(url).hostname or ""):
+        raise errors.InvalidRequest(
+            f"{url} is another machine's server, and its token is not known here",
+            hint=f"set {TOKEN_VARIABLE} to its token; the one of this machine is not sent there",
+        )
     file = token_file(scope)
     try:
         found = file.read_text("utf-8").strip()
@@ -94,7 +113,7 @@ def _token(scope: Scope) -> str:
         found = ""
     if not found:
         raise errors.InvalidRequest(
-            f"{ADDRESS_VARIABLE} is set, but there is no token: {file} does not exist",
+            f"{url} is asked for, but there is no token: {file} does not exist",
             hint=f"start `k8e {COMMAND} --http` once, which makes it, or set {TOKEN_VARIABLE}",
         )
     return found
