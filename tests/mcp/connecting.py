@@ -11,7 +11,7 @@ import httpx2
 from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 
-from k8e.mcp import tokens
+from k8e import tokens
 from tests.places import COMMAND, Place, free_port
 
 PATIENCE = 30.0

@@ -1,4 +1,4 @@
-"""The token of the HTTP server: made at the first start, in a file that only its owner reads."""
+"""The token of our HTTP servers: made at the first start, in a file that only its owner reads."""
 
 from __future__ import annotations
 
