@@ -15,7 +15,7 @@ from k8e.gateway.http_app import App
 from k8e.gateway.service import Gateway
 
 MAX_CONNECTIONS = 256
-HEAD_SECONDS = 10.0
+HEAD_SECONDS = 5.0
 """How long a connection may take until its first request is there."""
 ANSWER_SECONDS = 3.0  # for answers under way when the gateway stops
 CLOSE_SECONDS = 1  # for the last bytes of them
