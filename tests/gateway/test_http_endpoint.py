@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from k8e import errors
+from k8e import errors, settings
 from k8e.gateway import http_front
 from tests.gateway import http_gateways
 from tests.gateway.http_gateways import Caller, HttpGateway
@@ -238,7 +238,7 @@ async def test_stop_does_not_wait_for_open_streams() -> None:
         async with web(gateway) as client:
             session = await opened(client, gateway.url)
             named = {"mcp-session-id": session, "mcp-protocol-version": "2025-06-18"}
-            run = {"name": "sandbox_create_session", "arguments": {}}
+            run = {"name": "sandbox_create_session"}
             call = {"jsonrpc": "2.0", "id": 8, "method": "tools/call", "params": run}
             await client.post(gateway.url, json=call, headers=EVERY | named)
             async with (
@@ -271,11 +271,26 @@ def test_address_must_be_of_this_machine_alone() -> None:
             http_front.parse(wrong)
 
 
+@pytest.mark.parametrize(
+    ("listen", "background", "address"),
+    [
+        ("127.0.0.1:50051", False, http_front.DEFAULT),
+        ("127.0.0.1:50051", True, "none"),
+        ("none", False, "none"),
+    ],
+)
+def test_only_a_gateway_that_stays_and_has_ports_serves_http_unasked(
+    listen: str, background: bool, address: str
+) -> None:
+    found = settings.load({}, listen=listen)
+    assert http_front.usual(found, background=background) == address
+
+
 def test_taken_port_is_told(new_place: NewPlace) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        place = new_place(K8E_HTTP=address)
-        done = place.cli("gateway")
+        place = new_place()
+        done = place.cli("gateway", "--http", address)
         assert done.returncode != 0
         assert b"is taken by another program (K8E_HTTP)" in done.stderr
         # In the background somebody waits for sandboxes, who may not need it at all.

@@ -20,6 +20,7 @@ from k8e import errors, tokens
 from k8e.doors import Door
 from k8e.gateway import peers, tls
 from k8e.gateway.service import Gateway
+from k8e.settings import Settings
 
 if TYPE_CHECKING:
     from k8e.gateway import http_serving
@@ -81,7 +82,7 @@ async def open_endpoint(gateway: Gateway, *, background: bool) -> Endpoint | Non
     One that nobody asked for may be missing, and so may any in the background: that is only told.
     """
     asked = gateway.settings.http
-    address = asked or _usual(gateway, background=background)
+    address = asked or usual(gateway.settings, background=background)
     if address == NONE:
         gateway.http_on = NONE
         return None
@@ -98,13 +99,13 @@ async def open_endpoint(gateway: Gateway, *, background: bool) -> Endpoint | Non
     return endpoint
 
 
-def _usual(gateway: Gateway, *, background: bool) -> str:
+def usual(settings: Settings, *, background: bool) -> str:
     """What is served without being asked for.
 
     A gateway in the background leaves when it is idle, so that a URL of it would lead nowhere. And
     who wants no gRPC endpoint wants no TCP listener at all.
     """
-    return NONE if background or gateway.settings.listen == NONE else DEFAULT
+    return NONE if background or settings.listen == NONE else DEFAULT
 
 
 async def listen(gateway: Gateway, address: str) -> Endpoint:
