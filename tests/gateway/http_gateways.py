@@ -16,7 +16,8 @@ from tests.places import Place, eventually, wait_readable
 START_SECONDS = 50.0
 STOP_SECONDS = 30.0
 MAIN = """
-import pathlib, signal, sys
+import os, pathlib, signal, sys
+sys.modules.update(dict.fromkeys(os.environ.get("WITHOUT", "").split()))
 from k8e import settings
 from k8e.gateway import app
 

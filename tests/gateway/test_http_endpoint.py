@@ -223,12 +223,26 @@ async def test_calls_are_written_down_with_who_made_them(gateway: HttpGateway) -
         rows = [line for line in done.stdout.decode().splitlines() if line.startswith("{")]
         return any(all(f'"{key}":"{wanted[key]}"' in row for key in wanted) for row in rows)
 
+    async with web(gateway) as client:
+        wrong = {"host": "evil.example"}
+        assert (await client.get(gateway.url, headers=wrong)).status_code == 421
     async with connecting.over_http(gateway, mode=MODERN) as client:
         made = told(await client.call_tool("sandbox_create_session"))["session_id"]
         gone = {"session_id": made}
         assert told(await client.call_tool("sandbox_destroy_session", gone))["ok"]
     await asyncio.to_thread(eventually, lambda: wrote(session=made, via="token", peer="http /mcp"))
     await asyncio.to_thread(eventually, lambda: wrote(action="call.refused", via="http"))
+
+
+async def test_missing_package_is_told_and_the_rest_works() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("the local runtimes need root")
+    with http_gateways.started(WITHOUT="mcp") as gateway:
+        async with web(gateway) as client:
+            found = await client.post(gateway.url, json=PING)
+            assert found.status_code == 501
+            assert "pip install 'k8e[gateway]'" in found.text
+            assert (await client.get(f"{gateway.root}/healthz")).status_code == 200
 
 
 async def test_stop_does_not_wait_for_open_streams() -> None:

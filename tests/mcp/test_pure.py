@@ -211,3 +211,10 @@ def test_path_survives_its_uri(path: str) -> None:
 def test_what_is_no_file_of_a_sandbox_is_refused(uri: str) -> None:
     with pytest.raises(errors.InvalidRequest):
         resources.parse(uri)
+
+
+def test_token_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(errors.InvalidRequest, match="cannot be read"):
+        tokens.token(link)

@@ -122,12 +122,10 @@ async def listen(gateway: Gateway, address: str) -> Endpoint:
             "HTTP needs a package that is not installed", hint="pip install 'k8e[gateway]'"
         )
     token = await asyncio.to_thread(tokens.token)
-    listening = _bind(place)
-    host = listening.getsockname()[0]
-    names = [host, *tls.advertised(gateway.settings.advertise_names)]
+    names = [str(place.address), *tls.advertised(gateway.settings.advertise_names)]
     first, *more = (f"[{name}]" if ":" in name else name for name in names)
     door = Door.of(token, first, more)
-    return Endpoint(gateway, listening, replace(door, hint="K8E_ADVERTISE_NAMES makes it known"))
+    return Endpoint(gateway, _bind(place), replace(door, hint="K8E_ADVERTISE_NAMES makes it known"))
 
 
 def parse(address: str) -> peers.Endpoint:

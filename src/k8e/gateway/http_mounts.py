@@ -26,6 +26,10 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 MOUNTS = {"/mcp": "k8e.mcp.mounting"}
+MAX_REQUESTS = 256
+"""Requests of one caller under way, streams included: a part of the connections that there are."""
+CLOSE_SECONDS = 20.0
+"""For a dialect that ends: it may have sessions to destroy."""
 
 
 class Dialect(Protocol):
@@ -62,11 +66,19 @@ class Mount:
             self._over.set()
             self._ready.set()
 
+    @property
+    def ended(self) -> bool:
+        return self._over.is_set()
+
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; Ended if the mount is closed first."""
         await self._ready.wait()
-        if self._over.is_set():
+        if self.ended:
             raise Ended
+        if len(self._requests) >= MAX_REQUESTS:
+            raise errors.LimitExceeded(
+                f"{MAX_REQUESTS} requests of this caller are under way", hint="end some of them"
+            )
         async with self._under_way(stream=scope["method"] == "GET"):
             await self._dialect(scope, receive, send)
 
@@ -103,7 +115,9 @@ class Mount:
                     await self._idle.wait()
         self._end(streams=False)
         self._over.set()
-        await asyncio.wait({self._task})
+        _, late = await asyncio.wait({self._task}, timeout=CLOSE_SECONDS)
+        for task in late:
+            task.cancel()
 
 
 class Mounts:
@@ -126,7 +140,7 @@ class Mounts:
         async with self._loading:
             if self._closed:
                 raise Ended
-            if name not in self._open:
+            if name not in self._open or self._open[name].ended:
                 make = await _load(MOUNTS[path])
 
                 async def dial() -> socket.socket:

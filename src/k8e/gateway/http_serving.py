@@ -14,7 +14,7 @@ from k8e.doors import Door
 from k8e.gateway.http_app import App
 from k8e.gateway.service import Gateway
 
-MAX_CONNECTIONS = 256
+MAX_CONNECTIONS = 1024
 HEAD_SECONDS = 5.0
 """How long a connection may take until its first request is there."""
 ANSWER_SECONDS = 3.0  # for answers under way when the gateway stops
