@@ -103,7 +103,7 @@ class Mount:
     def _end(self, *, streams: bool) -> None:
         now = asyncio.get_running_loop().time()
         for limit, stream in list(self._requests.items()):
-            if stream == streams:
+            if stream == streams and not limit.expired():  # it may be on its way out
                 limit.reschedule(now)
 
     async def close(self, grace: float = 0) -> None:
