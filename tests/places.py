@@ -38,6 +38,7 @@ class Place:
             "HOME": str(self.home),
             "K8E_ALLOWED_HOSTS": "none",  # so that nothing of the machine's network is touched
             "K8E_DATA_DIR": str(self.data),
+            "K8E_HTTP": "none",
             "K8E_LISTEN": "none",
             "K8E_POOL_MAX": "0",  # so that the sandboxes that there are belong to sessions
             "K8E_RUN_DIR": str(self.run_dir),

@@ -277,6 +277,7 @@ def gateway(**environment: str) -> Generator[Gateway]:
             "K8E_ALLOWED_HOSTS": "none",  # so that nothing of the machine's network is touched
             "K8E_DATA_DIR": str(folder / "d"),
             "K8E_LISTEN": address,
+            "K8E_HTTP": "none",
             "K8E_POOL_MAX": "0",
             "K8E_RUN_DIR": str(folder / "r"),
             **environment,

@@ -75,6 +75,7 @@ def _gateway(world: Path, environment: dict[str, str]) -> Generator[Running]:
             "K8E_DATA_DIR": str(folder / "d"),
             "K8E_RUN_DIR": str(folder / "r"),
             "K8E_LISTEN": address,
+            "K8E_HTTP": "none",
             "K8E_ALLOWED_HOSTS": USUAL,
             "K8E_UPLINK_NAMESPACE": str(world),
             **worlds.INDEXES,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import subprocess
 from collections.abc import AsyncGenerator, Generator
-from typing import Any
+from typing import Any, Protocol
 
 import httpx2
 from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 
-from k8e.mcp import tokens
+from k8e import tokens
 from tests.places import COMMAND, Place, free_port
 
 PATIENCE = 30.0
@@ -42,6 +42,13 @@ class HttpServer:
         self.process.stderr.close()
 
 
+class Reachable(Protocol):
+    """A server, and what its client shows to it."""
+
+    url: str
+    headers: dict[str, str]
+
+
 @contextlib.contextmanager
 def http_server(place: Place, *arguments: str) -> Generator[HttpServer]:
     server = HttpServer(place, *arguments)
@@ -58,7 +65,7 @@ def stdio_command(place: Place, *arguments: str, **environ: str) -> StdioServerP
 
 @contextlib.asynccontextmanager
 async def over_http(
-    server: HttpServer, *, mode: Any = LEGACY, **options: Any
+    server: Reachable, *, mode: Any = LEGACY, **options: Any
 ) -> AsyncGenerator[Client]:
     async with (
         httpx2.AsyncClient(headers=server.headers, timeout=PATIENCE) as http,

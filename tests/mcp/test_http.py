@@ -50,8 +50,12 @@ REFUSED = [
     ({"host": "evil.example:8811"}, 421),
     ({"origin": "https://evil.example"}, 403),
     ({"origin": "null"}, 403),
+    ({"origin": "http://localhost:3000"}, 403),
 ]
-LET_IN = [({"origin": "http://localhost:3000"}, 200), ({"host": "localhost:1"}, 200)]
+LET_IN = [
+    ({"host": "localhost:1", "origin": "http://localhost:1"}, 200),
+    ({"host": "localhost:1"}, 200),
+]
 
 
 @pytest.mark.parametrize(

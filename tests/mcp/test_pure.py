@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 
-from k8e import errors
-from k8e.mcp import catalog, checking, greeting, guarding, hosts, resources, serving, tokens, tools
-from k8e.mcp.guarding import Door
+from k8e import doors, errors, tokens
+from k8e.doors import Door
+from k8e.mcp import catalog, checking, greeting, hosts, resources, serving, tools
 from k8e.mcp.lines import Lines, TooLong
 
 TOKEN = "a-token-that-is-long-enough"
@@ -156,7 +156,10 @@ def headers(**changed: str) -> list[tuple[bytes, bytes]]:
         ({"host": "agents.example"}, 0),
         ({"host": ""}, 421),
         ({"host": "10.0.0.1"}, 421),
-        ({"origin": "https://agents.example"}, 0),
+        ({"host": "agents.example", "origin": "https://agents.example"}, 0),
+        ({"host": "localhost:8811", "origin": "http://LOCALHOST:8811"}, 0),
+        ({"host": "localhost:8811", "origin": "http://localhost:3000"}, 403),
+        ({"host": "localhost:8811", "origin": "http://localhost"}, 403),
         ({"origin": "file://localhost"}, 403),
         ({"origin": "http://127.0.0.1.evil.example"}, 403),
         ({"authorization": f"Basic {TOKEN}"}, 401),
@@ -166,20 +169,20 @@ def headers(**changed: str) -> list[tuple[bytes, bytes]]:
     ids=str,
 )
 def test_door_judges(changed: dict[str, str], status: int) -> None:
-    found = guarding.judge(DOOR, headers(**changed))
+    found = doors.judge(DOOR, headers(**changed))
     assert (found.status if found else 0) == status
 
 
 def test_two_hosts_or_two_tokens_are_none() -> None:
     for double in (b"host", b"authorization"):
         twice = [*headers(), *(item for item in headers() if item[0] == double)]
-        assert guarding.judge(DOOR, twice) is not None
+        assert doors.judge(DOOR, twice) is not None
 
 
 def test_server_on_all_addresses_has_addresses_but_no_foreign_name() -> None:
     door = Door.of(TOKEN, "0.0.0.0")
-    assert guarding.judge(door, headers(host="10.0.0.1:8811")) is None
-    assert guarding.judge(door, headers(host="rebound.example")) is not None
+    assert doors.judge(door, headers(host="10.0.0.1:8811")) is None
+    assert doors.judge(door, headers(host="rebound.example")) is not None
 
 
 def test_address_without_a_host_is_this_machine_alone() -> None:
@@ -235,3 +238,10 @@ def test_path_survives_its_uri(path: str) -> None:
 def test_what_is_no_file_of_a_sandbox_is_refused(uri: str) -> None:
     with pytest.raises(errors.InvalidRequest):
         resources.parse(uri)
+
+
+def test_token_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(errors.InvalidRequest, match="cannot be read"):
+        tokens.token(link)

@@ -17,7 +17,8 @@ class Caller(NamedTuple):
     principal: str
     via: str
     """How we know: ``socket`` (the uid of a unix socket's peer), ``loopback`` (the uid behind a TCP
-    connection), ``key``, ``certificate``; ``gateway`` for what the gateway does by itself."""
+    connection), ``key``, ``certificate``, ``token`` (of the HTTP endpoint); ``gateway`` for what
+    the gateway does by itself."""
     peer: str = ""
     """Where the call came from: an address with port, or uid and pid."""
 

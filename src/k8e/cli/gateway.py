@@ -20,7 +20,7 @@ def serve(options: argparse.Namespace) -> int:
             "a gateway needs Linux; this host can use one elsewhere",
             hint="k8e sandbox login --endpoint gateway.example:50051, or K8E_SANDBOX_ENDPOINT",
         )
-    config = settings.load(listen=options.listen, data_dir=options.data_dir)
+    config = settings.load(listen=options.listen, http=options.http, data_dir=options.data_dir)
     if options.background and options.ready_fd < 0:
         return _start(config)
     # In the background a child is the gateway, so that whoever started us need not reap it.

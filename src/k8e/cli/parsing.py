@@ -332,6 +332,9 @@ def _add_gateway(commands: Any) -> None:
         "--background", action="store_true", help="start it, wait until it is ready, and leave"
     )
     gateway.add_argument("--listen", metavar="HOST:PORT", help="gRPC address, or none [K8E_LISTEN]")
+    gateway.add_argument(
+        "--http", metavar="HOST:PORT", help="address of /mcp and /metrics, or none [K8E_HTTP]"
+    )
     gateway.add_argument("--data-dir", metavar="PATH", help="state and logs [K8E_DATA_DIR]")
     # For whoever starts a gateway: the descriptor on which it says that it is ready.
     gateway.add_argument("--ready-fd", type=int, default=-1, help=argparse.SUPPRESS)

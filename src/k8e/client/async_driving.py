@@ -110,11 +110,16 @@ def connector(endpoint: endpoints.Endpoint) -> Connector:
     return LocalConnector(endpoint.socket)
 
 
+Dial = Callable[[], Awaitable[socket.socket]]
+
+
 class LocalConnector:
     """Connects to a given socket, or to this host's gateway, which is started if need be."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, dial: Dial | None = None) -> None:
+        """``dial`` makes the sockets instead; they must not block."""
         self._path = path
+        self._own_dial = dial
         self._trunks = Trunks()
 
     async def connect(self) -> Connection:
@@ -131,6 +136,8 @@ class LocalConnector:
         return self._trunks.add(sock)
 
     async def _dial(self) -> socket.socket:
+        if self._own_dial is not None:
+            return await self._own_dial()
         try:
             # Connecting to a unix socket is immediate, unless hundreds wait in front of us.
             found = local.dial(self._path or local.default_socket())

@@ -66,10 +66,14 @@ class AsyncSandboxClient(
         profile: str | None = None,
     ) -> None:
         self.tenant_id = tenant_id
-        connector = async_driving.connector(endpoints.resolve(endpoint, api_key, profile))
-        self._pool = async_driving.Pool(connector)
+        self._pool = async_driving.Pool(self._connector(endpoint, api_key, profile))
         self._own_lock = asyncio.Lock()  # protects _own
         self._own: dict[str, str] = {}  # the session of each template
+
+    def _connector(
+        self, endpoint: str | None, api_key: str | None, profile: str | None, /
+    ) -> async_driving.Connector:
+        return async_driving.connector(endpoints.resolve(endpoint, api_key, profile))
 
     async def __aenter__(self) -> AsyncSandboxClient:
         return self

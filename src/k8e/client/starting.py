@@ -96,6 +96,8 @@ def _launch(config: settings.Settings, ready_fd: int) -> subprocess.Popen[bytes]
                 **os.environ,
                 "K8E_DATA_DIR": str(config.data_dir),
                 "K8E_RUN_DIR": str(config.run_dir),
+                "K8E_LISTEN": config.listen,
+                "K8E_HTTP": config.http,
             },
             start_new_session=True,
         )

@@ -19,8 +19,9 @@ from k8e import errors
 from k8e.audit.trail import Trail
 from k8e.auth.keys import Keys
 from k8e.auth.store import KeyStore
-from k8e.gateway import auditing, local, rpc, state
+from k8e.gateway import auditing, http_front, local, rpc, state
 from k8e.gateway.exposures import Exposures
+from k8e.gateway.http_front import Endpoint
 from k8e.gateway.service import Gateway
 from k8e.runtimes import cgroups
 from k8e.runtimes.host import Host
@@ -115,23 +116,32 @@ async def _main(settings: Settings, *, background: bool, ready_fd: int) -> None:
 
 @contextlib.asynccontextmanager
 async def _serving(gateway: Gateway, *, background: bool) -> AsyncGenerator[None]:
-    """Both listeners, for as long as the block runs."""
+    """All listeners, for as long as the block runs."""
     path = gateway.settings.socket
     server = await local.listen(gateway, path)
     opening = asyncio.create_task(_open_grpc(gateway, background=background))
+    opening_http = asyncio.create_task(http_front.open_endpoint(gateway, background=background))
     try:
         # Somebody's first `k8e sandbox run` waits for the unix socket, not for this port.
         if not background:
             await opening
+            await opening_http
         yield
     finally:
+        # First, while it can still destroy the sessions of its callers.
+        await _close(opening_http)
         path.unlink(missing_ok=True)
         server.close()
-        opening.cancel()
-        with contextlib.suppress(asyncio.CancelledError, errors.K8eError):
-            endpoint = await opening
-            if endpoint is not None:
-                await endpoint.close()
+        await _close(opening)
+
+
+async def _close(opening: asyncio.Task[rpc.Server | None] | asyncio.Task[Endpoint | None]) -> None:
+    """Close an endpoint that is open, or is just being opened."""
+    opening.cancel()
+    with contextlib.suppress(asyncio.CancelledError, errors.K8eError):
+        endpoint = await opening
+        if endpoint is not None:
+            await endpoint.close()
 
 
 async def _open_grpc(gateway: Gateway, *, background: bool) -> rpc.Server | None:

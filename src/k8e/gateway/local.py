@@ -8,7 +8,7 @@ import os
 import socket
 import struct
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 from k8e.audit.acting import Act, Caller
 from k8e.gateway.conversation import MAX_UNREAD, Conversation
@@ -16,17 +16,27 @@ from k8e.gateway.peers import LOCAL, Refusal
 from k8e.gateway.service import Gateway
 from k8e.guest import wire
 from k8e.link import Outgoing, batch
+from k8e.model import Principal
 
 log = logging.getLogger(__name__)
 
 _PEER = struct.Struct("3i")  # pid, uid, gid
 
 
+class Known(NamedTuple):
+    """Who calls, and how we know."""
+
+    principal: Principal
+    caller: Caller
+
+
 class LocalProtocol(asyncio.Protocol):
     """One connection of a local client."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, known: Known | None = None) -> None:
+        """``known`` is who calls, where the kernel need not be asked."""
         self._gateway = gateway
+        self._known = known
         self._splitter = wire.Splitter(wire.MAX_REQUEST)
         self._conversation: Conversation | None = None
         self._transport: asyncio.Transport | None = None
@@ -35,22 +45,29 @@ class LocalProtocol(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = self._outgoing.transport = cast("asyncio.Transport", transport)
-        peer: socket.socket = transport.get_extra_info("socket")
-        data = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-        pid, uid, _ = _PEER.unpack(data)
-        peer_name = f"uid {uid}, pid {pid}"
-        if uid not in (0, os.geteuid()):
-            log.warning("refused a connection of uid %d to the local socket", uid)
-            act = Act(Caller("", "socket", peer_name), "connect")
-            self._gateway.refused(Refusal(f"uid {uid} is not served here"), act)
+        known = self._known or self._ask_kernel(transport.get_extra_info("socket"))
+        if known is None:
             self._transport.abort()
             return
         # Above what all windows of an operation hold, so that whoever reads in the end may first
         # send; below that, nobody makes us keep answers without end.
         self._transport.set_write_buffer_limits(MAX_UNREAD)
-        caller = Caller(LOCAL.name, "socket", peer_name)
-        self._conversation = Conversation(self._gateway, LOCAL, self._outgoing.send, caller)
+        self._conversation = Conversation(
+            self._gateway, known.principal, self._outgoing.send, known.caller
+        )
         self._gateway.farewells.add(self._say_goodbye)
+
+    def _ask_kernel(self, peer: socket.socket) -> Known | None:
+        """The gateway's own user, or root; nobody else."""
+        data = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+        pid, uid, _ = _PEER.unpack(data)
+        peer_name = f"uid {uid}, pid {pid}"
+        if uid in (0, os.geteuid()):
+            return Known(LOCAL, Caller(LOCAL.name, "socket", peer_name))
+        log.warning("refused a connection of uid %d to the local socket", uid)
+        act = Act(Caller("", "socket", peer_name), "connect")
+        self._gateway.refused(Refusal(f"uid {uid} is not served here"), act)
+        return None
 
     def data_received(self, data: bytes) -> None:
         if self._conversation is None or self._transport is None:
@@ -94,3 +111,21 @@ async def listen(gateway: Gateway, path: Path) -> asyncio.Server:
     scratch.chmod(0o600)
     scratch.rename(path)
     return server
+
+
+async def inside(gateway: Gateway, known: Known) -> socket.socket:
+    """A connection for a part of this process that works for ``known``.
+
+    Never through the socket's path: there the kernel would say that it is us, and so an admin.
+    """
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    theirs.setblocking(False)
+    loop = asyncio.get_running_loop()
+    try:
+        await loop.connect_accepted_socket(lambda: LocalProtocol(gateway, known), ours)
+    except BaseException:
+        ours.close()
+        theirs.close()
+        raise
+    return theirs

@@ -60,6 +60,8 @@ class Gateway(
         """How often a caller may open a stream of calls; each of these is rated by itself."""
         self.listening_on = ""
         """The TCP endpoint, or why there is none; empty until that is known."""
+        self.http_on = ""
+        """The URL of the HTTP endpoint, or why there is none; empty until that is known."""
         self.conversations: set[object] = set()
         self.farewells: set[Callable[[], None]] = set()
         """What connections still say when the gateway has stopped."""
@@ -88,6 +90,7 @@ class Gateway(
             "sessions": len(self.sessions.listing(principal)),
             "uptime_s": int(time.monotonic() - self._began),
             "listen": self.listening_on,
+            "http": self.http_on,
             "runtime_warning": self.sessions.runtimes.warning(),
             "ca_fingerprint": tls.fingerprint(self.settings.data_dir / "tls"),
             "caller": principal.shown,

@@ -12,9 +12,9 @@ import socket
 
 import uvicorn
 
-from k8e import errors
-from k8e.mcp import tokens, web
-from k8e.mcp.guarding import Door
+from k8e import errors, tokens
+from k8e.doors import Door
+from k8e.mcp import web
 from k8e.mcp.options import Options
 from k8e.mcp.server import World
 

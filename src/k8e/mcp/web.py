@@ -15,9 +15,10 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from starlette.responses import PlainTextResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from k8e.mcp import guarding, server
+from k8e import doors
+from k8e.doors import Door
+from k8e.mcp import server
 from k8e.mcp.greeting import fields
-from k8e.mcp.guarding import Door
 from k8e.mcp.lines import MAX_LINE
 from k8e.mcp.older import Streams
 from k8e.mcp.server import World
@@ -33,8 +34,9 @@ class App:
     """Serves ``/mcp`` (or wherever it is mounted), for those whom the door lets in."""
 
     def __init__(
-        self, world: World, door: Door, *, path: str = PATH, idle: float = IDLE_SECONDS
+        self, world: World, door: Door | None, *, path: str = PATH, idle: float = IDLE_SECONDS
     ) -> None:
+        """Without a door of its own, whoever mounts it has let in one caller, and nobody else."""
         self._world = world
         self._door = door
         self._path = path
@@ -70,7 +72,7 @@ class App:
             return
         if scope["type"] != "http":
             return
-        refusal = guarding.judge(self._door, scope["headers"])
+        refusal = doors.judge(self._door, scope["headers"]) if self._door else None
         if refusal is not None:
             headers = {"www-authenticate": "Bearer"} if refusal.status == 401 else {}
             answer = PlainTextResponse(refusal.text + "\n", refusal.status, headers)

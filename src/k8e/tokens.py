@@ -1,4 +1,4 @@
-"""The token of the HTTP server: made at the first start, in a file that only its owner reads."""
+"""The token of our HTTP servers: made at the first start, in a file that only its owner reads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ MAX_LENGTH = 4096
 
 def default_file() -> Path:
     given = os.environ.get(FILE_VARIABLE)
-    return Path(given) if given else Path.home() / ".k8e" / "sandbox" / "mcp-token"
+    try:
+        return Path(given) if given else Path.home() / ".k8e" / "sandbox" / "mcp-token"
+    except RuntimeError:
+        raise errors.InvalidRequest(
+            "there is no home folder for the token", hint=f"name a file with {FILE_VARIABLE}"
+        ) from None
 
 
 def token(file: Path | None = None) -> str:
@@ -30,6 +35,11 @@ def token(file: Path | None = None) -> str:
         return _read(path)
     except FileNotFoundError:
         return _make(path)
+    except OSError as error:
+        raise errors.InvalidRequest(
+            f"the token in {path} cannot be read: {error.strerror}",
+            hint=f"remove it, or name another file with {FILE_VARIABLE}",
+        ) from None
 
 
 def _read(path: Path) -> str:

@@ -1,0 +1,323 @@
+"""The gateway's HTTP endpoint: the door of every route, who is who, and how it begins and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import AsyncGenerator, Generator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from k8e import errors, settings
+from k8e.gateway import http_front
+from tests.gateway import http_gateways
+from tests.gateway.http_gateways import Caller, HttpGateway
+from tests.mcp import connecting
+from tests.mcp.connecting import MODERN, refused, told
+from tests.places import NewPlace, eventually
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+PATIENCE = 30.0
+LOADED_LATER = {"uvicorn", "mcp", "starlette", "k8e.mcp", "k8e.gateway.http_app"}
+PING = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+ROUTES = [("GET", "/healthz"), ("GET", "/metrics"), ("POST", "/mcp"), ("GET", "/mcp")]
+STREAM = {"accept": "text/event-stream"}
+EVERY = {"accept": "application/json, text/event-stream"}
+HELLO = {
+    "jsonrpc": "2.0",
+    "id": 0,
+    "method": "initialize",
+    "params": {
+        "protocolVersion": "2025-06-18",
+        "capabilities": {},
+        "clientInfo": {"name": "test", "version": "1"},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Generator[HttpGateway]:
+    if os.geteuid() != 0:
+        pytest.skip("the local runtimes need root")
+    with http_gateways.started() as running:
+        before = running.modules()
+        assert not before & LOADED_LATER, "nothing is loaded before somebody comes"
+        yield running
+
+
+@contextlib.asynccontextmanager
+async def web(caller: HttpGateway | Caller) -> AsyncGenerator[httpx2.AsyncClient]:
+    async with httpx2.AsyncClient(headers=caller.headers, timeout=PATIENCE) as client:
+        yield client
+
+
+async def test_health_loads_the_server_but_no_dialect(gateway: HttpGateway) -> None:
+    async with web(gateway) as client:
+        found = await client.get(f"{gateway.root}/healthz")
+        assert (found.status_code, found.json()["status"]) == (200, "ok")
+        assert "server" not in found.headers
+        assert "uvicorn" in gateway.modules()
+        assert not gateway.modules() & {"mcp", "k8e.mcp"}
+        assert (await client.post(f"{gateway.root}/healthz")).status_code == 405
+        assert (await client.get(f"{gateway.root}/other")).status_code == 404
+
+
+REFUSED = [
+    ({"authorization": ""}, 401),
+    ({"authorization": "Bearer wrong"}, 401),
+    ({"authorization": "Bearer k8e-" + "0" * 64}, 401),
+    ({"host": "evil.example"}, 421),
+    ({"origin": "https://evil.example"}, 403),
+    ({"origin": "http://localhost:3000"}, 403),
+    ({"origin": "null"}, 403),
+]
+
+
+@pytest.mark.parametrize(("headers", "status"), REFUSED, ids=str)
+async def test_door_is_before_every_route(
+    gateway: HttpGateway, headers: dict[str, str], status: int
+) -> None:
+    async with web(gateway) as client:
+        for method, route in [*ROUTES, ("GET", "/other")]:
+            found = await client.request(method, gateway.root + route, headers=headers)
+            # A flood of wrong credentials is told to stop.
+            assert found.status_code in (status, 429 if status == 401 else status), route
+            assert found.headers["connection"] == "close"
+
+
+async def test_stranger_gets_an_answer_before_the_body_is_read(gateway: HttpGateway) -> None:
+    """And so nobody makes us keep what a stranger sends."""
+    port = int(gateway.root.rpartition(":")[2])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"POST /mcp HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n")
+    async with asyncio.timeout(PATIENCE):
+        assert (await reader.readline()).split()[1] in (b"401", b"429")
+        await reader.read()
+    writer.close()
+
+
+async def test_flood_of_wrong_credentials_harms_no_right_one(gateway: HttpGateway) -> None:
+    wrong = {"authorization": "Bearer wrong"}
+    async with web(gateway) as client:
+        found = [
+            (await client.get(f"{gateway.root}/healthz", headers=wrong)).status_code
+            for _ in range(30)
+        ]
+        assert found[-1] == 429
+        assert (await client.get(f"{gateway.root}/healthz")).status_code == 200
+
+
+async def test_metrics_are_for_admins(gateway: HttpGateway) -> None:
+    """Agents have the token of the file, so that it is no admin's."""
+    url = f"{gateway.root}/metrics"
+    async with web(gateway) as client:
+        assert (await client.get(url)).status_code == 403
+    async with web(gateway.key("watcher", "admin")) as client:
+        found = await client.get(url)
+        assert found.status_code == 200
+        assert found.headers["content-type"].startswith("text/plain; version=0.0.4")
+        assert "k8e_" in found.text
+        assert (await client.post(gateway.url, json=PING)).status_code == 403
+
+
+@pytest.mark.parametrize("mode", [connecting.LEGACY, MODERN])
+async def test_official_client_runs_code_over_the_mount(gateway: HttpGateway, mode: str) -> None:
+    async with connecting.over_http(gateway, mode=mode) as client:
+        found = told(await client.call_tool("sandbox_run", {"code": "echo hi"}))
+        assert (found["exit_code"], found["stdout"]) == (0, "hi\n")
+        gone = {"session_id": found["session_id"]}
+        assert told(await client.call_tool("sandbox_destroy_session", gone))["ok"]
+
+
+async def opened(client: httpx2.AsyncClient, url: str) -> str:
+    """Open a connection of the protocol; its id."""
+    found = await client.post(url, json=HELLO, headers=EVERY)
+    assert found.status_code == 200, found.text
+    return found.headers["mcp-session-id"]
+
+
+async def test_nobody_can_name_what_another_caller_has(gateway: HttpGateway) -> None:
+    key, other = gateway.key("one"), gateway.key("two")
+    async with connecting.over_http(key, mode=MODERN) as client:
+        made = told(await client.call_tool("sandbox_create_session"))["session_id"]
+        listed = gateway.place.json("sandbox", "sessions")["sessions"]
+        assert made not in [item["session_id"] for item in listed], "it is the key's, not ours"
+        named = {"command": "true", "session_id": made}
+        for caller in (other, gateway):
+            async with connecting.over_http(caller, mode=MODERN) as stranger:
+                assert "not found" in refused(await stranger.call_tool("sandbox_exec", named))
+        assert told(await client.call_tool("sandbox_exec", named))["exit_code"] == 0
+    for owner, stranger in ((gateway, key), (key, gateway), (key, other)):
+        async with web(owner) as client, web(stranger) as foreign:
+            session = await opened(client, gateway.url)
+            version = {"mcp-session-id": session, "mcp-protocol-version": "2025-06-18"}
+            for method in ("POST", "GET", "DELETE"):
+                found = await foreign.request(
+                    method, gateway.url, json=PING, headers=EVERY | version
+                )
+                assert found.status_code == 404, (method, found.text)
+            assert (
+                await client.post(gateway.url, json=PING, headers=EVERY | version)
+            ).status_code == 200
+            assert (await client.delete(gateway.url, headers=version)).status_code == 200
+
+
+async def test_older_streams_are_their_openers_alone(gateway: HttpGateway) -> None:
+    key = gateway.key("old")
+    async with (
+        web(key) as client,
+        web(gateway) as foreign,
+        client.stream("GET", gateway.url, headers=STREAM) as stream,
+    ):
+        lines = stream.aiter_lines()
+        assert await anext(lines) == "event: session"
+        named = {"mcp-session-id": (await anext(lines)).removeprefix("data: ")}
+        assert (await foreign.post(gateway.url, json=PING, headers=named)).status_code == 404
+        assert (await client.post(gateway.url, json=PING, headers=named)).status_code == 200
+
+
+async def test_deleted_key_ends_its_open_streams_and_sessions(gateway: HttpGateway) -> None:
+    key = gateway.key("gone")
+    async with web(key) as client:
+        session = await opened(client, gateway.url)
+        run = {"name": "sandbox_run", "arguments": {"code": "sleep 100"}}
+        call = {"jsonrpc": "2.0", "id": 8, "method": "tools/call", "params": run}
+        named = EVERY | {"mcp-session-id": session, "mcp-protocol-version": "2025-06-18"}
+        async with client.stream("GET", gateway.url, headers=STREAM) as stream:
+            running = asyncio.create_task(client.post(gateway.url, json=call, headers=named))
+            count = gateway.place.json("status")["sessions"]
+            await asyncio.to_thread(
+                eventually, lambda: gateway.place.json("status")["sessions"] > count
+            )
+            gateway.place.json("sandbox", "api-key", "delete", "gone")
+            async with asyncio.timeout(PATIENCE):
+                async for _ in stream.aiter_bytes():
+                    pass
+                await asyncio.wait({running})
+        assert (await client.get(f"{gateway.root}/healthz")).status_code in (401, 429)
+    await asyncio.to_thread(
+        eventually, lambda: gateway.place.json("status")["sessions"] == count, PATIENCE
+    )
+
+
+async def test_idle_connection_of_nobody_ends(gateway: HttpGateway) -> None:
+    """Anybody on this machine can open connections."""
+    port = int(gateway.root.rpartition(":")[2])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET / HT")
+    with contextlib.suppress(ConnectionResetError):
+        async with asyncio.timeout(PATIENCE):
+            assert await reader.read() == b""
+    writer.close()
+
+
+async def test_calls_are_written_down_with_who_made_them(gateway: HttpGateway) -> None:
+    def wrote(**wanted: str) -> bool:
+        done = gateway.place.cli("audit", "--json")
+        rows = [line for line in done.stdout.decode().splitlines() if line.startswith("{")]
+        return any(all(f'"{key}":"{wanted[key]}"' in row for key in wanted) for row in rows)
+
+    async with web(gateway) as client:
+        wrong = {"host": "evil.example"}
+        assert (await client.get(gateway.url, headers=wrong)).status_code == 421
+    async with connecting.over_http(gateway, mode=MODERN) as client:
+        made = told(await client.call_tool("sandbox_create_session"))["session_id"]
+        gone = {"session_id": made}
+        assert told(await client.call_tool("sandbox_destroy_session", gone))["ok"]
+    await asyncio.to_thread(eventually, lambda: wrote(session=made, via="token", peer="http /mcp"))
+    await asyncio.to_thread(eventually, lambda: wrote(action="call.refused", via="http"))
+
+
+async def test_missing_package_is_told_and_the_rest_works() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("the local runtimes need root")
+    with http_gateways.started(WITHOUT="mcp") as gateway:
+        async with web(gateway) as client:
+            found = await client.post(gateway.url, json=PING)
+            assert found.status_code == 501
+            assert "pip install 'k8e[gateway]'" in found.text
+            assert (await client.get(f"{gateway.root}/healthz")).status_code == 200
+
+
+async def test_stop_does_not_wait_for_open_streams() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("the local runtimes need root")
+    with http_gateways.started() as gateway:
+        async with web(gateway) as client:
+            session = await opened(client, gateway.url)
+            named = {"mcp-session-id": session, "mcp-protocol-version": "2025-06-18"}
+            run = {"name": "sandbox_create_session"}
+            call = {"jsonrpc": "2.0", "id": 8, "method": "tools/call", "params": run}
+            await client.post(gateway.url, json=call, headers=EVERY | named)
+            async with (
+                client.stream("GET", gateway.url, headers=STREAM | named) as new,
+                client.stream("GET", gateway.url, headers=STREAM) as old,
+            ):
+                assert (new.status_code, old.status_code) == (200, 200)
+                assert gateway.place.json("status")["sessions"] == 1
+                began = time.monotonic()
+                gateway.process.send_signal(signal.SIGTERM)
+                async with asyncio.timeout(PATIENCE):
+                    for stream in (new, old):
+                        async for _ in stream.aiter_bytes():
+                            pass
+                code = await asyncio.to_thread(gateway.process.wait, PATIENCE)
+                assert (code, time.monotonic() - began < 10) == (0, True)
+        assert gateway.place.sandboxes(), "there was one"
+        # What the connection made went with it, before the gateway left.
+        assert gateway.place.json("sandbox", "sessions")["sessions"] == []
+        said = http_gateways.log(gateway.place).read_text()
+        assert "Traceback" not in said, said
+
+
+def test_address_must_be_of_this_machine_alone() -> None:
+    assert str(http_front.parse("localhost:8811")) == "127.0.0.1:8811"
+    assert str(http_front.parse(":1")) == "127.0.0.1:1"
+    assert str(http_front.parse("[::1]:8811")) == "[::1]:8811"
+    for wrong in ("0.0.0.0:8811", "192.0.2.1:8811", "127.0.0.1", "name:1", "127.0.0.1:99999"):
+        with pytest.raises(errors.InvalidRequest, match="K8E_HTTP"):
+            http_front.parse(wrong)
+
+
+@pytest.mark.parametrize(
+    ("listen", "background", "address"),
+    [
+        ("127.0.0.1:50051", False, http_front.DEFAULT),
+        ("127.0.0.1:50051", True, "none"),
+        ("none", False, "none"),
+    ],
+)
+def test_only_a_gateway_that_stays_and_has_ports_serves_http_unasked(
+    listen: str, background: bool, address: str
+) -> None:
+    found = settings.load({}, listen=listen)
+    assert http_front.usual(found, background=background) == address
+
+
+def test_taken_port_is_told(new_place: NewPlace) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        place = new_place()
+        done = place.cli("gateway", "--http", address)
+        assert done.returncode != 0
+        assert b"is taken by another program (K8E_HTTP)" in done.stderr
+        # In the background somebody waits for sandboxes, who may not need it at all.
+        place.json("gateway", "--background", "--http", address)
+        eventually(lambda: "is taken" in place.json("status")["http"])
+
+
+def test_token_that_others_can_read_is_refused(new_place: NewPlace) -> None:
+    place = new_place(K8E_HTTP="127.0.0.1:0")
+    file = Path(place.home, ".k8e", "sandbox", "mcp-token")
+    file.parent.mkdir(parents=True)
+    file.write_text("a-token-that-others-can-read\n")
+    file.chmod(0o644)
+    done = place.cli("gateway")
+    assert done.returncode != 0
+    assert b"others can read the token" in done.stderr
