@@ -132,6 +132,9 @@ class App:
     ) -> None:
         if route in MOUNTS:
             roles.check_use(known.principal)
+            self._gateway.streams.take(
+                known.principal
+            )  # what comes through it is counted by itself
             caller = known.caller._replace(peer=f"http {route}")
             mount = await self._mounts.find(route, known._replace(caller=caller))
             await mount.serve(scope, receive, answer.send)
