@@ -102,12 +102,7 @@ class Conversation:
         if kind == wire.CALL:
             if open_channel is not None or len(self._channels) >= MAX_CHANNELS:
                 raise wire.WireError(f"channel {channel} cannot be opened")
-            try:
-                call = wire.unpack_dict(body)
-            except wire.WireError as error:
-                self._fail(channel, errors.InvalidRequest(f"the call cannot be read: {error}"))
-                return
-            self._call(channel, call)
+            self._call(channel, wire.unpack_dict(body))
         elif open_channel is None:
             return  # it crossed with the end of the operation
         elif kind == wire.CANCEL:
