@@ -37,7 +37,6 @@ async def stage(host: Host, request: pytest.FixtureRequest) -> AsyncGenerator[co
     folders = (host.settings.data_dir, host.settings.run_dir)
     async with conformance.staged(runtime, folders=folders) as stage:
         yield stage
-    assert runtime.launched
     assert runtime.left(folders) == []
 
 
