@@ -61,7 +61,7 @@ def test_events_come_as_they_happen_and_leaving_the_loop_interrupts(
 ) -> None:
     with client.create_context(session_id) as context:
         with contextlib.closing(
-            context.stream("print('on', flush=True)\nimport time; kept = 1\ntime.sleep(60)")
+            context.stream("import time; kept = 1\nprint('on', flush=True)\ntime.sleep(60)")
         ) as events:
             for event in events:
                 assert event == Stdout(b"on\n", 0)
