@@ -10,7 +10,8 @@ if ! command -v npm >/dev/null 2>&1; then
 fi
 cmp -s "$source/package-lock.json" "$folder/.stamp" && exit 0
 rm -rf "$folder" && mkdir -p "$folder" && cp "$source/package.json" "$source/package-lock.json" "$folder/" || exit 0
-if (cd "$folder" && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error >/dev/null 2>&1); then
+# Not `npm ci`: it wants packages of other platforms in the lock, which npm itself leaves out.
+if (cd "$folder" && npm install --no-save --ignore-scripts --no-audit --no-fund --loglevel=error >/dev/null 2>&1); then
     cp "$source/package-lock.json" "$folder/.stamp"
 else
     rm -rf "$folder"
