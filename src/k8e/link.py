@@ -292,16 +292,23 @@ class Link(asyncio.Protocol):
             self.close()
 
     def open(
-        self, call: dict[str, Any], on_frame: FrameSink, on_lost: Callable[[], None]
+        self,
+        call: dict[str, Any],
+        on_frame: FrameSink,
+        on_lost: Callable[[], None],
+        body: bytes = b"",
     ) -> Channel:
-        """Start an operation; ``on_frame`` gets its RESULT or ERROR and whatever it streams."""
+        """Start an operation; ``on_frame`` gets its RESULT or ERROR and whatever it streams.
+
+        ``body`` is the call as ``wire.pack`` makes it, from whoever has done that already.
+        """
         self.check_room()
         number = self._next
         self._next = number + 1 if number < 0xFFFFFFFF else 1
         window = int(call.get("window") or wire.WINDOW)
         channel = Channel(self, number, window=window, on_frame=on_frame, on_lost=on_lost)
         self._channels[number] = channel
-        self.send(wire.CALL, number, wire.pack(call))
+        self.send(wire.CALL, number, body or wire.pack(call))
         return channel
 
     def check_room(self) -> None:

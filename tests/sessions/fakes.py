@@ -33,7 +33,9 @@ class FakeLink:
     def check_room(self) -> None:
         """There always is."""
 
-    def open(self, call: dict[str, Any], on_frame: Any, on_lost: Any) -> FakeLink:
+    def open(
+        self, call: dict[str, Any], on_frame: Any, on_lost: Any, body: bytes = b""
+    ) -> FakeLink:
         self.calls.append(call)
         self._sinks.append((on_frame, on_lost))
         return self

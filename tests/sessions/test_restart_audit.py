@@ -31,8 +31,13 @@ def test_nothing_that_was_answered_is_lost_when_the_gateway_is_killed(
             assert client.shell(session_id, f"echo {number}") == f"{number}\n"
             answered += 1
         client = gateways.restart()  # killed right after its last answer
-        found = [row["action"] for row in rows(client, session_id)]
-        assert found.count("exec.started") == found.count("exec.finished") == answered
+
+        def complete(client: Client = client, answered: int = answered) -> bool:
+            found = [row["action"] for row in rows(client, session_id)]
+            assert found.count("exec.started") == answered
+            return found.count("exec.finished") == answered
+
+        eventually(complete, "the end of the last run, which its guest tells")
     client.call("destroy_session", session_id=session_id)
     gateways.kill()
     client = gateways.start()

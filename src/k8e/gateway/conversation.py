@@ -277,11 +277,8 @@ def _act(caller: Caller, call: dict[str, Any]) -> Act:
 
 
 def _add_session(body: bytes, session_id: str, warning: str) -> bytes:
+    more = {"session_id": session_id, "warning": warning} if warning else {"session_id": session_id}
     try:
-        value = wire.unpack_dict(body)
+        return wire.extended(body, more)
     except wire.WireError:
-        value = {}  # the guest is hostile; the client gets an answer without its fields
-    value["session_id"] = session_id
-    if warning:
-        value["warning"] = warning
-    return wire.pack(value)
+        return wire.pack(more)  # the guest is hostile; the client gets an answer without its fields

@@ -163,6 +163,14 @@ def _pack_key(key: Any) -> bytes:
     return packed
 
 
+def extended(data: bytes, more: dict[str, Any]) -> bytes:
+    """A packed dict with more in it, which counts where both have a key; ``data`` is not read."""
+    if len(data) < _LENGTH.size or data[0] != 100:
+        raise WireError("expected a dict")
+    head = _LENGTH.pack(100, _LENGTH.unpack_from(data)[1] + len(more) & 0xFFFFFFFF)
+    return head + data[_LENGTH.size :] + pack(more)[_LENGTH.size :]
+
+
 def unpack(data: bytes, most: int = MAX_ITEMS) -> Any:
     """Decode one packed value, of at most so many, that must fill ``data`` exactly."""
     try:

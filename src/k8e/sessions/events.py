@@ -182,6 +182,11 @@ class Events:
         if self.exec_finished(session, exec_id, status="failed", error=error) and opened:
             del opened.execs[exec_id]  # it can be tried again
 
+    def knows_exec(self, session: Session, exec_id: str) -> bool:
+        """Whether an exec is among the newest of a session that does not live yet."""
+        with contextlib.closing(Log(self._path(session.sandbox_id))) as opened:
+            return exec_id in opened.execs
+
     def unfinished(self, session: Session) -> list[str]:
         """The execs whose end was not noted."""
         opened = self._open.get(session.sandbox_id)

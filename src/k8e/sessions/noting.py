@@ -11,7 +11,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from k8e import errors, link
 from k8e.guest import wire
@@ -30,17 +30,31 @@ Ended = Callable[[int, bytes], None]
 """Called with the last frame of an operation; the kind is 0 if its caller left before."""
 
 
-def begun(events: Events, session: Session, call: dict[str, Any]) -> Ended | None:
-    """Note that an operation begins; what its end is to be told to, if that is noted too."""
+class Noted(NamedTuple):
+    """What is noted of an operation."""
+
+    start: Callable[[], None] | None = None
+    """To be called when it begins."""
+    ended: Ended | None = None
+
+
+def begun(events: Events, session: Session, call: dict[str, Any]) -> Noted:
+    """What to note of an operation; gives an exec or a context its id, where it has none."""
+    if call["op"] == "exec":
+        exec_id = call["id"] = call.get("id") or os.urandom(8).hex()
+        ended = partial(_exec_ended, events, session, exec_id)
+        return Noted(partial(_exec_started, events, session, call), ended)
     note = _NOTED.get(call["op"])
-    return note(events, session, call) if note is not None else None
+    return Noted(ended=note(events, session, call)) if note is not None else _NOTHING
+
+
+_NOTHING = Noted()
 
 
 # Execs.
 
 
-def _exec(events: Events, session: Session, call: dict[str, Any]) -> Ended:
-    exec_id = call["id"] = call.get("id") or os.urandom(8).hex()
+def _exec_started(events: Events, session: Session, call: dict[str, Any]) -> None:
     what: dict[str, Any] = {"background": bool(call.get("background"))}
     if "code" in call:
         what |= {"language": call.get("language"), "size": len(call["code"])}
@@ -50,9 +64,13 @@ def _exec(events: Events, session: Session, call: dict[str, Any]) -> Ended:
         what["command"] = command_text(call["argv"])
     if call.get("tty"):
         what["tty"] = True
-    # Before the guest is asked: whatever runs has been noted.
-    events.exec_started(session, exec_id, call, **what)
-    return partial(_exec_ended, events, session, exec_id)
+    events.exec_started(session, call["id"], call, **what)
+
+
+def recovered(events: Events, session: Session, call: dict[str, Any]) -> None:
+    """Note the start of an exec for a gateway that was killed, unless it has done so itself."""
+    if not events.knows_exec(session, call["id"]):
+        _exec_started(events, session, call)
 
 
 def _attach(events: Events, session: Session, call: dict[str, Any]) -> Ended:
@@ -215,7 +233,6 @@ def _changed(kind_of_event: str, *names: str) -> Callable[..., Ended]:
 
 
 _NOTED: dict[str, Callable[[Events, Session, dict[str, Any]], Ended]] = {
-    "exec": _exec,
     "attach": _attach,
     "write": _written,
     "remove": _changed("file.removed", "path"),

@@ -24,10 +24,12 @@ from k8e.sessions.children import Children
 from k8e.sessions.events import Events
 from k8e.sessions.evicting import Evictions
 from k8e.sessions.furnishing import Furnisher
+from k8e.sessions.intents import Intents
 from k8e.sessions.launching import Launcher
 from k8e.sessions.live import Live
 from k8e.sessions.making import Kinship, Maker
 from k8e.sessions.network import Network
+from k8e.sessions.opening import Opener
 from k8e.sessions.operations import Operation
 from k8e.sessions.pausing import Pauses
 from k8e.sessions.pool import Pool
@@ -81,6 +83,8 @@ class Sessions(Standing):
         """What happened in each session: ``events.write(session, "noun.verb", **fields)``."""
         store.on_forget.append(self.events.forget)
         self._tender = Tender(self._spawn, self._end)
+        self._intents = Intents(settings.run_dir / "intents")
+        self._opener = Opener(self.events, self._network, self._intents, self._tender.lost)
         self.evictions = Evictions(self._live, self.snapshots, self._end)
         self._tasks: set[asyncio.Task[Any]] = set()
         self.on_end: list[Callable[[Session], None]] = []
@@ -116,11 +120,13 @@ class Sessions(Standing):
             self.snapshots.close()
             self.templates.close()
             self.events.close()
+            self._intents.close()
 
     async def _adopt(self) -> list[asyncio.Task[None]]:
         """Go on with what a gateway before us left; the tasks that find out what it missed."""
         tasks: list[asyncio.Task[None]] = []
         self.events.start(self._store.sandboxes())
+        self._opener.recover(self._store.get)
         before = self._store.unended()
         for session, guest in await adopting.adopt(self._store, self.runtimes, self._host):
             live = self._begin(session, guest)
@@ -142,7 +148,7 @@ class Sessions(Standing):
 
     def _catch_up(self, live: Live) -> asyncio.Task[None]:
         """Note what ended while nobody looked."""
-        amend = self._amend(live)
+        amend = self._opener.amend(live)
         return self._spawn(noting.catch_up(self.events, live.session, live.guest, amend))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -272,33 +278,7 @@ class Sessions(Standing):
         if connected is None:
             return None
         connected.check_room()  # before anything is noted that would never end
-        ended = acting.kept(noting.begun(self.events, live.session, call))
-        amend = self._amend(live)
-        left = str(call["id"]) if call["op"] == "exec" else ""
-
-        def last(kind: int, body: bytes) -> None:
-            if ended is not None:
-                ended(kind, operation.told if call["op"] == "read" else body)
-
-        def done(kind: int, body: bytes) -> None:
-            live.finished(operation)
-            if ended is not None and left and not kind:
-                noting.watch(connected, left, ended, amend)
-
-        operation = Operation(call["op"], on_frame, done, amend, last)
-        live.has_background |= bool(call.get("background"))
-        live.began(operation, float(call.get("timeout") or 0) if call["op"] == "exec" else 0)
-        channel = connected.open(
-            call, operation.receive, lambda: self._tender.lost(live, operation)
-        )
-        operation.attach(channel)
-        return operation
-
-    def _amend(self, live: Live) -> Callable[[bytes], bytes]:
-        """What adds to an EXIT the refusals from now on, and the limits that were met."""
-        sandbox_id = live.session.sandbox_id
-        mark = self._network.mark(sandbox_id)
-        return lambda body: live.limits.amend(self._network.add_denials(sandbox_id, mark, body))
+        return self._opener.open(live, connected, call, on_frame)
 
     def _why_not(self, principal: Principal, session_id: str) -> errors.K8eError:
         try:

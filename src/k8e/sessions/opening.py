@@ -1,0 +1,112 @@
+"""How an operation on a guest begins and ends: what is noted of it, who is told, in which order."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from k8e.audit import acting
+from k8e.guest import wire
+from k8e.link import FrameSink, Link, batch
+from k8e.model import Session
+from k8e.sessions import noting
+from k8e.sessions.events import Events
+from k8e.sessions.intents import Intents
+from k8e.sessions.live import Live
+from k8e.sessions.network import Network
+from k8e.sessions.operations import Operation
+
+log = logging.getLogger(__name__)
+
+
+class Opener:
+    """Starts operations; ``on_lost`` is told of each whose link is gone."""
+
+    def __init__(
+        self,
+        events: Events,
+        network: Network,
+        intents: Intents,
+        on_lost: Callable[[Live, Operation], None],
+    ) -> None:
+        self._events = events
+        self._network = network
+        self._intents = intents
+        self._on_lost = on_lost
+
+    def open(
+        self, live: Live, connected: Link, call: dict[str, Any], on_frame: FrameSink
+    ) -> Operation:
+        """Send a call that was checked to a session's guest."""
+        is_exec = call["op"] == "exec"
+        noted = noting.begun(self._events, live.session, call)
+        ended = acting.kept(noted.ended)
+        amend = self.amend(live)
+
+        def last(kind: int, body: bytes) -> None:
+            if ended is not None:
+                ended(kind, operation.told if call["op"] == "read" else body)
+
+        def done(kind: int, body: bytes) -> None:
+            live.finished(operation)
+            if ended is None or not is_exec:
+                return
+            if kind:
+                ended(kind, body)
+            else:
+                noting.watch(connected, str(call["id"]), ended, amend)
+
+        # What was answered has been noted, but for an exec: of those, a guest can tell the next
+        # gateway how they ended, should this one die before it has noted that.
+        operation = Operation(call["op"], on_frame, done, amend, None if is_exec else last)
+        live.has_background |= bool(call.get("background"))
+        live.began(operation, float(call.get("timeout") or 0) if is_exec else 0)
+        body = wire.pack(call)
+        note = self._before(live.session, call, body, noted.start)
+        try:
+            channel = connected.open(
+                call, operation.receive, lambda: self._on_lost(live, operation), body
+            )
+        finally:
+            if note is not None:
+                batch.afterwards(note)
+        operation.attach(channel)
+        return operation
+
+    def _before(
+        self,
+        session: Session,
+        call: dict[str, Any],
+        body: bytes,
+        start: Callable[[], None] | None,
+    ) -> Callable[[], None] | None:
+        """See to it that whatever runs will have been noted; what is left to do afterwards."""
+        if start is None:
+            return None
+        if call.get("env"):  # values of variables are nobody's to find
+            start()
+            return None
+        note = acting.kept(start) or start
+        return self._intents.keep(acting.current(), session.session_id, body, note)
+
+    def amend(self, live: Live) -> Callable[[bytes], bytes]:
+        """What adds to an EXIT the refusals from now on, and the limits that were met."""
+        sandbox_id = live.session.sandbox_id
+        mark = self._network.mark(sandbox_id)
+        return lambda body: live.limits.amend(self._network.add_denials(sandbox_id, mark, body))
+
+    def recover(self, find: Callable[[str], Session | None]) -> None:
+        """Note what a gateway before us had sent, perhaps, and not noted."""
+        for intent in self._intents.left():
+            session = find(intent.session_id)
+            if session is None:
+                continue
+            acting.begin(intent.act)
+            try:
+                noting.recovered(self._events, session, wire.unpack_dict(intent.body))
+            except (wire.WireError, KeyError, TypeError, ValueError):
+                log.exception("an exec of session %s cannot be noted", intent.session_id)
+            finally:
+                acting.begin(None)
+        self._intents.forget()
