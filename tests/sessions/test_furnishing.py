@@ -48,10 +48,12 @@ class Answering(FakeLink):
         super().__init__()
         self._script = script
 
-    def open(self, call: dict[str, Any], on_frame: Any, on_lost: Any) -> FakeLink:
+    def open(
+        self, call: dict[str, Any], on_frame: Any, on_lost: Any, body: bytes = b""
+    ) -> FakeLink:
         super().open(call, on_frame, on_lost)
-        for kind, body in self._script(call):
-            asyncio.get_running_loop().call_soon(on_frame, kind, body)
+        for kind, answer in self._script(call):
+            asyncio.get_running_loop().call_soon(on_frame, kind, answer)
         return self
 
     def send(self, kind: int, body: bytes = b"") -> None:

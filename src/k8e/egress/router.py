@@ -6,7 +6,6 @@ rules that judge it. The router outlives the gateway: without one, its rules sta
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ipaddress
 import socket
@@ -203,7 +202,9 @@ class Router:
         await self._apply(rules.own_changes(addresses))
 
     async def _apply(self, changes: list[Change]) -> None:
-        await asyncio.wrap_future(self._running.submit(self._elements.change, changes))
+        # Right here: the kernel does it within the call, in less time than a thread needs to begin.
+        if self._running:
+            self._elements.change(changes)
 
     def socket(self, family: int, kind: int, protocol: int = 0) -> socket.socket:
         """A socket of the router's namespace."""

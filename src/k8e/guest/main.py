@@ -148,8 +148,9 @@ class Guest:
         leave_log()
         self.execs.env = dict(spec.get("env") or {})
         self._settle_at(spec.get("cwd") or WORKSPACE)
-        self.execs.warmth.bind(self.execs.env, dict(spec.get("warm") or {}))
         channel.send(RESULT, pack({}))
+        # Nobody waits for this, and nothing is started before it is done.
+        self.execs.warmth.bind(self.execs.env, dict(spec.get("warm") or {}))
 
     def _keep_limits(self, spec: dict[str, Any]) -> None:
         """For all programs from now on, and for the interpreters that wait."""

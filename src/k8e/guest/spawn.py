@@ -67,26 +67,29 @@ def find_program(name: str, path: str, cwd: str) -> str:
     """Where ``execvp`` would find ``name``."""
     if "/" in name:
         return os.path.join(cwd, name)
-    for folder in path.split(":"):
-        candidate = os.path.join(cwd, folder, name)
-        if _is_program(candidate):
+    now = time.monotonic()
+    candidates = [os.path.join(cwd, folder, name) for folder in path.split(":")]
+    for number, candidate in enumerate(candidates):
+        known, until = _programs.get(candidate, (False, 0.0))
+        if now >= until:
+            return _look_for(name, candidates[number:], now)
+        if known:
             return candidate
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
 
 
-def _is_program(path: str) -> bool:
-    """Whether the user may execute a file; in the host's folders, what it was a moment ago."""
-    now = time.monotonic()
-    known, until = _programs.get(path, (False, 0.0))
-    if now < until:
-        return known
+def _look_for(name: str, candidates: list[str], now: float) -> str:
+    """The first that the user may execute; what is in the host's folders is remembered."""
     with as_user():
-        found = os.access(path, os.X_OK, effective_ids=True) and not os.path.isdir(path)
-    if path.startswith(_STEADY):
-        if len(_programs) >= _MOST_PROGRAMS:
-            _programs.clear()
-        _programs[path] = (found, now + _REMEMBERED)
-    return found
+        for path in candidates:
+            found = os.access(path, os.X_OK, effective_ids=True) and not os.path.isdir(path)
+            if path.startswith(_STEADY):
+                if len(_programs) >= _MOST_PROGRAMS:
+                    _programs.clear()
+                _programs[path] = (found, now + _REMEMBERED)
+            if found:
+                return path
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
 
 
 def spawn(argv: list[str], env: dict[str, str], cwd: str, stdio: list[int]) -> int:

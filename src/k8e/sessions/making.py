@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 BIND_SECONDS = 10.0
 """That a sandbox from the pool has to become a session's; another one is started then."""
+LOG_SECONDS = 0.05  # until a line of the log is written that whoever asked need not wait for
 
 T = TypeVar("T")
 
@@ -140,8 +141,9 @@ class Maker:
         session = self._store.activate(session)
         if kin is None:
             metrics.observe_claim(time.monotonic() - began)
-        # What egress tells, it tells of sandboxes.
-        log.info("session %s is sandbox %s", session.session_id, session.sandbox_id)
+        # What egress tells, it tells of sandboxes. Nobody waits for this.
+        said = "session %s is sandbox %s", session.session_id, session.sandbox_id
+        asyncio.get_running_loop().call_later(LOG_SECONDS, log.info, *said)
         self._holders.pop(key, None)  # it is counted as one that lives from here on
         return await self._on_made(session, guest)
 

@@ -62,34 +62,41 @@ class Store:
 
     def insert(self, session: Session) -> None:
         """Write a new session down; Conflict if its id, request or auto place is taken."""
-        self._forget("session_id=? AND owner=?", session.session_id, session.owner)
         try:
-            self._db.execute(
-                "INSERT INTO sessions (session_id, owner, tenant, auto, phase, runtime, sandbox_id,"
-                " request_id, spec, created_at, expires_at, allowed_hosts, parent, deadline)"
-                " VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
-                (
-                    session.session_id,
-                    session.owner,
-                    session.spec.tenant,
-                    int(session.auto),
-                    str(session.phase),
-                    session.runtime,
-                    session.sandbox_id,
-                    session.spec.request_id,
-                    json.dumps(session.spec.to_json()),
-                    session.created_at,
-                    session.expires_at,
-                    json.dumps(session.allowed_hosts),
-                    session.parent,
-                    session.deadline,
-                ),
-            )
+            self._insert(session)
         except sqlite3.IntegrityError:
-            raise errors.Conflict(
-                f"session {session.session_id!r} exists already",
-                hint="choose another id, or leave it away to get a random one",
-            ) from None
+            # Perhaps it has ended, and stands in nobody's way.
+            self._forget("session_id=? AND owner=?", session.session_id, session.owner)
+            try:
+                self._insert(session)
+            except sqlite3.IntegrityError:
+                raise errors.Conflict(
+                    f"session {session.session_id!r} exists already",
+                    hint="choose another id, or leave it away to get a random one",
+                ) from None
+
+    def _insert(self, session: Session) -> None:
+        self._db.execute(
+            "INSERT INTO sessions (session_id, owner, tenant, auto, phase, runtime, sandbox_id,"
+            " request_id, spec, created_at, expires_at, allowed_hosts, parent, deadline)"
+            " VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+            (
+                session.session_id,
+                session.owner,
+                session.spec.tenant,
+                int(session.auto),
+                str(session.phase),
+                session.runtime,
+                session.sandbox_id,
+                session.spec.request_id,
+                json.dumps(session.spec.to_json()),
+                session.created_at,
+                session.expires_at,
+                json.dumps(session.allowed_hosts),
+                session.parent,
+                session.deadline,
+            ),
+        )
 
     def activate(self, session: Session) -> Session:
         """CREATING → ACTIVE, in the sandbox that it got."""
