@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from k8e import errors, link
+from k8e import errors, link, sending
 from k8e.guest import wire
 from k8e.sessions.operations import Operation
 
@@ -354,11 +354,11 @@ class Sink:
 
 
 def test_what_is_sent_in_a_batch_goes_together_and_what_is_much_goes_before() -> None:
-    sink, outgoing = Sink(), link.Outgoing()
+    sink, outgoing = Sink(), sending.Outgoing()
     outgoing.transport = cast("asyncio.Transport", sink)
     outgoing.send(wire.RESULT, 1, b"x")
     assert sink.writes == [1]
-    with link.batch:
+    with sending.batch:
         for _ in range(link.MAX_PUT_OFF + 2):
             outgoing.send(wire.RESULT, 1, b"x")
         assert sink.writes == [1, link.MAX_PUT_OFF]
@@ -373,11 +373,11 @@ def test_what_fails_at_the_end_of_a_batch_keeps_nothing_else_from_being_done(
     def fail() -> None:
         raise RuntimeError("unforeseen")
 
-    with link.batch:
-        link.batch.afterwards(fail)
-        link.batch.afterwards(lambda: seen.append("done"))
+    with sending.batch:
+        sending.batch.afterwards(fail)
+        sending.batch.afterwards(lambda: seen.append("done"))
         assert not seen
     assert seen == ["done"]
     assert "unforeseen" in caplog.text
-    link.batch.afterwards(lambda: seen.append("at once"))
+    sending.batch.afterwards(lambda: seen.append("at once"))
     assert seen == ["done", "at once"]

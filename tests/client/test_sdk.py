@@ -36,6 +36,15 @@ def test_a_list_is_started_without_a_shell(client: SandboxClient, session_id: st
     assert client.exec(session_id, ["echo", "$HOME;", "a  b"]).stdout == "$HOME; a  b\n"
 
 
+def test_too_many_arguments_are_refused_and_the_client_goes_on(
+    client: SandboxClient, session_id: str
+) -> None:
+    with pytest.raises(errors.LimitExceeded, match="arguments; the limit is"):
+        client.exec(session_id, ["true", *["x"] * 70_000])
+    many = client.exec(session_id, ["sh", "-c", "echo $#", *["x"] * 60_000])
+    assert many.stdout == "59999\n"
+
+
 def test_a_command_gets_environment_folder_and_input(
     client: SandboxClient, session_id: str
 ) -> None:

@@ -280,7 +280,7 @@ async def test_events_are_forgotten_with_their_session(
     await sessions.create(ME, SessionSpec(session_id="second"))
     await sessions.destroy(ME, "first")
     assert (await kinds(sessions, "first"))[-1] == "session.ended"
-    monkeypatch.setattr("k8e.sessions.service.KEEP_ENDED", -1.0)
+    monkeypatch.setattr("k8e.sessions.ending.KEEP_ENDED", -1.0)
     await sessions.destroy(ME, "second")
     assert list((world.settings.data_dir / "events").iterdir()) == []
     # Another owner may have the name now, and sees nothing of before.

@@ -12,7 +12,7 @@ from typing import Any
 
 from k8e import errors, settings
 from k8e.cli import approvals, printing, sandbox
-from k8e.client import credentials, endpoints, profiles
+from k8e.client import credentials, endpoints, profiles, renewing
 from k8e.client import login as client_login
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,60}[A-Za-z0-9])?")
@@ -50,6 +50,7 @@ def login(options: argparse.Namespace) -> int:
         files |= {credentials.KEY: pair.key, credentials.CERT: issued.certificate.encode()}
         if ca and issued.ca:  # told by a gateway that the one of before vouches for
             files[credentials.CA] = issued.ca.encode()
+        files[renewing.FILE] = renewing.when(issued.days)
         told |= {"device_name": device, "valid_days": issued.days}
     client_login.store(folder, files)
     profile = profiles.Profile(name, endpoint.target, str(folder), device, key_file)

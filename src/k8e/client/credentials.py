@@ -43,6 +43,13 @@ def load(endpoint: Endpoint) -> Credentials:
     return Credentials(ca, *pair)
 
 
+def is_of_folder(endpoint: Endpoint) -> bool:
+    """Whether what we show is the certificate of a login, in the folder of the endpoint."""
+    environ = os.environ
+    elsewhere = environ.get("K8E_SANDBOX_CERT") and environ.get("K8E_SANDBOX_KEY")
+    return not elsewhere and all(_pair(endpoint))
+
+
 def _pair(endpoint: Endpoint) -> tuple[bytes | None, bytes | None]:
     """The certificate of a login; not beside an API key, which may be another's."""
     found = _of_folder(endpoint, CERT), _of_folder(endpoint, KEY)

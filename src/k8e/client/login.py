@@ -111,23 +111,33 @@ def _shown(target: str) -> str:
 def new_pair(device: str) -> Pair:
     """A new private key, and a request to certify it."""
     try:
-        from cryptography import x509
-        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ec
-        from cryptography.x509.oid import NameOID
     except ImportError:
         raise errors.InvalidRequest(
             "making a client certificate needs the package cryptography, which is not installed",
             hint="pip install 'k8e[login]', or keep to the API key: k8e sandbox login --key-only",
         ) from None
-    key = ec.generate_private_key(ec.SECP256R1())
+    private = ec.generate_private_key(ec.SECP256R1()).private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    return pair_of(private, device)
+
+
+def pair_of(private: bytes, device: str = "k8e") -> Pair:
+    """A private key that is there already, and a request to certify it."""
+    try:
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.x509.oid import NameOID
+    except ImportError as error:
+        raise errors.InvalidRequest(str(error), hint="pip install 'k8e[login]'") from None
+    key: Any = serialization.load_pem_private_key(private, password=None)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, device[:64] or "k8e")])
     csr = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, hashes.SHA256())
-    encoding = serialization.Encoding.PEM
-    private = key.private_bytes(
-        encoding, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    return Pair(private, csr.public_bytes(encoding).decode())
+    return Pair(private, csr.public_bytes(serialization.Encoding.PEM).decode())
 
 
 def login(endpoint: Endpoint, csr: str, device: str, ca: bytes | None) -> Certificate:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from k8e import errors
-from k8e.client import credentials
+from k8e.client import credentials, renewing
 from k8e.client.endpoints import Endpoint
 
 MAX_MESSAGE = 64 << 20
@@ -48,6 +48,7 @@ def libraries() -> tuple[Any, Any, Any]:
 def channel_credentials(grpc: Any, endpoint: Endpoint) -> Any:
     """TLS towards an endpoint; whom we trust is settled before anything is sent."""
     found = credentials.load(endpoint)
+    renewing.begin(endpoint)
     return grpc.ssl_channel_credentials(found.ca, found.key, found.certificate)
 
 

@@ -12,6 +12,8 @@ from k8e.guest import wire
 
 OUTPUT_LIMIT = 1 << 20
 """Bytes of each stream that are kept of a command whose output is collected."""
+MAX_ARGUMENTS = wire.MAX_ITEMS - (1 << 10)
+"""Of one command; what else a call has must fit beside them."""
 DEPTH = 1000  # levels of folders that a listing goes down
 
 Content = str | bytes | bytearray | memoryview | BinaryIO | Iterable[bytes | str]
@@ -127,6 +129,11 @@ def command_call(
         argv = ["/bin/sh", "-c", command]
     else:
         argv = list(command)
+        if len(argv) > MAX_ARGUMENTS:
+            raise errors.LimitExceeded(
+                f"the command has {len(argv):,} arguments; the limit is {MAX_ARGUMENTS:,}",
+                hint="write them to a file in the sandbox, and let xargs read that",
+            )
     return {**_exec_call(session, timeout, stdin, options), "argv": argv}
 
 

@@ -15,8 +15,8 @@ from k8e.gateway.conversation import MAX_UNREAD, Conversation
 from k8e.gateway.peers import LOCAL, Refusal
 from k8e.gateway.service import Gateway
 from k8e.guest import wire
-from k8e.link import Outgoing, batch
 from k8e.model import Principal
+from k8e.sending import Outgoing, batch
 
 log = logging.getLogger(__name__)
 

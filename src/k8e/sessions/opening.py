@@ -8,8 +8,9 @@ from typing import Any
 
 from k8e.audit import acting
 from k8e.guest import wire
-from k8e.link import FrameSink, Link, batch
+from k8e.link import FrameSink, Link
 from k8e.model import Session
+from k8e.sending import batch
 from k8e.sessions import noting
 from k8e.sessions.events import Events
 from k8e.sessions.intents import Intents

@@ -12,8 +12,9 @@ from typing import Any
 
 from k8e import errors
 from k8e.guest import languages, ports, wire
-from k8e.link import Channel, FrameSink, batch
+from k8e.link import Channel, FrameSink
 from k8e.model import check_env
+from k8e.sending import batch
 from k8e.sessions import contexts
 
 OPERATIONS = frozenset(

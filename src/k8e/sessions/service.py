@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import sqlite3
-import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from k8e import errors
-from k8e.audit import acting
 from k8e.egress.policy import changed
 from k8e.link import FrameSink
 from k8e.model import DEFAULT_TEMPLATE, Phase, Principal, Session, SessionSpec, new_id
@@ -21,6 +18,7 @@ from k8e.runtimes.host import Host
 from k8e.runtimes.registry import Runtimes
 from k8e.sessions import adopting, clock, noting, operations, refusals, working
 from k8e.sessions.children import Children
+from k8e.sessions.ending import BY_OWNER, Ender
 from k8e.sessions.events import Events
 from k8e.sessions.evicting import Evictions
 from k8e.sessions.furnishing import Furnisher
@@ -44,8 +42,6 @@ from k8e.settings import Settings
 
 log = logging.getLogger(__name__)
 
-BY_OWNER = "destroyed by its owner"
-KEEP_ENDED = 24 * 3600.0  # seconds that an ended session can still be asked about
 COUNT_SECONDS = 5.0  # that a guest may need to list its programs for somebody who looks
 
 
@@ -82,12 +78,13 @@ class Sessions(Standing):
         self.events = Events(settings.data_dir / "events")
         """What happened in each session: ``events.write(session, "noun.verb", **fields)``."""
         store.on_forget.append(self.events.forget)
-        self._tender = Tender(self._spawn, self._end)
+        self._ender = Ender(self._live, store, self._network, self.events, self._children)
+        self._tender = Tender(self._spawn, self._ender.end)
         self._intents = Intents(settings.run_dir / "intents")
         self._opener = Opener(self.events, self._network, self._intents, self._tender.lost)
-        self.evictions = Evictions(self._live, self.snapshots, self._end)
+        self.evictions = Evictions(self._live, self.snapshots, self._ender.end)
         self._tasks: set[asyncio.Task[Any]] = set()
-        self.on_end: list[Callable[[Session], None]] = []
+        self.on_end = self._ender.on_end
         """Called with each session that has ended."""
 
     @contextlib.asynccontextmanager
@@ -262,7 +259,7 @@ class Sessions(Standing):
                 await live.guest.connect()
             except errors.SandboxDied as error:
                 # Nothing was started, so this is as if the death had been noticed before.
-                await self._end(live, error.message)
+                await self._ender.end(live, error.message)
             operation = self.open_now(principal, session_id, call, on_frame)
         return operation
 
@@ -374,51 +371,13 @@ class Sessions(Standing):
         live = self._live.get(session_id)
         if live is None or live.session.owner != principal.name:
             raise refusals.not_found(session_id)
-        await self._end(live, BY_OWNER)
+        await self._ender.end(live, BY_OWNER)
 
     async def destroy_all(self, reason: str) -> None:
         """End every session, for a gateway that is told to leave nothing."""
         await self._maker.stop()
         for live in list(self._live.values()):
-            await self._end(live, reason)
-
-    async def _end(self, live: Live, reason: str) -> None:
-        """End a session once, however many ask for it."""
-        if live.ending is None:
-            live.ending = asyncio.create_task(self._do_end(live, reason))
-        await asyncio.shield(live.ending)
-
-    async def _do_end(self, live: Live, reason: str) -> None:
-        session_id = live.session.session_id
-        if reason != BY_OWNER:
-            acting.begin(None)  # a timer or a watcher: whoever started that does not do this
-        log.info("session %s ends: %s", session_id, reason)
-        live.stop()
-        with contextlib.suppress(sqlite3.Error):  # a full disk keeps nobody from making room
-            self._store.begin_end(session_id, reason)  # a gateway after us would go on with it
-        try:
-            noting.limits_met(self.events, live.session, live.limits.tell(live.limits.news()))
-            for operation in list(live.running):
-                operation.fail(errors.SandboxDied(reason))
-            await self._children.end(live, reason, self._end)
-            async with live.turning:
-                await live.guest.kill()
-            await self._network.detach(live.session.sandbox_id)
-        except Exception:
-            # Its owner is rid of it; the next start of a gateway tries again to remove the rest.
-            log.exception("not everything of session %s could be removed", session_id)
-        finally:
-            self._live.pop(session_id, None)
-            live.leave()
-            try:
-                self._store.end(session_id, reason, time.time())
-            except sqlite3.Error:  # the next gateway finds no sandbox, and ends it again
-                log.exception("the end of session %s cannot be written down", session_id)
-            self.events.end(live.session, reason)
-            with contextlib.suppress(sqlite3.Error):
-                self._store.forget_ended(time.time() - KEEP_ENDED)
-            for tell in self.on_end:
-                tell(live.session)
+            await self._ender.end(live, reason)
 
     # Living.
 
@@ -449,6 +408,6 @@ class Sessions(Standing):
                 await self._children.catch_up(live.parent, live)
                 await self._pauses.follow(live.parent, live)
             except BaseException as error:
-                await self._end(live, f"creation failed: {error}")
+                await self._ender.end(live, f"creation failed: {error}")
                 raise
         return live.session

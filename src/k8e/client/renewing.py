@@ -1,0 +1,110 @@
+"""The certificate of a login is renewed before it ends, by whoever uses it then.
+
+The private key stays the same, so a single file changes, and who reads it meanwhile gets one that
+is good. Nobody waits for this; what fails is tried again later, and the certificate of before goes
+on until its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Generator
+from pathlib import Path
+
+from k8e import errors
+from k8e.client import credentials
+from k8e.client.endpoints import Endpoint
+
+log = logging.getLogger(__name__)
+
+DAY = 24 * 3600.0
+PART = 2 / 3  # of a certificate's life, after which it is renewed
+RETRY_SECONDS = 3600.0  # after a failure
+STALE_SECONDS = 120.0  # after which whoever began has given up
+FILE = "renew_at"
+_LOCK = "renewing"
+
+
+def when(days: int) -> bytes:
+    """What the file says of a certificate for so many days; none for one that is to end anyway."""
+    return f"{time.time() + days * DAY * PART:.0f}\n".encode() if days else b"never\n"
+
+
+def begin(endpoint: Endpoint) -> threading.Thread | None:
+    """Renew the certificate for an endpoint if it is time, beside everything else."""
+    if not is_due(endpoint):
+        return None
+    # No daemon: a command that is shorter than this lets it come to its end.
+    thread = threading.Thread(target=renew, args=(endpoint,), name="k8e-renew")
+    thread.start()
+    return thread
+
+
+def is_due(endpoint: Endpoint) -> bool:
+    if not endpoint.cert_dir or endpoint.api_key or not endpoint.target:
+        return False
+    try:
+        due = float(Path(endpoint.cert_dir, FILE).read_text("ascii"))
+    except (OSError, ValueError):
+        return False  # of a login that did not write it, or of a key that ends soon
+    return time.time() >= due and credentials.is_of_folder(endpoint)
+
+
+def renew(endpoint: Endpoint) -> None:
+    """Get a new certificate for the key that we have."""
+    folder = Path(endpoint.cert_dir)
+    with _only_one(folder) as alone:
+        if not alone or not is_due(endpoint):  # somebody else does it, or did
+            return
+        try:
+            _renew(endpoint, folder)
+        except (errors.K8eError, OSError, ValueError) as error:
+            log.warning("the certificate in %s could not be renewed: %s", folder, error)
+            with contextlib.suppress(OSError, errors.K8eError):
+                _store(folder, {FILE: f"{time.time() + RETRY_SECONDS:.0f}\n".encode()})
+
+
+def _renew(endpoint: Endpoint, folder: Path) -> None:
+    from k8e.client import login
+
+    pair = login.pair_of((folder / credentials.KEY).read_bytes())
+    device = os.environ.get("K8E_SANDBOX_DEVICE_NAME") or socket.gethostname()
+    issued = login.login(endpoint, pair.csr, device, None)
+    if not pair.fits(issued.certificate):
+        raise errors.Denied(f"{endpoint.target} answered with no certificate for our key")
+    files = {credentials.CERT: issued.certificate.encode(), FILE: when(issued.days)}
+    if issued.ca and (folder / credentials.CA).exists():
+        files[credentials.CA] = issued.ca.encode()
+    _store(folder, files)
+
+
+def _store(folder: Path, files: dict[str, bytes]) -> None:
+    from k8e.client import login
+
+    login.store(folder, files)
+
+
+@contextlib.contextmanager
+def _only_one(folder: Path) -> Generator[bool]:
+    """Whether nobody else, of all processes here, does this now."""
+    lock = folder / _LOCK
+    try:
+        if time.time() - lock.stat().st_mtime > STALE_SECONDS:
+            lock.unlink()
+    except OSError:
+        pass  # there is none, mostly
+    try:
+        os.close(os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    except OSError:  # others, or a folder that we cannot write
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        with contextlib.suppress(OSError):
+            lock.unlink()
