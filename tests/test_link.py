@@ -359,10 +359,10 @@ def test_what_is_sent_in_a_batch_goes_together_and_what_is_much_goes_before() ->
     outgoing.send(wire.RESULT, 1, b"x")
     assert sink.writes == [1]
     with sending.batch:
-        for _ in range(link.MAX_PUT_OFF + 2):
+        for _ in range(sending.MAX_PUT_OFF + 2):
             outgoing.send(wire.RESULT, 1, b"x")
-        assert sink.writes == [1, link.MAX_PUT_OFF]
-    assert sink.writes == [1, link.MAX_PUT_OFF, 2]
+        assert sink.writes == [1, sending.MAX_PUT_OFF]
+    assert sink.writes == [1, sending.MAX_PUT_OFF, 2]
 
 
 def test_what_fails_at_the_end_of_a_batch_keeps_nothing_else_from_being_done(

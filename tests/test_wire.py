@@ -208,3 +208,19 @@ def test_secrets_are_compared_by_value() -> None:
     assert wire.equal(b"abc", b"ab" + b"c")
     assert not wire.equal(b"abc", b"abd")
     assert not wire.equal(b"abc", b"")
+
+
+def test_a_dict_is_extended_and_what_is_added_counts() -> None:
+    packed = wire.extended(wire.pack({"a": 1, "b": "theirs"}), {"b": "ours", "c": None})
+    assert wire.unpack(packed) == {"a": 1, "b": "ours", "c": None}
+    assert wire.unpack(wire.extended(wire.pack({}), {"b": 2})) == {"b": 2}
+
+
+def test_a_dict_that_would_swallow_what_is_added_is_refused() -> None:
+    more = {"session_id": "ours"}
+    tail = len(wire.pack(more)) - len(wire.pack({}))
+    # It says that it has one item, and ends with a second that begins where ours would follow.
+    forged = wire.pack({"session_id": "theirs"}) + wire.pack({"x": b""})[5:-4] + tail.to_bytes(4)
+    for body in (forged, b"", b"d", wire.pack([1]), wire.pack({"a": 1})[:-1]):
+        with pytest.raises(wire.WireError):
+            wire.extended(body, more)

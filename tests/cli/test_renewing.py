@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Generator
@@ -11,11 +12,11 @@ from typing import Any
 import pytest
 from cryptography import x509
 
-from k8e.client import renewing
+from k8e.client import login, remote, renewing
 from k8e.client.endpoints import Endpoint
 from tests.places import Place, free_port
 
-PAST = "1000000000\n"
+PAST = "1000000000\nmy laptop\n"
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def serial(folder: Path) -> int:
 
 
 def test_a_login_says_when_its_certificate_is_renewed(far: dict[str, Any], folder: Path) -> None:
-    due = float((folder / "renew_at").read_text())
+    due = float((folder / "renew_at").read_text().split()[0])
     assert due == pytest.approx(time.time() + 20 * renewing.DAY, abs=3600), "of 30 days"
 
 
@@ -62,7 +63,7 @@ def test_a_command_renews_what_is_due_and_the_next_one_uses_it(
     second = serial(folder)
     assert second != first
     assert (folder / "client.key").read_bytes() == key
-    assert float((folder / "renew_at").read_text()) > time.time()
+    assert float((folder / "renew_at").read_text().split()[0]) > time.time()
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
     assert place.json("sandbox", "run", "echo 3", **far)["stdout"] == "3\n"
     assert serial(folder) == second
@@ -84,10 +85,12 @@ def test_of_many_who_find_it_due_one_renews_it(
     for thread in began:
         if thread is not None:
             thread.join(30)
-    rows = place.json("audit", "--action", "key.login", "--limit", "100")["rows"]
-    mine = [row for row in rows if row["principal"].startswith("key:renewing:")]
-    newest = max(row["at"] for row in mine)
-    assert len([row for row in mine if row["at"] > newest - 5]) <= 2, "the login, and one more"
+    told = place.cli("audit", "--action", "key.login", "--limit", "100", "--json").stdout
+    rows = [json.loads(line) for line in told.splitlines()]
+    newest = max(rows, key=lambda row: row["at"])
+    mine = [row["detail"]["device"] for row in rows if row["principal"] == newest["principal"]]
+    assert mine[-1] == "my laptop"
+    assert len(mine) == 2, "the login, and one more"
 
 
 def test_what_cannot_be_renewed_is_used_until_its_end_and_tried_again_later(
@@ -100,7 +103,7 @@ def test_what_cannot_be_renewed_is_used_until_its_end_and_tried_again_later(
     thread.join(60)
     assert "could not be renewed" in caplog.text
     assert serial(folder) == before
-    later = float((folder / "renew_at").read_text())
+    later = float((folder / "renew_at").read_text().split()[0])
     assert later == pytest.approx(time.time() + renewing.RETRY_SECONDS, abs=60)
     assert place.json("sandbox", "run", "echo 1", **far)["stdout"] == "1\n"
 
@@ -142,3 +145,43 @@ def test_a_key_of_the_caller_s_own_renews_no_certificate(
     monkeypatch.setenv("K8E_SANDBOX_CERT", "a")
     monkeypatch.setenv("K8E_SANDBOX_KEY", "b")
     assert not renewing.is_due(endpoint)
+
+
+def test_a_login_meanwhile_keeps_its_key_and_its_certificate(
+    place: Place, far: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "renew_at").write_text(PAST)
+    asked = login.login
+
+    def slow(*arguments: Any) -> login.Certificate:
+        issued = asked(*arguments)
+        place.json("sandbox", "login", **far)
+        return issued
+
+    monkeypatch.setattr(login, "login", slow)
+    renewing.renew(Endpoint(target=place.environ["K8E_LISTEN"], cert_dir=str(folder)))
+    assert place.json("sandbox", "run", "echo 1", **far)["stdout"] == "1\n"
+
+
+def test_a_long_lived_client_uses_the_renewed_certificate(
+    place: Place, far: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "FRESH_SECONDS", 0.0)
+    channel = remote.Channel(Endpoint(target=place.environ["K8E_LISTEN"], cert_dir=str(folder)))
+    made = channel._channels  # pyright: ignore[reportPrivateUsage]
+    channel.connect().close()
+    assert len(made) == 1
+    place.json("sandbox", "login", **far)
+    channel.connect().close()
+    channel.connect().close()
+    assert len(made) == 2
+    channel.close()
+
+
+def test_what_is_another_user_s_is_left_to_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in (("client.crt", "x"), ("client.key", "x"), ("renew_at", PAST)):
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    assert not renewing.is_due(Endpoint(target="x:1", cert_dir=str(tmp_path)))

@@ -54,20 +54,21 @@ def left(path: Path) -> list[module.Intent]:
 
 def test_a_call_is_there_until_it_is_noted(intents: Intents, path: Path) -> None:
     noted: list[int] = []
-    first = intents.keep(ACT, "mine", BODY, lambda: noted.append(1))
-    second = intents.keep(None, "other", BODY, lambda: noted.append(2))
-    expected = [module.Intent(ACT, "mine", BODY), module.Intent(None, "other", BODY)]
+    first = intents.keep(ACT, "mine", 7, BODY, lambda: noted.append(1))
+    second = intents.keep(None, "other", 0, BODY, lambda: noted.append(2))
+    expected = [module.Intent(ACT, "mine", 7, BODY), module.Intent(None, "other", 0, BODY)]
     assert left(path) == expected
     first()
     assert left(path) == expected, "it goes when all are noted"
     second()
     assert (noted, left(path)) == ([1, 2], [])
+    assert b"hello" not in path.read_bytes(), "nor what it was"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_a_call_that_does_not_fit_is_noted_before_it_is_sent(intents: Intents, path: Path) -> None:
     noted: list[int] = []
-    intents.keep(ACT, "mine", b"x" * module.SIZE, lambda: noted.append(1))()
+    intents.keep(ACT, "mine", 0, b"x" * module.SIZE, lambda: noted.append(1))()
     assert (noted, left(path)) == ([1], [])
 
 
@@ -76,7 +77,7 @@ def test_noting_that_fails_keeps_nothing_for_ever(intents: Intents, path: Path) 
         raise OSError("no")
 
     with pytest.raises(OSError, match="no"):
-        intents.keep(ACT, "mine", BODY, fail)()
+        intents.keep(ACT, "mine", 7, BODY, fail)()
     assert left(path) == []
 
 
@@ -89,7 +90,7 @@ def test_any_bytes_in_the_file_are_read_without_harm(path: Path, seed: int) -> N
 
 
 def test_half_a_call_is_none(intents: Intents, path: Path) -> None:
-    intents.keep(ACT, "mine", BODY, lambda: None)
+    intents.keep(ACT, "mine", 7, BODY, lambda: None)
     data = bytearray(path.read_bytes())
     data[0] -= 1
     path.write_bytes(data)
@@ -172,10 +173,34 @@ async def test_what_was_noted_is_not_noted_again(tmp_path: Path, path: Path) -> 
     assert [row["kind"] for row in await rows(events)] == ["exec.started"]
 
 
+async def test_an_exec_that_was_tried_again_is_noted_again(tmp_path: Path, path: Path) -> None:
+    _, events = opener(tmp_path, path)
+    events.begin(session())
+    events.exec_started(session(), "run-1", command="echo hello")
+    events.exec_failed(session(), "run-1", "guest_failed")
+    events.close()
+    die_in_between(tmp_path, path, dict(CALL), sent=True)
+    opening, events = opener(tmp_path, path)
+    opening.recover(lambda _: session())
+    kinds = [row["kind"] for row in await rows(events)]
+    assert kinds == ["exec.started", "exec.finished", "exec.started"]
+
+
+def test_where_no_memory_can_be_had_everything_is_noted_first(tmp_path: Path) -> None:
+    opened = Intents(tmp_path / "no" / "such" / "folder")
+    noted: list[int] = []
+    then = opened.keep(ACT, "mine", 0, BODY, lambda: noted.append(1))
+    assert noted == [1]
+    then()
+    opened.forget()
+    opened.close()
+    assert (noted, list(opened.left())) == ([1], [])
+
+
 async def test_a_note_says_who_it_was(tmp_path: Path, path: Path) -> None:
     kept = Intents(path)
     kept.forget()
-    kept.keep(ACT, "mine", BODY, lambda: None)
+    kept.keep(ACT, "mine", 0, BODY, lambda: None)
     kept.close()
     opening, events = opener(tmp_path, path)
     seen: list[Act | None] = []

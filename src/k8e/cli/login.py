@@ -50,7 +50,7 @@ def login(options: argparse.Namespace) -> int:
         files |= {credentials.KEY: pair.key, credentials.CERT: issued.certificate.encode()}
         if ca and issued.ca:  # told by a gateway that the one of before vouches for
             files[credentials.CA] = issued.ca.encode()
-        files[renewing.FILE] = renewing.when(issued.days)
+        files[renewing.FILE] = renewing.plan(issued.days, device)
         told |= {"device_name": device, "valid_days": issued.days}
     client_login.store(folder, files)
     profile = profiles.Profile(name, endpoint.target, str(folder), device, key_file)

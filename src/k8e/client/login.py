@@ -140,13 +140,15 @@ def pair_of(private: bytes, device: str = "k8e") -> Pair:
     return Pair(private, csr.public_bytes(serialization.Encoding.PEM).decode())
 
 
-def login(endpoint: Endpoint, csr: str, device: str, ca: bytes | None) -> Certificate:
+def login(
+    endpoint: Endpoint, csr: str, device: str, ca: bytes | None, seconds: float = SECONDS
+) -> Certificate:
     """A client certificate for the key (or the certificate of before) that ``endpoint`` has."""
     with _service(endpoint, ca) as (service, messages):
         asked = messages.LoginRequest(
             csr=csr, device_name=device, client_version=_version.__version__
         )
-        told = service.Login(asked, metadata=remote.metadata(endpoint), timeout=SECONDS)
+        told = service.Login(asked, metadata=remote.metadata(endpoint), timeout=seconds)
     return Certificate(told.cert, told.valid_days, told.ca_cert)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import queue
+import time
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +19,8 @@ from k8e.client.endpoints import Endpoint
 
 MAX_MESSAGE = 64 << 20
 CLOSE_SECONDS = 1.0
+FRESH_SECONDS = 3600.0
+"""After which a stream is not used again, and certificates are looked at: they may be new ones."""
 _KEY_HINT = (
     "k8e sandbox api-key create NAME on the gateway's machine makes a key; pass it with --apikey "
     "or K8E_SANDBOX_APIKEY"
@@ -45,11 +48,35 @@ def libraries() -> tuple[Any, Any, Any]:
     return grpc, sandbox_pb2, sandbox_pb2_grpc
 
 
-def channel_credentials(grpc: Any, endpoint: Endpoint) -> Any:
+class Trust:
     """TLS towards an endpoint; whom we trust is settled before anything is sent."""
-    found = credentials.load(endpoint)
-    renewing.begin(endpoint)
-    return grpc.ssl_channel_credentials(found.ca, found.key, found.certificate)
+
+    def __init__(self, grpc: Any, endpoint: Endpoint) -> None:
+        self._grpc = grpc
+        self._endpoint = endpoint
+        self._found: credentials.Credentials | None = None
+        self._until = 0.0
+
+    def renewed(self) -> Any:
+        """What a channel needs, if it has none yet, or one of a certificate that was renewed."""
+        now = time.monotonic()
+        if self._found is not None and now < self._until:
+            return None
+        self._until = now + FRESH_SECONDS
+        renewing.begin(self._endpoint)
+        try:
+            found = credentials.load(self._endpoint)
+        except errors.K8eError:
+            if self._found is None:
+                raise
+            return None  # what we have goes on
+        if found == self._found:
+            return None
+        self._found = found
+        return self._grpc.ssl_channel_credentials(found.ca, found.key, found.certificate)
+
+    def forget(self) -> None:
+        self._found = None
 
 
 def metadata(endpoint: Endpoint) -> tuple[tuple[str, str], ...]:
@@ -90,13 +117,14 @@ class _Stream:
         self._channel = 0
         self._call: Any = None
         self._held: deque[Any] = deque()  # frames that came with the one before
+        self._until = time.monotonic() + FRESH_SECONDS
 
     def begin(self) -> None:
         self._channel += 1
         self._held.clear()
 
     def is_fresh(self) -> bool:
-        return not self._call.done()
+        return not self._call.done() and time.monotonic() < self._until
 
     def _take(self, message: Any) -> None:
         self._held += (message, *message.rest)
@@ -117,17 +145,26 @@ class Channel:
     """A gRPC channel for blocking clients."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        self._grpc, self._messages, services = libraries()
+        self._grpc, self._messages, self._services = libraries()
         self._endpoint = endpoint
-        secure = channel_credentials(self._grpc, endpoint)
-        self._channel = self._grpc.secure_channel(endpoint.target, secure, OPTIONS)
-        self._service = services.SandboxServiceStub(self._channel)
+        self._trust = Trust(self._grpc, endpoint)
+        self._channels: list[Any] = []  # calls go by the newest; others may be under way
+        self._service: Any = None
+        self._renew()
+
+    def _renew(self) -> None:
+        if (secure := self._trust.renewed()) is not None:
+            channel = self._grpc.secure_channel(self._endpoint.target, secure, OPTIONS)
+            self._service = self._services.SandboxServiceStub(channel)
+            self._channels.append(channel)
 
     def connect(self) -> Stream:
+        self._renew()
         return Stream(self._endpoint, self._messages.RunFrame, self._service, self._grpc.RpcError)
 
     def close(self) -> None:
-        self._channel.close()
+        for channel in self._channels:
+            channel.close()
 
 
 class Stream(_Stream):
@@ -169,18 +206,20 @@ class AsyncChannel:
     def __init__(self, endpoint: Endpoint) -> None:
         self._grpc, self._messages, self._services = libraries()
         self._endpoint = endpoint
+        self._trust = Trust(self._grpc, endpoint)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._channel: Any = None
+        self._channels: list[Any] = []
         self._service: Any = None
 
     async def connect(self) -> AsyncStream:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
-            secure = channel_credentials(self._grpc, self._endpoint)
-            target = self._endpoint.target
-            self._channel = self._grpc.aio.secure_channel(target, secure, OPTIONS)
-            self._service = self._services.SandboxServiceStub(self._channel)
-            self._loop = loop
+            self._trust.forget()
+            self._channels, self._loop = [], loop
+        if (secure := self._trust.renewed()) is not None:
+            channel = self._grpc.aio.secure_channel(self._endpoint.target, secure, OPTIONS)
+            self._service = self._services.SandboxServiceStub(channel)
+            self._channels.append(channel)
         return AsyncStream(self._endpoint, self._messages.RunFrame, self._service, self._grpc.aio)
 
     async def share(self) -> None:
@@ -188,7 +227,8 @@ class AsyncChannel:
 
     async def close(self) -> None:
         if self._loop is asyncio.get_running_loop():
-            await self._channel.close()
+            for channel in self._channels:
+                await channel.close()
         self._loop = None
 
 

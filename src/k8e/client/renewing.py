@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import socket
 import threading
 import time
 from collections.abc import Generator
@@ -24,15 +23,21 @@ log = logging.getLogger(__name__)
 
 DAY = 24 * 3600.0
 PART = 2 / 3  # of a certificate's life, after which it is renewed
+SECONDS = 5.0  # that a gateway has to answer: a program that ends waits for it
 RETRY_SECONDS = 3600.0  # after a failure
 STALE_SECONDS = 120.0  # after which whoever began has given up
 FILE = "renew_at"
+"""In the folder of a certificate: when, and under which name of this device."""
 _LOCK = "renewing"
 
 
-def when(days: int) -> bytes:
-    """What the file says of a certificate for so many days; none for one that is to end anyway."""
-    return f"{time.time() + days * DAY * PART:.0f}\n".encode() if days else b"never\n"
+def plan(days: int, device: str) -> bytes:
+    """What the file says of a certificate for so many days; one that ends soon has to."""
+    return _plan(days * DAY * PART, device) if days else b"never\n"
+
+
+def _plan(seconds: float, device: str) -> bytes:
+    return f"{time.time() + seconds:.0f}\n{device}\n".encode()
 
 
 def begin(endpoint: Endpoint) -> threading.Thread | None:
@@ -49,10 +54,20 @@ def is_due(endpoint: Endpoint) -> bool:
     if not endpoint.cert_dir or endpoint.api_key or not endpoint.target:
         return False
     try:
-        due = float(Path(endpoint.cert_dir, FILE).read_text("ascii"))
-    except (OSError, ValueError):
+        due = float(_planned(endpoint)[0])
+    except (OSError, ValueError, IndexError):
         return False  # of a login that did not write it, or of a key that ends soon
-    return time.time() >= due and credentials.is_of_folder(endpoint)
+    return time.time() >= due and credentials.is_of_folder(endpoint) and _is_ours(endpoint)
+
+
+def _planned(endpoint: Endpoint) -> list[str]:
+    return Path(endpoint.cert_dir, FILE).read_text("utf-8").split("\n")
+
+
+def _is_ours(endpoint: Endpoint) -> bool:
+    """Whether what we would write could still be read by its owner."""
+    owner = Path(endpoint.cert_dir, credentials.CERT).stat().st_uid
+    return not hasattr(os, "geteuid") or os.geteuid() == owner
 
 
 def renew(endpoint: Endpoint) -> None:
@@ -61,26 +76,28 @@ def renew(endpoint: Endpoint) -> None:
     with _only_one(folder) as alone:
         if not alone or not is_due(endpoint):  # somebody else does it, or did
             return
+        device = next(iter(_planned(endpoint)[1:]), "")
         try:
-            _renew(endpoint, folder)
-        except (errors.K8eError, OSError, ValueError) as error:
+            _renew(endpoint, folder, device)
+        except Exception as error:  # whatever it is: nobody's work depends on this
             log.warning("the certificate in %s could not be renewed: %s", folder, error)
             with contextlib.suppress(OSError, errors.K8eError):
-                _store(folder, {FILE: f"{time.time() + RETRY_SECONDS:.0f}\n".encode()})
+                _store(folder, {FILE: _plan(RETRY_SECONDS, device)})
 
 
-def _renew(endpoint: Endpoint, folder: Path) -> None:
+def _renew(endpoint: Endpoint, folder: Path, device: str) -> None:
     from k8e.client import login
 
-    pair = login.pair_of((folder / credentials.KEY).read_bytes())
-    device = os.environ.get("K8E_SANDBOX_DEVICE_NAME") or socket.gethostname()
-    issued = login.login(endpoint, pair.csr, device, None)
+    key = folder / credentials.KEY
+    pair = login.pair_of(key.read_bytes(), device)
+    issued = login.login(endpoint, pair.csr, device, None, SECONDS)
     if not pair.fits(issued.certificate):
         raise errors.Denied(f"{endpoint.target} answered with no certificate for our key")
-    files = {credentials.CERT: issued.certificate.encode(), FILE: when(issued.days)}
+    files = {credentials.CERT: issued.certificate.encode(), FILE: plan(issued.days, device)}
     if issued.ca and (folder / credentials.CA).exists():
         files[credentials.CA] = issued.ca.encode()
-    _store(folder, files)
+    if key.read_bytes() == pair.key:  # else there was a login meanwhile, which has a newer one
+        _store(folder, files)
 
 
 def _store(folder: Path, files: dict[str, bytes]) -> None:

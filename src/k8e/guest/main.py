@@ -148,9 +148,13 @@ class Guest:
         leave_log()
         self.execs.env = dict(spec.get("env") or {})
         self._settle_at(spec.get("cwd") or WORKSPACE)
-        channel.send(RESULT, pack({}))
-        # Nobody waits for this, and nothing is started before it is done.
-        self.execs.warmth.bind(self.execs.env, dict(spec.get("warm") or {}))
+        warm = dict(spec.get("warm") or {})
+        if spec.get("other_limits"):  # there may be no room for interpreters, and the host waits
+            self.execs.warmth.bind(self.execs.env, warm)
+            channel.send(RESULT, pack({}))
+        else:  # nobody waits for this, and nothing is started before it is done
+            channel.send(RESULT, pack({}))
+            self.execs.warmth.bind(self.execs.env, warm)
 
     def _keep_limits(self, spec: dict[str, Any]) -> None:
         """For all programs from now on, and for the interpreters that wait."""

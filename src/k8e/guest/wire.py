@@ -164,11 +164,10 @@ def _pack_key(key: Any) -> bytes:
 
 
 def extended(data: bytes, more: dict[str, Any]) -> bytes:
-    """A packed dict with more in it, which counts where both have a key; ``data`` is not read."""
-    if len(data) < _LENGTH.size or data[0] != 100:
-        raise WireError("expected a dict")
-    head = _LENGTH.pack(100, _LENGTH.unpack_from(data)[1] + len(more) & 0xFFFFFFFF)
-    return head + data[_LENGTH.size :] + pack(more)[_LENGTH.size :]
+    """A packed dict with more in it, which counts where both have a key."""
+    known = unpack_dict(data)  # all of it: the last item could claim what comes after it
+    head = _LENGTH.pack(100, _LENGTH.unpack_from(data)[1] + len(more))
+    return head + data[_LENGTH.size :] + pack(more)[_LENGTH.size :] if known else pack(more)
 
 
 def unpack(data: bytes, most: int = MAX_ITEMS) -> Any:

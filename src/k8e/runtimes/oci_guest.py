@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from k8e import errors, link
@@ -126,7 +126,8 @@ class OciGuest:
             "env": {**self.record.env, **binding.env},
             "cwd": binding.cwd,
             "warm": self._warm_languages(binding.warm),
-            "limits": asdict(self.record.limits),
+            "limits": dict(vars(self.record.limits)),
+            "other_limits": self.record.limits != before.limits,
             **self._runtime.guest_limits(self.record),
             **changes,
         }

@@ -182,10 +182,16 @@ class Events:
         if self.exec_finished(session, exec_id, status="failed", error=error) and opened:
             del opened.execs[exec_id]  # it can be tried again
 
-    def knows_exec(self, session: Session, exec_id: str) -> bool:
-        """Whether an exec is among the newest of a session that does not live yet."""
-        with contextlib.closing(Log(self._path(session.sandbox_id))) as opened:
-            return exec_id in opened.execs
+    def seq(self, session: Session) -> int:
+        """The number of the newest event of a session that lives."""
+        opened = self._open.get(session.sandbox_id)
+        return opened.seq if opened is not None else 0
+
+    def has_started(self, session: Session, exec_id: str, after: int) -> bool:
+        """Whether there is an event ``exec.started`` of this exec that is newer than ``after``."""
+        lines, _ = _newest(self._path(session.sandbox_id), MAX_LIMIT)
+        started = f'"kind":"exec.started","session_id":"{session.session_id}","exec_id":"{exec_id}"'
+        return any(started in line and _seq(line.encode()) > after for line in lines)
 
     def unfinished(self, session: Session) -> list[str]:
         """The execs whose end was not noted."""

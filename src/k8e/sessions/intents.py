@@ -7,6 +7,7 @@ killed in between leaves it to the next gateway, which writes it down.
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 from collections.abc import Callable, Iterator
@@ -15,6 +16,8 @@ from struct import Struct
 from typing import NamedTuple
 
 from k8e.audit.acting import Act, Caller
+
+log = logging.getLogger(__name__)
 
 SIZE = 64 << 10
 _USED = Struct("=Q")
@@ -28,6 +31,8 @@ class Intent(NamedTuple):
     act: Act | None
     """On whose behalf."""
     session_id: str
+    seq: int
+    """The number of the newest event of the session by then."""
     body: bytes
     """The call, as the guest gets it."""
 
@@ -36,21 +41,20 @@ class Intents:
     """The execs of all sessions of a gateway; used on its event loop alone."""
 
     def __init__(self, path: Path) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        fd = os.open(path, flags, 0o600)
-        try:
-            os.ftruncate(fd, SIZE)
-            os.posix_fallocate(fd, 0, SIZE)  # a full disk must not become a signal later
-            self._memory = mmap.mmap(fd, SIZE)
-        finally:
-            os.close(fd)
-        self._end = min(max(_USED.unpack_from(self._memory)[0], _USED.size), SIZE)
+        self._memory: mmap.mmap | None = None
+        self._end = _USED.size
         self._waiting = 0
+        try:
+            self._memory = _map(path)
+        except OSError as error:  # then everything is noted before it is sent
+            log.warning("execs begin a little later: %s cannot be had: %s", path, error)
+            return
+        self._end = min(max(_USED.unpack_from(self._memory)[0], _USED.size), SIZE)
 
     def left(self) -> Iterator[Intent]:
         """What a gateway before us has not noted; call ``forget`` when that is done."""
         at, end = _USED.size, self._end
-        while at + _ENTRY.size <= end:
+        while self._memory is not None and at + _ENTRY.size <= end:
             head, body = _ENTRY.unpack_from(self._memory, at)
             at += _ENTRY.size + head + body
             if at > end:
@@ -59,18 +63,21 @@ class Intents:
             yield _read(told, self._memory[at - body : at])
 
     def forget(self) -> None:
-        self._end = _USED.size
-        _USED.pack_into(self._memory, 0, self._end)
+        """All was noted: nothing is left, least of all somebody's code."""
+        if self._memory is not None:
+            _USED.pack_into(self._memory, 0, _USED.size)
+            self._memory[_USED.size : self._end] = bytes(self._end - _USED.size)
+            self._end = _USED.size
 
     def keep(
-        self, act: Act | None, session_id: str, body: bytes, note: Callable[[], None]
+        self, act: Act | None, session_id: str, seq: int, body: bytes, note: Callable[[], None]
     ) -> Callable[[], None]:
         """Keep a call until the answer is called, which notes it; if it is too long, do so now."""
-        told = _SEPARATOR.join((session_id, *(act.caller if act is not None else ())))
+        told = _SEPARATOR.join((session_id, str(seq), *(act.caller if act is not None else ())))
         head = told.encode("utf-8", "replace")
         entry = _ENTRY.pack(len(head), len(body)) + head + body
         at, end = self._end, self._end + len(entry)
-        if end > SIZE:
+        if self._memory is None or end > SIZE:
             note()
             return _nothing
         self._memory[at:end] = entry
@@ -90,7 +97,19 @@ class Intents:
         return noted
 
     def close(self) -> None:
-        self._memory.close()
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
+
+
+def _map(path: Path) -> mmap.mmap:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        os.ftruncate(fd, SIZE)
+        os.posix_fallocate(fd, 0, SIZE)  # a full disk must not become a signal later
+        return mmap.mmap(fd, SIZE)
+    finally:
+        os.close(fd)
 
 
 def _nothing() -> None:
@@ -98,6 +117,7 @@ def _nothing() -> None:
 
 
 def _read(told: str, body: bytes) -> Intent:
-    session_id, *who = told.split(_SEPARATOR)
+    session_id, _, rest = told.partition(_SEPARATOR)
+    seq, *who = rest.split(_SEPARATOR)
     act = Act(Caller(*who), "exec", session_id) if len(who) == len(Caller._fields) else None
-    return Intent(act, session_id, body)
+    return Intent(act, session_id, int(seq) if seq.isdecimal() and len(seq) < 19 else 0, body)

@@ -67,10 +67,16 @@ def _exec_started(events: Events, session: Session, call: dict[str, Any]) -> Non
     events.exec_started(session, call["id"], call, **what)
 
 
-def recovered(events: Events, session: Session, call: dict[str, Any]) -> None:
+def recovered(events: Events, session: Session, call: dict[str, Any], *, after: int) -> None:
     """Note the start of an exec for a gateway that was killed, unless it has done so itself."""
-    if not events.knows_exec(session, call["id"]):
+    if not events.has_started(session, call["id"], after):
         _exec_started(events, session, call)
+
+
+def can_be_asked_for(call: dict[str, Any], kind: int, body: bytes) -> bool:
+    """Whether the guest can tell all of this end again: what the gateway added, it cannot."""
+    added = b"denials" in body or b"limits" in body
+    return kind == wire.EXIT and not added and not call.get("tty")
 
 
 def _attach(events: Events, session: Session, call: dict[str, Any]) -> Ended:

@@ -46,7 +46,9 @@ class Opener:
         amend = self.amend(live)
 
         def last(kind: int, body: bytes) -> None:
-            if ended is not None:
+            # What is answered has been noted, but for what the guest can tell the next gateway as
+            # well, should this one die before.
+            if ended is not None and not (is_exec and noting.can_be_asked_for(call, kind, body)):
                 ended(kind, operation.told if call["op"] == "read" else body)
 
         def done(kind: int, body: bytes) -> None:
@@ -54,13 +56,11 @@ class Opener:
             if ended is None or not is_exec:
                 return
             if kind:
-                ended(kind, body)
+                ended(kind, body)  # no more than once: the events know which execs have ended
             else:
                 noting.watch(connected, str(call["id"]), ended, amend)
 
-        # What was answered has been noted, but for an exec: of those, a guest can tell the next
-        # gateway how they ended, should this one die before it has noted that.
-        operation = Operation(call["op"], on_frame, done, amend, None if is_exec else last)
+        operation = Operation(call["op"], on_frame, done, amend, last)
         live.has_background |= bool(call.get("background"))
         live.began(operation, float(call.get("timeout") or 0) if is_exec else 0)
         body = wire.pack(call)
@@ -89,7 +89,8 @@ class Opener:
             start()
             return None
         note = acting.kept(start) or start
-        return self._intents.keep(acting.current(), session.session_id, body, note)
+        seq = self._events.seq(session)
+        return self._intents.keep(acting.current(), session.session_id, seq, body, note)
 
     def amend(self, live: Live) -> Callable[[bytes], bytes]:
         """What adds to an EXIT the refusals from now on, and the limits that were met."""
@@ -105,8 +106,9 @@ class Opener:
                 continue
             acting.begin(intent.act)
             try:
-                noting.recovered(self._events, session, wire.unpack_dict(intent.body))
-            except (wire.WireError, KeyError, TypeError, ValueError):
+                call = wire.unpack_dict(intent.body)
+                noting.recovered(self._events, session, call, after=intent.seq)
+            except (wire.WireError, OSError, KeyError, TypeError, ValueError):
                 log.exception("an exec of session %s cannot be noted", intent.session_id)
             finally:
                 acting.begin(None)
