@@ -19,7 +19,6 @@ from k8e.sessions.furnishing import Furnisher
 from k8e.sessions.launching import Launcher
 from k8e.sessions.network import Network
 from k8e.sessions.quotas import Holder
-from k8e.sessions.recipes import Recipe
 from k8e.sessions.store import Store
 from k8e.sessions.warming import Warming
 from k8e.settings import Settings
@@ -132,13 +131,16 @@ class Maker:
     ) -> Session:
         began = time.monotonic()
         self._furnisher.check(principal.name, spec)
-        session, policy = await self._register(principal, spec, auto, kin)
-        try:
-            session, guest = await self._give_sandbox(session, policy, kin)
-        except BaseException as error:
-            self._store.end(session.session_id, f"creation failed: {error}", time.time())
-            raise
-        session = self._store.activate(session)
+        session, policy = await self._plan(principal, spec, auto, kin)
+        if _can_be_meant_by_others(spec) or auto or kin:
+            session, guest = await self._make_written(session, policy, kin, claim=kin is None)
+        elif (guest := await self._claim(session, policy)) is not None:
+            # Written once, when it is complete. Whoever is killed before that leaves a sandbox of
+            # no session, like those that wait, and the next gateway removes it.
+            session = replace(session, sandbox_id=guest.sandbox_id, phase=Phase.ACTIVE)
+            await self._or_discard(guest, self._write(session))
+        else:
+            session, guest = await self._make_written(session, policy, None, claim=False)
         if kin is None:
             metrics.observe_claim(time.monotonic() - began)
         # What egress tells, it tells of sandboxes. Nobody waits for this.
@@ -147,10 +149,10 @@ class Maker:
         self._holders.pop(key, None)  # it is counted as one that lives from here on
         return await self._on_made(session, guest)
 
-    async def _register(
+    async def _plan(
         self, principal: Principal, spec: SessionSpec, auto: bool, kin: Kinship | None
     ) -> tuple[Session, Policy]:
-        """Write down what will be made."""
+        """What will be made."""
         runtime = await self._runtimes.choose(spec.runtime, self._settings.default_runtime)
         words, policy = await self._network.read(spec.allowed_hosts)
         now = time.time()
@@ -168,17 +170,31 @@ class Maker:
             allowed_hosts=words,
             parent=kin.parent.session_id if kin else "",
         )
-        self._store.insert(session)
         return session, policy
 
+    async def _write(self, session: Session) -> None:
+        self._store.insert(session)
+
+    async def _make_written(
+        self, session: Session, policy: Policy, kin: Kinship | None, *, claim: bool
+    ) -> tuple[Session, Guest]:
+        """Write down what will be made, before there is anything of it."""
+        self._store.insert(session)
+        try:
+            session, guest = await self._give_sandbox(session, policy, kin, claim)
+        except BaseException as error:
+            self._store.end(session.session_id, f"creation failed: {error}", time.time())
+            raise
+        return self._store.activate(session), guest
+
     async def _give_sandbox(
-        self, session: Session, policy: Policy, kin: Kinship | None
+        self, session: Session, policy: Policy, kin: Kinship | None, claim: bool
     ) -> tuple[Session, Guest]:
         """A sandbox for this session alone: one that waited, or a new one; bound and furnished."""
-        recipe = recipes.of_session(session.spec, session.runtime)
         # A child needs the workspace of its parent, and with it the uids of its parent.
-        guest = await self._claim(recipe, session, policy) if kin is None else None
+        guest = await self._claim(session, policy) if claim else None
         if guest is None:
+            recipe = recipes.of_session(session.spec, session.runtime)
             guest = await self._launcher.launch(
                 recipe, session.sandbox_id, kin.parent.sandbox_id if kin else ""
             )
@@ -188,9 +204,9 @@ class Maker:
             session = await self._or_discard(guest, self._furnisher.furnish(session, guest))
         return session, guest
 
-    async def _claim(self, recipe: Recipe, session: Session, policy: Policy) -> Guest | None:
+    async def _claim(self, session: Session, policy: Policy) -> Guest | None:
         """A sandbox that waited, bound to this session; None if there is none in good health."""
-        guest = self._warming.claim(recipe)
+        guest = self._warming.claim(recipes.of_session(session.spec, session.runtime))
         if guest is None:
             metrics.count_claim("miss")
             return None
@@ -235,3 +251,8 @@ class Maker:
         except BaseException:
             await asyncio.shield(self._launcher.discard(guest))
             raise
+
+
+def _can_be_meant_by_others(spec: SessionSpec) -> bool:
+    """Whether a second call can mean the same session, or making it takes long."""
+    return bool(spec.session_id or spec.request_id or spec.snapshot or spec.manifest)
