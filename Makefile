@@ -11,7 +11,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check --quiet
 PYTEST_ARGS ?=
 # A file of tests stays with one worker, so that its tests share what is costly to make.
-WORKERS ?= 2
+WORKERS ?= 3
 VM_ARGS ?=
 FUZZ_SECONDS ?= 600
 FUZZ_SEED ?= 0
