@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -14,7 +15,7 @@ from cryptography import x509
 
 from k8e.client import login, remote, renewing
 from k8e.client.endpoints import Endpoint
-from tests.places import Place, free_port
+from tests.places import COMMAND, Place, free_port
 
 PAST = "1000000000\nmy laptop\n"
 
@@ -185,3 +186,33 @@ def test_what_is_another_user_s_is_left_to_them(
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
     assert not renewing.is_due(Endpoint(target="x:1", cert_dir=str(tmp_path)))
+
+
+def test_a_login_waits_for_a_renewal_that_is_under_way(
+    place: Place, far: dict[str, Any], folder: Path
+) -> None:
+    with renewing.only_one(folder) as alone:
+        assert alone
+        command = [*COMMAND, "sandbox", "login", "--device-name", "other"]
+        quiet = subprocess.DEVNULL
+        waiting = subprocess.Popen(
+            command, env={**place.environ, **far}, stdin=quiet, stdout=quiet, stderr=quiet
+        )
+        with renewing.only_one(folder) as also:
+            assert not also
+        before = serial(folder)
+        with pytest.raises(subprocess.TimeoutExpired):
+            waiting.wait(1.5)
+        assert serial(folder) == before
+    assert waiting.wait(30) == 0
+    assert serial(folder) != before
+    assert not (folder / "renewing").exists()
+
+
+def test_what_cannot_be_looked_at_keeps_nobody_from_working(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "renew_at").write_text(PAST)
+    (tmp_path / "client.crt").mkdir()  # no file that could be read
+    assert renewing.begin(Endpoint(target="x:1", cert_dir=str(tmp_path))) is None
+    assert "cannot be told" in caplog.text

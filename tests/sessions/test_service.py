@@ -184,6 +184,21 @@ async def test_a_failed_creation_is_told_and_remembered_as_ended(
     assert [item.session_id for item in sessions.listing(ME, ended=True)] == ["mine"]
 
 
+async def test_a_session_that_cannot_be_written_down_leaves_no_sandbox(
+    world: World, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "activate", fail)
+        with pytest.raises(sqlite3.OperationalError):
+            await sessions.create(ME, SessionSpec(session_id="mine"))
+    assert world.runtime.launched[0].killed.is_set()
+    assert sessions.count() == 0
+    assert "I/O error" in sessions.get(ME, "mine").ended_reason
+
+
 async def test_a_gateway_takes_only_so_many_sessions(tmp_path: Path) -> None:
     async with World(tmp_path, max_sessions=2).running() as sessions:
         first = await sessions.create(ME, SessionSpec())

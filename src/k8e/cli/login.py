@@ -16,6 +16,7 @@ from k8e.client import credentials, endpoints, profiles, renewing
 from k8e.client import login as client_login
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,60}[A-Za-z0-9])?")
+LOCK_SECONDS = 10.0
 NOBODY = "none"
 """What ``profiles use`` takes for this host's own gateway."""
 
@@ -52,7 +53,8 @@ def login(options: argparse.Namespace) -> int:
             files[credentials.CA] = issued.ca.encode()
         files[renewing.FILE] = renewing.plan(issued.days, device)
         told |= {"device_name": device, "valid_days": issued.days}
-    client_login.store(folder, files)
+    with renewing.only_one(folder, LOCK_SECONDS):  # what is renewed now is for the key of before
+        client_login.store(folder, files)
     profile = profiles.Profile(name, endpoint.target, str(folder), device, key_file)
     profiles.save(Path(endpoints.profiles_file()), profile)
     printing.answer(told)

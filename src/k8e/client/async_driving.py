@@ -166,12 +166,17 @@ class Pool:
     async def take(self) -> Connection:
         if self._pid != os.getpid():  # a forked child must not share its parent's connections
             self._idle, self._pid = [], os.getpid()
-        while self._idle:
+        stale: list[Connection] = []
+        found: Connection | None = None
+        while self._idle and found is None:
             connection = self._idle.pop()
             if connection.is_fresh():
-                return connection
-            await connection.close()
-        return await self._connector.connect()
+                found = connection
+            else:
+                stale.append(connection)
+        if stale:  # together: each may need a round trip
+            await asyncio.gather(*(connection.close() for connection in stale))
+        return found or await self._connector.connect()
 
     async def share(self) -> Connection:
         """A connection for a call: nothing is streamed from it, and nothing is fed to it."""

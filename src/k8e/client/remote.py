@@ -10,7 +10,7 @@ import contextlib
 import queue
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from k8e import errors
@@ -78,6 +78,10 @@ class Trust:
     def forget(self) -> None:
         self._found = None
 
+    def doubt(self) -> None:
+        """A call has failed: perhaps there are other certificates by now."""
+        self._until = 0.0
+
 
 def metadata(endpoint: Endpoint) -> tuple[tuple[str, str], ...]:
     if not endpoint.api_key:
@@ -118,6 +122,7 @@ class _Stream:
         self._call: Any = None
         self._held: deque[Any] = deque()  # frames that came with the one before
         self._until = time.monotonic() + FRESH_SECONDS
+        self.on_failure: Callable[[], None] = lambda: None
 
     def begin(self) -> None:
         self._channel += 1
@@ -160,7 +165,10 @@ class Channel:
 
     def connect(self) -> Stream:
         self._renew()
-        return Stream(self._endpoint, self._messages.RunFrame, self._service, self._grpc.RpcError)
+        frame, failure = self._messages.RunFrame, self._grpc.RpcError
+        stream = Stream(self._endpoint, frame, self._service, failure)
+        stream.on_failure = self._trust.doubt
+        return stream
 
     def close(self) -> None:
         for channel in self._channels:
@@ -192,6 +200,7 @@ class Stream(_Stream):
                 if (held := self._next()) is not None:
                     return held
         except self._failure as error:
+            self.on_failure()
             raise explain(error, self._endpoint) from None
         raise errors.GatewayUnreachable("the gateway closed the connection")
 
@@ -220,7 +229,9 @@ class AsyncChannel:
             channel = self._grpc.aio.secure_channel(self._endpoint.target, secure, OPTIONS)
             self._service = self._services.SandboxServiceStub(channel)
             self._channels.append(channel)
-        return AsyncStream(self._endpoint, self._messages.RunFrame, self._service, self._grpc.aio)
+        stream = AsyncStream(self._endpoint, self._messages.RunFrame, self._service, self._grpc.aio)
+        stream.on_failure = self._trust.doubt
+        return stream
 
     async def share(self) -> None:
         """Calls share the channel already."""
@@ -258,6 +269,7 @@ class AsyncStream(_Stream):
                 if (held := self._next()) is not None:
                     return held
         except self._aio.AioRpcError as error:
+            self.on_failure()
             raise explain(error, self._endpoint) from None
         raise errors.GatewayUnreachable("the gateway closed the connection")
 

@@ -41,12 +41,19 @@ def _plan(seconds: float, device: str) -> bytes:
 
 
 def begin(endpoint: Endpoint) -> threading.Thread | None:
-    """Renew the certificate for an endpoint if it is time, beside everything else."""
-    if not is_due(endpoint):
+    """Renew the certificate for an endpoint if it is time, beside everything else.
+
+    It does not fail: whoever calls has something else to do.
+    """
+    try:
+        if not is_due(endpoint):
+            return None
+        # No daemon: a command that is shorter than this lets it come to its end.
+        thread = threading.Thread(target=renew, args=(endpoint,), name="k8e-renew")
+        thread.start()
+    except (OSError, RuntimeError, errors.K8eError) as error:
+        log.warning("whether a certificate is to be renewed cannot be told: %s", error)
         return None
-    # No daemon: a command that is shorter than this lets it come to its end.
-    thread = threading.Thread(target=renew, args=(endpoint,), name="k8e-renew")
-    thread.start()
     return thread
 
 
@@ -73,11 +80,12 @@ def _is_ours(endpoint: Endpoint) -> bool:
 def renew(endpoint: Endpoint) -> None:
     """Get a new certificate for the key that we have."""
     folder = Path(endpoint.cert_dir)
-    with _only_one(folder) as alone:
-        if not alone or not is_due(endpoint):  # somebody else does it, or did
-            return
-        device = next(iter(_planned(endpoint)[1:]), "")
+    with only_one(folder) as alone:
+        device = ""
         try:
+            if not alone or not is_due(endpoint):  # somebody else does it, or did
+                return
+            device = next(iter(_planned(endpoint)[1:]), "")
             _renew(endpoint, folder, device)
         except Exception as error:  # whatever it is: nobody's work depends on this
             log.warning("the certificate in %s could not be renewed: %s", folder, error)
@@ -107,21 +115,25 @@ def _store(folder: Path, files: dict[str, bytes]) -> None:
 
 
 @contextlib.contextmanager
-def _only_one(folder: Path) -> Generator[bool]:
-    """Whether nobody else, of all processes here, does this now."""
-    lock = folder / _LOCK
+def only_one(folder: Path, seconds: float = 0) -> Generator[bool]:
+    """Whether nobody else, of all processes here, changes the folder; waited for so long."""
+    lock, until = folder / _LOCK, time.monotonic() + seconds
+    while not (alone := _take(lock)) and time.monotonic() < until and folder.is_dir():
+        time.sleep(0.05)
     try:
+        yield alone
+    finally:
+        if alone:
+            with contextlib.suppress(OSError):
+                lock.unlink()
+
+
+def _take(lock: Path) -> bool:
+    with contextlib.suppress(OSError):  # there is none, mostly
         if time.time() - lock.stat().st_mtime > STALE_SECONDS:
             lock.unlink()
-    except OSError:
-        pass  # there is none, mostly
     try:
         os.close(os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     except OSError:  # others, or a folder that we cannot write
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        with contextlib.suppress(OSError):
-            lock.unlink()
+        return False
+    return True

@@ -62,11 +62,12 @@ class Intents:
             told = self._memory[at - head - body : at - body].decode("utf-8", "replace")
             yield _read(told, self._memory[at - body : at])
 
-    def forget(self) -> None:
-        """All was noted: nothing is left, least of all somebody's code."""
+    def forget(self, end: int = 0) -> None:
+        """All was noted: nothing is left, least of all somebody's code; up to ``end`` if given."""
         if self._memory is not None:
+            end = end or self._end
             _USED.pack_into(self._memory, 0, _USED.size)
-            self._memory[_USED.size : self._end] = bytes(self._end - _USED.size)
+            self._memory[_USED.size : end] = bytes(end - _USED.size)
             self._end = _USED.size
 
     def keep(

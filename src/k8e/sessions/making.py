@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
@@ -182,10 +183,16 @@ class Maker:
         self._store.insert(session)
         try:
             session, guest = await self._give_sandbox(session, policy, kin, claim)
+            return await self._or_discard(guest, self._activate(session)), guest
         except BaseException as error:
-            self._store.end(session.session_id, f"creation failed: {error}", time.time())
+            try:
+                self._store.end(session.session_id, f"creation failed: {error}", time.time())
+            except sqlite3.Error:  # the next gateway finds it half made, and ends it
+                log.exception("the end of session %s cannot be written down", session.session_id)
             raise
-        return self._store.activate(session), guest
+
+    async def _activate(self, session: Session) -> Session:
+        return self._store.activate(session)
 
     async def _give_sandbox(
         self, session: Session, policy: Policy, kin: Kinship | None, claim: bool

@@ -13,7 +13,7 @@ from k8e.model import Session
 from k8e.sending import batch
 from k8e.sessions import noting
 from k8e.sessions.events import Events
-from k8e.sessions.intents import Intents
+from k8e.sessions.intents import SIZE, Intents
 from k8e.sessions.live import Live
 from k8e.sessions.network import Network
 from k8e.sessions.operations import Operation
@@ -112,4 +112,4 @@ class Opener:
                 log.exception("an exec of session %s cannot be noted", intent.session_id)
             finally:
                 acting.begin(None)
-        self._intents.forget()
+        self._intents.forget(SIZE)
