@@ -290,7 +290,9 @@ def _add_sessions(group: Any, common: Parser) -> None:
     )
     sessions.add_argument("--all", action="store_true", help="also those that have ended")
     sessions.add_argument(
-        "--phase", metavar="PHASE", help="only those in this phase: active, creating, ended, or all"
+        "--phase",
+        metavar="PHASE",
+        help="only those that are active, paused, creating, ended; or all",
     )
     sessions.add_argument("--tenant", default="", metavar="NAME", help="only this tenant's")
     get = _command(group, "get", "show a session", "k8e sandbox get ID", "sandbox.get", common)
