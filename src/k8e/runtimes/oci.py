@@ -27,6 +27,7 @@ from k8e.runtimes.workspaces import round_up
 RUN_SECONDS = 30.0
 DELETE_SECONDS = 30.0
 FREEZE_SECONDS = 30.0
+FREEZE_TRIES = 3
 
 log = logging.getLogger(__name__)
 
@@ -242,13 +243,19 @@ class OciRuntime:
         self.host.free_ids(sandbox_id)  # only now: what is left would belong to the next one
 
     async def switch(self, verb: str, sandbox_id: str, wanted: str) -> None:
-        """Have the runtime's program ``pause`` or ``resume``; no error if it is as ``wanted``."""
-        try:
-            log = self.host.folder(sandbox_id) / "log"
-            await self.run(self.command(verb, sandbox_id), log, FREEZE_SECONDS)
-        except errors.ToolFailed:
-            if await self._status(sandbox_id) != wanted:
-                raise
+        """Have the runtime's program ``pause`` or ``resume``; no error if it is as ``wanted``.
+
+        Several times: runc gives up where the kernel cannot stop all processes at once.
+        """
+        log = self.host.folder(sandbox_id) / "log"
+        for left in reversed(range(FREEZE_TRIES)):
+            try:
+                return await self.run(self.command(verb, sandbox_id), log, FREEZE_SECONDS)
+            except errors.ToolFailed:
+                if await self._status(sandbox_id) == wanted:
+                    return None
+                if not left:
+                    raise
 
     async def _status(self, sandbox_id: str) -> str:
         """What the runtime's program says of a sandbox: ``running``, ``paused`` or another word."""
