@@ -250,10 +250,11 @@ class OciRuntime:
         log = self.host.folder(sandbox_id) / "log"
         for left in reversed(range(FREEZE_TRIES)):
             try:
-                return await self.run(self.command(verb, sandbox_id), log, FREEZE_SECONDS)
+                await self.run(self.command(verb, sandbox_id), log, FREEZE_SECONDS)
+                return
             except errors.ToolFailed:
                 if await self._status(sandbox_id) == wanted:
-                    return None
+                    return
                 if not left:
                     raise
 
