@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import NamedTuple, ParamSpec
+from typing import NamedTuple, ParamSpec, overload
 
 
 class Caller(NamedTuple):
@@ -52,6 +52,12 @@ def about(session_id: str) -> None:
         _act.set(act._replace(session=session_id))
 
 
+@overload
+def kept(work: Callable[P, None]) -> Callable[P, None]: ...
+@overload
+def kept(work: None) -> None: ...
+@overload
+def kept(work: Callable[P, None] | None) -> Callable[P, None] | None: ...
 def kept(work: Callable[P, None] | None) -> Callable[P, None] | None:
     """``work`` that will be done on behalf of whoever acts now, whoever calls it."""
     act = _act.get()

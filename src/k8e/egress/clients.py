@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
 import dns.exception
@@ -36,7 +35,6 @@ class Client:
         self.rate = Rate(MAX_QUESTIONS, 2 * MAX_QUESTIONS)
         self.ledger = Ledger()
         self.asking = 0
-        self.changing = asyncio.Lock()  # of its policy
         self._opened: dict[Target, set[str]] = {}
 
     # What DNS told it.

@@ -125,7 +125,7 @@ class Responder:
             resolved = await self._resolve(client, question)
             pins = client.open(bound, question, resolved)
             if pins:
-                await self._router.pin(pins)
+                self._router.pin(pins)
             metrics.count_query("answered")
             return answers.respond(message, question, resolved)
         except answers.Refused as refused:

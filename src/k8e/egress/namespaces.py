@@ -106,11 +106,6 @@ class Resident:
     def run(self, function: Callable[..., T], *arguments: object) -> T:
         return self._pool.submit(function, *arguments).result()
 
-    def submit(
-        self, function: Callable[..., T], *arguments: object
-    ) -> concurrent.futures.Future[T]:
-        return self._pool.submit(function, *arguments)
-
     def close(self) -> None:
         self._pool.shutdown()
         os.close(self._descriptor)

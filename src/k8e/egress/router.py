@@ -184,37 +184,37 @@ class Router:
 
     # Policies.
 
-    async def bind(self, slot: Slot, old: Bound, new: Bound, reachable: Iterable[Target]) -> None:
+    def bind(self, slot: Slot, old: Bound, new: Bound, reachable: Iterable[Target]) -> None:
         """Replace a slot's policy in one transaction; open connections are judged anew.
 
         ``reachable`` is what DNS opened before and the new policy still allows.
         """
         pins = [Pin(new.generation, address, port, CARRIED_SECONDS) for address, port in reachable]
         changes = rules.change(slot.interface, slot.address4, slot.address6, old, new)
-        await self._apply(changes + rules.pin_changes(pins))
+        self._change(changes + rules.pin_changes(pins))
 
-    async def pin(self, pins: list[Pin]) -> None:
+    def pin(self, pins: list[Pin]) -> None:
         """Let sandboxes reach what DNS told them, for as long as it said."""
-        await self._apply(rules.pin_changes(pins))
+        self._change(rules.pin_changes(pins))
 
-    async def disown(self, addresses: list[Address]) -> None:
+    def disown(self, addresses: list[Address]) -> None:
         """Keep sandboxes from the host's own addresses, whatever policies say."""
-        await self._apply(rules.own_changes(addresses))
+        self._change(rules.own_changes(addresses))
 
-    async def _apply(self, changes: list[Change]) -> None:
-        # Right here: the kernel does it within the call, in less time than a thread needs to begin.
-        if self._running:
-            self._elements.change(changes)
+    def _change(self, changes: list[Change]) -> None:
+        """On the event loop: the kernel needs less time for it than a thread does to begin."""
+        self._running()
+        self._elements.change(changes)
 
     def socket(self, family: int, kind: int, protocol: int = 0) -> socket.socket:
         """A socket of the router's namespace."""
         return self._run(socket.socket, family, kind, protocol)
 
     def _run(self, function: Callable[..., T], *arguments: object) -> T:
-        return self._running.run(function, *arguments)
+        return self._running().run(function, *arguments)
 
-    @property
     def _running(self) -> namespaces.Resident:
+        """The thread in the router's namespace; an error while there is none."""
         if self._resident is None:
             raise errors.K8eError("the router is not running")
         return self._resident

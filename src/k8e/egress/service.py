@@ -17,8 +17,8 @@ from k8e.egress.nflog import PacketLog
 from k8e.egress.policy import Address, Policy
 from k8e.egress.proxy import PEEK, Decision, Proxy, Said, refused
 from k8e.egress.records import Record, Records
-from k8e.egress.router import CARRIED_SECONDS, MAX_SLOTS, Router, Slot
-from k8e.egress.rules import Bound, Pin
+from k8e.egress.router import MAX_SLOTS, Router, Slot
+from k8e.egress.rules import Bound
 from k8e.egress.watching import Watcher
 
 log = logging.getLogger(__name__)
@@ -197,21 +197,13 @@ class Egress:
         client = self._client(sandbox_id)
         if not policy.silent:
             await self._connect()
-        async with client.changing:
-            await self._bind(client, policy)
-
-    async def _bind(self, client: Client, policy: Policy) -> None:
+        # From here on nothing is waited for, so nobody sees half of it.
         old = client.bound
         new = Bound(policy, 0 if policy.silent else self._records.next_generation())
         self._records.save(client.sandbox_id, Record(client.slot.number, new, old))
         carried = {} if policy.strict else client.still_open(policy)
-        # Until the client knows it, answers go out under the old generation, which the kernel no
-        # longer knows: what they open, nobody can reach. What they opened is made up for after.
-        await self._router.bind(client.slot, old, new, list(carried))
+        self._router.bind(client.slot, old, new, list(carried))
         client.rebind(new)
-        late = [] if policy.strict else [t for t in client.still_open(policy) if t not in carried]
-        if late:
-            await self._router.pin([Pin(new.generation, a, p, CARRIED_SECONDS) for a, p in late])
         self._proxy.rejudge(str(client.slot.address4))
         self._proxy.rejudge(str(client.slot.address6))
 
@@ -255,7 +247,7 @@ class Egress:
         """Make or repair the uplink; the host's own addresses stay out of reach."""
         self._uplink = await asyncio.to_thread(uplink.connect, self._router.path, self._world)
         own = await asyncio.to_thread(uplink.own_addresses, self._world)
-        await self._router.disown(own)
+        self._router.disown(own)
 
     def _on_change(self) -> None:
         """The host's addresses or its firewall changed."""

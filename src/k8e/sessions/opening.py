@@ -88,9 +88,8 @@ class Opener:
         if call.get("env"):  # values of variables are nobody's to find
             start()
             return None
-        note = acting.kept(start) or start
-        seq = self._events.seq(session)
-        return self._intents.keep(acting.current(), session.session_id, seq, body, note)
+        act, seq = acting.current(), self._events.seq(session)
+        return self._intents.keep(act, session.session_id, seq, body, acting.kept(start))
 
     def amend(self, live: Live) -> Callable[[bytes], bytes]:
         """What adds to an EXIT the refusals from now on, and the limits that were met."""
