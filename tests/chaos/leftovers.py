@@ -13,6 +13,7 @@ from pathlib import Path
 from k8e.conformance import traces
 from k8e.egress import namespaces
 from k8e.egress.nftables import Nftables
+from k8e.runtimes import uids
 
 _ID = re.compile(r"sb-[a-z2-7]{20}")
 _INTERFACE = re.compile(r'"(sb\d+)"')
@@ -27,6 +28,7 @@ def of_sandboxes(gone: set[str], folder: Path) -> list[str]:
         *(f"mount {line}" for line in _mounts() if gone.intersection(_ID.findall(line))),
         *(f"device {line}" for line in _devices() if gone.intersection(_ID.findall(line))),
         *(f"file {path}" for path in _files(folder) if gone.intersection(_ID.findall(path))),
+        *(f"file {path}" for path in _files(uids.CLAIMS) if gone.intersection(_ID.findall(path))),
     ]
 
 

@@ -13,16 +13,23 @@ from k8e.model import MIB, Limits
 from k8e.runtimes import bundle, rootfs, seccomp
 from k8e.runtimes.container import Container
 from k8e.runtimes.gvisor import GVisor
-from k8e.runtimes.host import FIRST_ID, Host, Record
+from k8e.runtimes.host import Host, Record
 from k8e.runtimes.interpreter import Interpreter
+from k8e.runtimes.uids import FIRST_ID, Uids
 
 LIMITS = Limits(cpus=0.5, memory=128 * MIB, pids=40, disk=8 * MIB)
 WRITABLE = {"/tmp", "/var/tmp", "/home", "/dev/shm", "/dev", "/dev/pts", "/proc"}
 
 
-@pytest.fixture(params=["gvisor", "container"])
-def runtime(request: pytest.FixtureRequest, tmp_path: Path) -> GVisor | Container:
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
     host = Host(settings.load({"K8E_DATA_DIR": str(tmp_path), "K8E_RUN_DIR": str(tmp_path)}))
+    host.uids = Uids(host.sandboxes, claims=tmp_path / "claims")
+    return host
+
+
+@pytest.fixture(params=["gvisor", "container"])
+def runtime(request: pytest.FixtureRequest, host: Host) -> GVisor | Container:
     return GVisor(host) if request.param == "gvisor" else Container(host)
 
 
@@ -149,14 +156,6 @@ def test_the_kernels_own_files_are_masked_or_read_only(config: dict[str, Any]) -
     assert {"/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus"} <= set(read_only)
 
 
-def test_two_sandboxes_never_share_uids(tmp_path: Path) -> None:
-    host = Host(settings.load({"K8E_DATA_DIR": str(tmp_path), "K8E_RUN_DIR": str(tmp_path)}))
-    first, second = host.take_ids("sb-a"), host.take_ids("sb-b")
-    assert abs(first - second) >= bundle.ID_RANGE
-    host.free_ids("sb-a")
-    assert host.take_ids("sb-c") == first
-
-
 FORBIDDEN = (
     "mount umount2 pivot_root chroot setns unshare clone3 bpf perf_event_open keyctl add_key "
     "request_key userfaultfd io_uring_setup io_uring_enter io_uring_register init_module "
@@ -221,8 +220,7 @@ def test_the_guest_in_an_image_reads_neither_its_cache_nor_its_locales_nor_its_z
     assert Interpreter(Path("/k8e/python"), "ld-musl-x86_64.so.1").argv[1] == "--library-path"
 
 
-def test_in_a_user_namespace_of_its_own_the_guest_limits_itself(tmp_path: Path) -> None:
-    host = Host(settings.load({"K8E_DATA_DIR": str(tmp_path), "K8E_RUN_DIR": str(tmp_path)}))
+def test_in_a_user_namespace_of_its_own_the_guest_limits_itself(host: Host) -> None:
     runtime = Container(host)
     record = runtime.assign(Record("sb-x", "container", LIMITS, None))
     layout = host_layout()

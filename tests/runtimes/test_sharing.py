@@ -9,32 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from k8e import errors, settings
 from k8e.model import Limits
 from k8e.runtimes import cgroups, mounts
-from k8e.runtimes.host import Host, Record
+from k8e.runtimes.host import Record
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
-
-
-@pytest.fixture
-def host(tmp_path: Path) -> Host:
-    return Host(settings.load({}, data_dir=tmp_path / "d", run_dir=tmp_path / "r"))
-
-
-def test_a_range_of_uids_is_free_only_when_nobody_has_it_any_more(host: Host) -> None:
-    base = host.take_ids("sb-parent")
-    assert [host.share_ids(name, "sb-parent") for name in ("sb-a", "sb-b")] == [base, base]
-    host.free_ids("sb-a")
-    host.free_ids("sb-parent")
-    assert host.take_ids("sb-other") != base
-    host.free_ids("sb-b")
-    assert host.take_ids("sb-new") == base
-
-
-def test_the_uids_of_a_sandbox_that_is_gone_are_not_shared(host: Host) -> None:
-    with pytest.raises(errors.SandboxDied, match="gone"):
-        host.share_ids("sb-a", "sb-parent")
 
 
 def test_a_record_of_before_is_read(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from k8e import settings
 from k8e.model import Limits
 from k8e.runtimes import bundle, mounts, userspaces
 from k8e.runtimes.container import Container
-from k8e.runtimes.host import FIRST_ID, Host, Record
+from k8e.runtimes.host import Host, Record
+from k8e.runtimes.uids import FIRST_ID
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="ids of others are root's to give")
 

@@ -8,6 +8,8 @@ import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from k8e.runtimes import uids
+
 CGROUPS = Path("/sys/fs/cgroup")
 
 
@@ -68,7 +70,7 @@ def traces(sandbox_id: str, folders: Iterable[Path]) -> list[str]:
         *(f"process {pid}" for pid in processes(sandbox_id)),
         *(f"mount {point}" for point in mounts(sandbox_id)),
         *(f"device {name}" for name in loop_devices(sandbox_id)),
-        *(f"file {path}" for path in files(sandbox_id, folders)),
+        *(f"file {path}" for path in files(sandbox_id, [*folders, uids.CLAIMS])),
     ]
 
 

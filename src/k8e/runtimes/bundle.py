@@ -11,7 +11,7 @@ from k8e.runtimes import cgroups, seccomp
 from k8e.runtimes.interpreter import PLACE, Interpreter
 
 GUEST_CAPABILITIES = ["CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_CHOWN", "CAP_DAC_OVERRIDE"]
-ID_RANGE = 65536  # uids in a sandbox's user namespace
+ID_RANGE = 65536  # uids in a sandbox's user namespace, where nobody says otherwise
 CPU_PERIOD = 100_000  # microseconds
 WARM = {"python": (256 * MIB, 32), "node": (512 * MIB, 64)}
 """Memory and processes without which a session needs all it has for its programs."""
@@ -74,6 +74,8 @@ class Flavour:
     slot_at: str
     """Where the slot is mounted: the workspace itself, or beside it for a guest that binds."""
     annotations: dict[str, str]
+    id_range: int = ID_RANGE
+    """How many uids that has."""
     oom_score: int = 0
     """How readily the kernel ends the first process where the host has no memory; 0: not said."""
 
@@ -229,7 +231,7 @@ def make_config(
     }
     if flavour.id_base is not None:
         namespaces.append(_namespace("user", user_namespace))
-        mapping = [{"containerID": 0, "hostID": flavour.id_base, "size": ID_RANGE}]
+        mapping = [{"containerID": 0, "hostID": flavour.id_base, "size": flavour.id_range}]
         linux["uidMappings"] = linux["gidMappings"] = mapping
     if flavour.seccomp:
         linux["seccomp"] = seccomp.profile()

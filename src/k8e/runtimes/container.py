@@ -46,9 +46,9 @@ class Container(OciRuntime):
     def assign(self, record: Record) -> Record:
         if record.workspace_of:
             # Files carry the uids of the range, so whoever shares the files shares the range.
-            base = self.host.share_ids(record.sandbox_id, record.workspace_of)
+            base = self.host.uids.share(record.sandbox_id, record.workspace_of)
         else:
-            base = self.host.take_ids(record.sandbox_id)
+            base = self.host.uids.take(record.sandbox_id)
         return replace(record, id_base=base)
 
     def user_namespace(self, record: Record) -> str:
@@ -56,7 +56,7 @@ class Container(OciRuntime):
             return ""
         path = self.host.folder(record.sandbox_id) / "userns"
         try:
-            userspaces.make(path, record.id_base, bundle.ID_RANGE)
+            userspaces.make(path, record.id_base, self.host.uids.size)
         except (OSError, subprocess.SubprocessError) as error:
             log.warning(SHARED_COUNTS, error)
             return ""
@@ -66,6 +66,7 @@ class Container(OciRuntime):
         return bundle.Flavour(
             capabilities=bundle.GUEST_CAPABILITIES,
             id_base=record.id_base,
+            id_range=self.host.uids.size,
             seccomp=True,
             memory_overhead=0,
             # The guest itself is one of them.

@@ -21,12 +21,10 @@ from k8e.images.images import Images
 from k8e.model import Limits
 from k8e.runtimes import bundle, cgroups, interpreter, mounts, packing, rootfs, tables
 from k8e.runtimes.roots import Roots
+from k8e.runtimes.uids import Uids
 from k8e.runtimes.workspaces import Workspaces
 from k8e.settings import Settings
 
-FIRST_ID = 0x70000000
-"""First host uid for sandboxes: a range that neither systemd nor /etc/subuid hands out."""
-ID_SLOTS = 4096
 GUEST_PYTHON = "/usr/bin/python3"
 KILL_ROUNDS = 5  # one may start another while it is looked for
 
@@ -137,15 +135,15 @@ class Host:
         self.settings = settings
         self.sandboxes = settings.run_dir / "sandboxes"
         self.workspaces = Workspaces(settings.data_dir / "workspaces")
+        self.uids = Uids(self.sandboxes)
         self.images = Images(settings)
         self.roots = Roots(self.images, settings.data_dir / "images" / "roots")
         self._skeleton: Path | None = None
         self._guest: Path | None = None
         self._python: interpreter.Interpreter | None = None
-        self._ids: dict[str, int] = {}
         self.lend_network: Callable[[], AbstractAsyncContextManager[str]] = _no_network
         """A network namespace to try runtimes with; its path is empty where there is none."""
-        self._lock = threading.Lock()  # of ids and shared files: launches prepare in threads
+        self._lock = threading.Lock()  # of shared files: launches prepare in threads
         self._making_python = threading.Lock()  # takes a second: launches without it go on
 
     def running(self) -> list[str]:
@@ -166,12 +164,14 @@ class Host:
         tables.enlarge()
         self.workspaces.sweep()
         roots: dict[str, str] = {}
+        bases: dict[str, int] = {}
         for folder in self.sandboxes.glob("sb-*"):
             record = Record.load(folder)
             if record is not None and record.id_base is not None:
-                self._ids[record.sandbox_id] = record.id_base
+                bases[record.sandbox_id] = record.id_base
             if record is not None and record.root:
                 roots[record.sandbox_id] = record.root
+        self.uids.load(bases)
         self.roots.prepare(roots)
 
     def close(self) -> None:
@@ -196,32 +196,6 @@ class Host:
         """The program ``name`` that install.sh brought, else the one on PATH."""
         installed = self.settings.home / "bin" / name
         return str(installed) if os.access(installed, os.X_OK) else shutil.which(name)
-
-    def take_ids(self, sandbox_id: str) -> int:
-        """A range of host uids that no other sandbox has."""
-        with self._lock:
-            taken = set(self._ids.values())
-            for slot in range(ID_SLOTS):
-                base = FIRST_ID + slot * bundle.ID_RANGE
-                if base not in taken:
-                    self._ids[sandbox_id] = base
-                    return base
-        raise errors.LimitExceeded(f"more than {ID_SLOTS} sandboxes on this host")
-
-    def share_ids(self, sandbox_id: str, owner: str) -> int:
-        """The range of ``owner``, for another sandbox that uses the same files.
-
-        It is free again when none of them has it any more.
-        """
-        with self._lock:
-            base = self._ids.get(owner)
-            if base is None:
-                raise errors.SandboxDied("the sandbox whose workspace was to be shared is gone")
-            self._ids[sandbox_id] = base
-            return base
-
-    def free_ids(self, sandbox_id: str) -> None:
-        self._ids.pop(sandbox_id, None)
 
     def layout(self, record: Record) -> bundle.Layout:
         """Where a sandbox's parts lie; makes the shared ones at first use."""

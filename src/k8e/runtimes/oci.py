@@ -240,7 +240,7 @@ class OciRuntime:
         await self.delete(sandbox_id)
         await asyncio.to_thread(self._remove, sandbox_id)
         self.host.roots.free(sandbox_id)
-        self.host.free_ids(sandbox_id)  # only now: what is left would belong to the next one
+        self.host.uids.free(sandbox_id)  # only now: what is left would belong to the next one
 
     async def switch(self, verb: str, sandbox_id: str, wanted: str) -> None:
         """Have the runtime's program ``pause`` or ``resume``; no error if it is as ``wanted``.

@@ -1,0 +1,207 @@
+"""Ranges of host uids for sandboxes, on the whole host: no two sandboxes have the same one.
+
+Processes of one uid may signal each other, and own each other's files. So a range that a sandbox
+has is claimed for all gateways of the host, by a link in a folder that they share: it is named
+after the range and the sandbox, and leads to the sandbox's folder. Sandboxes outlive their gateway,
+and links do so too; one that leads nowhere is a sandbox that was removed, whoever could not say so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import stat
+import time
+from collections.abc import Generator, Iterator, Mapping
+from pathlib import Path
+
+from k8e import errors
+from k8e.runtimes import bundle
+
+log = logging.getLogger(__name__)
+
+FIRST_ID = 0x70000000
+"""First host uid for sandboxes: a range that neither systemd nor /etc/subuid hands out."""
+SLOTS = 4096
+CLAIMS = Path("/run/k8e-uids")
+"""Where root's gateways claim ranges. Not below the run folder: each gateway has one of its own.
+And not in /run/lock, where others may write. Processes do not outlive the machine's run either."""
+LOCK_SECONDS = 10.0
+LOCK_STEP = 0.002  # whoever has the lock makes one link
+
+
+class Uids:
+    """The ranges of one gateway's sandboxes; used by many threads."""
+
+    def __init__(
+        self,
+        sandboxes: Path,
+        *,
+        claims: Path = CLAIMS,
+        first: int = FIRST_ID,
+        size: int = bundle.ID_RANGE,
+        slots: int = SLOTS,
+    ) -> None:
+        """``sandboxes`` has the folders of this gateway's sandboxes, named after their ids.
+
+        All that share the folder ``claims`` must agree on ``first`` and ``size``.
+        """
+        self.size = size
+        """How many uids a sandbox has."""
+        self._sandboxes = sandboxes
+        self._claims = claims
+        self._first = first
+        self._slots = slots
+        self._bases: dict[str, int] = {}
+
+    def load(self, recorded: Mapping[str, int]) -> None:
+        """Go on with what a gateway before us gave; ``recorded`` is what sandboxes say they have.
+
+        It cannot fail: where nothing can be claimed, sandboxes without uids of their own still can
+        be had, and whoever takes a range is told.
+        """
+        self._bases.update(recorded)
+        try:
+            with self._locked():
+                self._remove_stale()
+                # What was claimed and never recorded is about to be removed, and then freed.
+                self._bases.update(
+                    (sandbox_id, base)
+                    for base, sandbox_id, folder in self._claimed()
+                    if folder == self._sandboxes / sandbox_id
+                )
+                for sandbox_id, base in recorded.items():  # an older release claimed none
+                    self._claim(sandbox_id, base)
+        except errors.RuntimeUnusable as error:
+            log.warning("%s", error)
+
+    def take(self, sandbox_id: str) -> int:
+        """A range that no other sandbox of this host has: its first uid."""
+        with self._locked():
+            base = self._unclaimed()
+            if base is None:
+                self._remove_stale()
+                base = self._unclaimed()
+            if base is None:
+                raise errors.LimitExceeded(
+                    f"more than {self._slots} sandboxes on this host",
+                    hint="destroy some; all gateways of the host share these uids",
+                )
+            return self._claim(sandbox_id, base)
+
+    def share(self, sandbox_id: str, owner: str) -> int:
+        """The range of ``owner``, for another sandbox that uses the same files.
+
+        It is free again when none of them has it any more.
+        """
+        with self._locked():
+            base = self._bases.get(owner)
+            # Also not one that another gateway has found to be gone.
+            if base is None or not os.path.lexists(self._path(owner, base)):
+                raise errors.SandboxDied("the sandbox whose workspace was to be shared is gone")
+            return self._claim(sandbox_id, base)
+
+    def free(self, sandbox_id: str) -> None:
+        """Nothing is left of the sandbox. Needs no lock, so that it never waits."""
+        base = self._bases.pop(sandbox_id, None)
+        if base is not None:
+            with contextlib.suppress(OSError):  # then it leads nowhere from now on
+                self._path(sandbox_id, base).unlink(missing_ok=True)
+
+    # With the lock.
+
+    def _unclaimed(self) -> int | None:
+        taken = {base for base, _ in self._names()} | set(self._bases.values())
+        bases = (self._first + slot * self.size for slot in range(self._slots))
+        return next((base for base in bases if base not in taken), None)
+
+    def _claim(self, sandbox_id: str, base: int) -> int:
+        with contextlib.suppress(FileExistsError):  # its id is its own: it is the same claim
+            self._path(sandbox_id, base).symlink_to(self._sandboxes / sandbox_id)
+        self._bases[sandbox_id] = base
+        return base
+
+    def _remove_stale(self) -> None:
+        """Forget sandboxes that somebody removed and could not say so, such as a killed gateway."""
+        gone = list(self._gone())
+        # Also a folder that somebody else removed does not end its processes.
+        used = _used_uids() if gone else set[int]()
+        for base, path in gone:
+            if not any(base <= uid < base + self.size for uid in used):
+                path.unlink(missing_ok=True)
+
+    def _gone(self) -> Iterator[tuple[int, Path]]:
+        for base, sandbox_id, folder in self._claimed():
+            if not os.path.lexists(folder):
+                yield base, self._path(sandbox_id, base)
+
+    def _claimed(self) -> Iterator[tuple[int, str, Path]]:
+        """Each claim: the range, the sandbox, and where that has its folder."""
+        for base, sandbox_id in self._names():
+            with contextlib.suppress(OSError):  # freed meanwhile, or no link
+                yield base, sandbox_id, self._path(sandbox_id, base).readlink()
+
+    def _names(self) -> Iterator[tuple[int, str]]:
+        for name in os.listdir(self._claims):  # noqa: PTH208 - a launch waits: paths take longer
+            base, _, sandbox_id = name.partition(".")
+            if base.isdecimal() and sandbox_id:
+                yield int(base), sandbox_id
+
+    def _path(self, sandbox_id: str, base: int) -> Path:
+        return self._claims / f"{base}.{sandbox_id}"
+
+    @contextlib.contextmanager
+    def _locked(self) -> Generator[None]:
+        """Be the only one on this host who gives out ranges."""
+        try:
+            with _opened(self._claims) as fd:
+                _lock(fd)
+                yield
+        except OSError as error:
+            raise errors.RuntimeUnusable(
+                f"sandboxes can have no uids of their own: {self._claims} cannot be used: "
+                f"{error.strerror or error}",
+                hint=f"make {self._claims} a folder of the gateway's user, of mode 0700",
+            ) from error
+
+
+@contextlib.contextmanager
+def _opened(folder: Path) -> Generator[int]:
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        fd = os.open(folder, flags)
+    except FileNotFoundError:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        fd = os.open(folder, flags)
+    try:
+        info = os.fstat(fd)
+        if info.st_uid != os.geteuid() or stat.S_IMODE(info.st_mode) & 0o022:
+            raise PermissionError("others may write there")
+        yield fd
+    finally:
+        os.close(fd)  # and with it goes the lock
+
+
+def _lock(fd: int) -> None:
+    """Wait for the lock, but not for ever: whoever has it may have been stopped."""
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise TimeoutError("another gateway keeps it locked") from None
+            time.sleep(LOCK_STEP)
+
+
+def _used_uids() -> set[int]:
+    """The uids of all processes."""
+    found: set[int] = set()
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            text = status.read_bytes()
+            found.update(map(int, text.partition(b"\nUid:")[2].split(b"\n", 1)[0].split()))
+    return found
