@@ -169,14 +169,20 @@ def test_a_long_lived_client_uses_the_renewed_certificate(
 ) -> None:
     monkeypatch.setattr(remote, "FRESH_SECONDS", 0.0)
     channel = remote.Channel(Endpoint(target=place.environ["K8E_LISTEN"], cert_dir=str(folder)))
-    made = channel._channels  # pyright: ignore[reportPrivateUsage]
+    first = newest(channel)
     channel.connect().close()
-    assert len(made) == 1
+    assert newest(channel) is first
     place.json("sandbox", "login", **far)
     channel.connect().close()
+    second = newest(channel)
+    assert second is not first
     channel.connect().close()
-    assert len(made) == 2
+    assert newest(channel) is second
     channel.close()
+
+
+def newest(channel: remote.Channel) -> object:
+    return channel._lines._newest  # pyright: ignore[reportPrivateUsage]
 
 
 def test_what_is_another_user_s_is_left_to_them(

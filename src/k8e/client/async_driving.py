@@ -98,6 +98,7 @@ class Connector(Protocol):
     """What opens connections to one endpoint."""
 
     async def connect(self) -> Connection: ...
+    def wants(self, connection: object) -> bool: ...
     async def share(self) -> Connection | None: ...
     async def close(self) -> None: ...
 
@@ -151,6 +152,10 @@ class LocalConnector:
         sock.setblocking(False)
         return sock
 
+    def wants(self, connection: object) -> bool:
+        """Whether a connection is worth being kept; all are."""
+        return True
+
     async def close(self) -> None:
         self._trunks.close()
 
@@ -190,7 +195,7 @@ class Pool:
         """Take back a connection whose operation has ended well."""
         if isinstance(connection, Lane):
             connection.end()
-        elif len(self._idle) < MAX_IDLE:
+        elif len(self._idle) < MAX_IDLE and self._connector.wants(connection):
             self._idle.append(connection)
         else:
             await connection.close()

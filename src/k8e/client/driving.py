@@ -30,6 +30,7 @@ class Connector(Protocol):
     """What opens connections to one endpoint."""
 
     def connect(self) -> Connection: ...
+    def wants(self, connection: object) -> bool: ...
     def close(self) -> None: ...
 
 
@@ -56,6 +57,10 @@ class LocalConnector:
         from k8e.client import starting
 
         return local.Connection(starting.dial())
+
+    def wants(self, connection: object) -> bool:
+        """Whether a connection is worth being kept; all are."""
+        return True
 
     def close(self) -> None:
         """Nothing is shared among local connections."""
@@ -93,7 +98,7 @@ class Pool:
 
     def keep(self, connection: Connection) -> None:
         """Take back a connection whose operation has ended well."""
-        if len(self._idle) < MAX_IDLE:
+        if len(self._idle) < MAX_IDLE and self._connector.wants(connection):
             self._idle.append(connection)
         else:
             connection.close()

@@ -10,12 +10,13 @@ import contextlib
 import queue
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from k8e import errors
 from k8e.client import credentials, renewing
 from k8e.client.endpoints import Endpoint
+from k8e.client.lines import Lines
 
 MAX_MESSAGE = 64 << 20
 CLOSE_SECONDS = 1.0
@@ -153,25 +154,38 @@ class Channel:
         self._grpc, self._messages, self._services = libraries()
         self._endpoint = endpoint
         self._trust = Trust(self._grpc, endpoint)
-        self._channels: list[Any] = []  # calls go by the newest; others may be under way
+        self._lines = Lines()
         self._service: Any = None
-        self._renew()
-
-    def _renew(self) -> None:
-        if (secure := self._trust.renewed()) is not None:
-            channel = self._grpc.secure_channel(self._endpoint.target, secure, OPTIONS)
-            self._service = self._services.SandboxServiceStub(channel)
-            self._channels.append(channel)
+        self._lines.renew(self._renewed)
 
     def connect(self) -> Stream:
-        self._renew()
-        frame, failure = self._messages.RunFrame, self._grpc.RpcError
-        stream = Stream(self._endpoint, frame, self._service, failure)
+        stream = self._lines.take(self._renewed, self._begin)
         stream.on_failure = self._trust.doubt
+        stream.on_close = lambda: self._close(self._lines.give_back(stream))
+        self._close(self._lines.unused())
         return stream
 
+    def _renewed(self) -> Any:
+        secure = self._trust.renewed()
+        if secure is None:
+            return None
+        channel = self._grpc.secure_channel(self._endpoint.target, secure, OPTIONS)
+        self._service = self._services.SandboxServiceStub(channel)
+        return channel
+
+    def _begin(self) -> Stream:
+        frame, failure = self._messages.RunFrame, self._grpc.RpcError
+        return Stream(self._endpoint, frame, self._service, failure)
+
+    def wants(self, connection: object) -> bool:
+        return self._lines.is_newest(connection)
+
     def close(self) -> None:
-        for channel in self._channels:
+        self._close(self._lines.clear())
+
+    @staticmethod
+    def _close(channels: list[Any]) -> None:
+        for channel in channels:
             channel.close()
 
 
@@ -181,6 +195,7 @@ class Stream(_Stream):
     def __init__(self, endpoint: Endpoint, frame: Any, service: Any, failure: Any) -> None:
         super().__init__(endpoint, frame)
         self._failure = failure
+        self.on_close: Callable[[], None] = lambda: None
         self._outgoing: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._call = service.Run(self._requests(), metadata=metadata(endpoint))
 
@@ -207,6 +222,7 @@ class Stream(_Stream):
     def close(self) -> None:
         self._call.cancel()
         self._outgoing.put(None)
+        self.on_close()
 
 
 class AsyncChannel:
@@ -217,30 +233,51 @@ class AsyncChannel:
         self._endpoint = endpoint
         self._trust = Trust(self._grpc, endpoint)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._channels: list[Any] = []
+        self._lines = Lines()
         self._service: Any = None
 
     async def connect(self) -> AsyncStream:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._trust.forget()
-            self._channels, self._loop = [], loop
-        if (secure := self._trust.renewed()) is not None:
-            channel = self._grpc.aio.secure_channel(self._endpoint.target, secure, OPTIONS)
-            self._service = self._services.SandboxServiceStub(channel)
-            self._channels.append(channel)
-        stream = AsyncStream(self._endpoint, self._messages.RunFrame, self._service, self._grpc.aio)
+            self._lines, self._loop = Lines(), loop
+        lines = self._lines
+        stream = lines.take(self._renewed, self._begin)
         stream.on_failure = self._trust.doubt
+        stream.on_close = lambda: self._close(lines.give_back(stream))
+        await self._close(lines.unused())
         return stream
+
+    def _renewed(self) -> Any:
+        secure = self._trust.renewed()
+        if secure is None:
+            return None
+        channel = self._grpc.aio.secure_channel(self._endpoint.target, secure, OPTIONS)
+        self._service = self._services.SandboxServiceStub(channel)
+        return channel
+
+    def _begin(self) -> AsyncStream:
+        return AsyncStream(self._endpoint, self._messages.RunFrame, self._service, self._grpc.aio)
+
+    def wants(self, connection: object) -> bool:
+        return self._lines.is_newest(connection)
 
     async def share(self) -> None:
         """Calls share the channel already."""
 
     async def close(self) -> None:
         if self._loop is asyncio.get_running_loop():
-            for channel in self._channels:
-                await channel.close()
+            await self._close(self._lines.clear())
         self._loop = None
+
+    @staticmethod
+    async def _close(channels: list[Any]) -> None:
+        for channel in channels:
+            await channel.close()
+
+
+async def _nothing() -> None:
+    """Whoever made a stream has nothing to do when it is closed."""
 
 
 class AsyncStream(_Stream):
@@ -249,6 +286,7 @@ class AsyncStream(_Stream):
     def __init__(self, endpoint: Endpoint, frame: Any, service: Any, aio: Any) -> None:
         super().__init__(endpoint, frame)
         self._aio = aio
+        self.on_close: Callable[[], Awaitable[None]] = _nothing
         self._loop = asyncio.get_running_loop()
         self._call = service.Run(metadata=metadata(endpoint))
 
@@ -275,8 +313,15 @@ class AsyncStream(_Stream):
 
     async def close(self) -> None:
         """End our side and hear the other end out: a cancelled call would outlive its loop."""
-        if self._loop is not asyncio.get_running_loop() or self._call.done():
+        if self._loop is not asyncio.get_running_loop():
             return
+        try:
+            if not self._call.done():
+                await self._hear_out()
+        finally:
+            await self.on_close()
+
+    async def _hear_out(self) -> None:
         failures = (TimeoutError, self._aio.AioRpcError, self._aio.UsageError)
         try:
             with contextlib.suppress(*failures):
