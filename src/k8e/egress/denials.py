@@ -54,11 +54,12 @@ class Ledger:
         self._kept.append((self.total, time.time(), denial))
         metrics.count_denial(reason)
 
-    def since(self, mark: int) -> list[dict[str, Any]]:
+    def since(self, mark: int, until: int | None = None) -> list[dict[str, Any]]:
         """What was refused since the total was ``mark``: each once, with a count."""
-        if mark >= self.total:
+        last = self.total if until is None else until
+        if mark >= last:
             return []
-        counts = collections.Counter(item for number, _, item in self._kept if number > mark)
+        counts = collections.Counter(item for at, _, item in self._kept if mark < at <= last)
         return [{**asdict(item), "count": counts[item]} for item in list(counts)[:MOST_TOLD]]
 
     def listing(self) -> list[dict[str, Any]]:

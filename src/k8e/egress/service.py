@@ -274,11 +274,13 @@ class Egress:
         client = self._clients.get(sandbox_id)
         return client.ledger.total if client is not None else 0
 
-    def denials_since(self, sandbox_id: str, mark: int) -> list[dict[str, Any]]:
+    def denials_since(
+        self, sandbox_id: str, mark: int, until: int | None = None
+    ) -> list[dict[str, Any]]:
         """What was refused after ``mark``; what the kernel has told until now is in it."""
         self.drain()
         client = self._clients.get(sandbox_id)
-        return client.ledger.since(mark) if client is not None else []
+        return client.ledger.since(mark, until) if client is not None else []
 
     def denials(self, sandbox_id: str) -> list[dict[str, Any]]:
         self.drain()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from k8e import errors
 from k8e.audit import acting
 from k8e.model import Session
-from k8e.sessions import noting
+from k8e.sessions import witnessing
 from k8e.sessions.children import Children
 from k8e.sessions.events import Events
 from k8e.sessions.live import Live
@@ -67,12 +67,16 @@ class Ender:
             self._forget(live, reason)
 
     async def _remove(self, live: Live, reason: str) -> None:
-        noting.limits_met(self._events, live.session, live.limits.tell(live.limits.news()))
-        for operation in list(live.running):
-            operation.fail(errors.SandboxDied(reason))
-        await self._children.end(live, reason, self.end)
-        async with live.turning:
-            await live.guest.kill()
+        met = live.limits.tell(live.limits.news())
+        witnessing.note_limits(self._events, live.session, met)
+        try:
+            for operation in list(live.running):
+                operation.fail(errors.SandboxDied(reason))
+            await self._children.end(live, reason, self.end)
+            async with live.turning:
+                await live.guest.kill()
+        finally:
+            witnessing.note_rest(self._network, self._events, live)
         await self._network.detach(live.session.sandbox_id)
 
     def _forget(self, live: Live, reason: str) -> None:

@@ -176,11 +176,13 @@ class Events:
         self._write(session, "exec.finished", {"exec_id": exec_id, **fields})
         return True
 
-    def exec_failed(self, session: Session, exec_id: str, error: str) -> None:
-        """Note that an exec did not start, or that its sandbox is gone."""
+    def exec_failed(self, session: Session, exec_id: str, error: str) -> bool:
+        """Note that an exec did not start, or that its sandbox is gone; False if that was noted."""
         opened = self._open.get(session.sandbox_id)
-        if self.exec_finished(session, exec_id, status="failed", error=error) and opened:
+        first = self.exec_finished(session, exec_id, status="failed", error=error)
+        if first and opened:
             del opened.execs[exec_id]  # it can be tried again
+        return first
 
     def seq(self, session: Session) -> int:
         """The number of the newest event of a session that lives."""

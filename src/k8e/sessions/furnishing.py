@@ -81,7 +81,9 @@ class _Room:
             call["op"],
             on_frame,
             lambda _kind, _body: None,
-            lambda body: self._network.add_denials(sandbox_id, mark, body),
+            lambda body: self._network.add_denials(
+                body, self._network.denials_since(sandbox_id, mark)
+            ),
         )
         lost = errors.GuestFailed("the link to the guest was lost")
         channel = connected.open(call, operation.receive, lambda: operation.fail(lost))

@@ -61,15 +61,19 @@ class Watch:
 
     def amend(self, body: bytes) -> bytes:
         """An EXIT with the limits that the program may have failed for."""
+        return self.examine(body)[0]
+
+    def examine(self, body: bytes) -> tuple[bytes, list[dict[str, Any]]]:
+        """An EXIT with the limits that the program may have failed for, and these limits."""
         if _ALL_WELL in body and b"limits" not in body:
-            return body
+            return body, []
         try:
             told = wire.unpack_dict(body)
-        except wire.WireError:
-            return body  # whoever reads it will say so
+        except wire.WireError:  # whoever reads it will say so; the kernel's word counts anyway
+            return body, self.tell(self.news())
         said: Any = told.pop("limits", None)
         met = self.tell([*self.news(), *(said if isinstance(said, list) else ())])
-        return wire.pack({**told, "limits": met} if met else told)
+        return wire.pack({**told, "limits": met} if met else told), met
 
     def tell(self, names: Iterable[Any]) -> list[dict[str, Any]]:
         """Limits that were met, each once, for people and programs."""

@@ -35,6 +35,8 @@ class Live:
         self.session = session
         self.guest = guest
         self.limits = Watch(session.sandbox_id, session.spec.limits)
+        self.refusals_noted = 0
+        """How many of the refusals of its network are in its events."""
         self.running: dict[Operation, tuple[float, float]] = {}
         """Each with the loop's time at which to look at it, and what its time-out is by then."""
         self.watcher: asyncio.Task[None] | None = None

@@ -127,19 +127,32 @@ class Network:
     # Denials.
 
     def mark(self, sandbox_id: str) -> int:
-        """A point in time, for ``add_denials``."""
+        """A point in time, for ``denials_since``: how often a sandbox was refused something."""
         return self._egress.denied(sandbox_id) if self._egress is not None else 0
 
-    def add_denials(self, sandbox_id: str, mark: int, body: bytes) -> bytes:
-        """An EXIT with what was refused since ``mark``; as it is where that is nothing."""
-        found = self._egress.denials_since(sandbox_id, mark) if self._egress is not None else []
+    def denials_since(
+        self, sandbox_id: str, mark: int, until: int | None = None
+    ) -> list[dict[str, Any]]:
+        """What was refused between two marks, or from one until now."""
+        if self._egress is None:
+            return []
+        return self._egress.denials_since(sandbox_id, mark, until)
+
+    def take_in(self) -> None:
+        """Hear all that the kernel has refused: only then the next mark is true."""
+        if self._egress is not None:
+            self._egress.drain()
+
+    @staticmethod
+    def add_denials(body: bytes, found: list[dict[str, Any]]) -> bytes:
+        """An EXIT with what was ``found``; as it is where that is nothing."""
         if not found and b"denials" not in body:
             return body
         try:
             # A guest has no say in this.
             return wire.pack({**wire.unpack_dict(body), "denials": found})
         except wire.WireError:
-            return body  # the guest is hostile; whoever reads it will say so
+            return body  # the guest is hostile; who reads it will say so, who notes asks us
 
     def describe(self, session: Session) -> dict[str, Any]:
         """What a session may reach, and what it was refused."""

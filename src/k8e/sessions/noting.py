@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,13 +19,13 @@ from k8e.model import Session
 from k8e.runtimes.base import Guest
 from k8e.sessions.events import MAX_ITEMS, MAX_TEXT, Events
 from k8e.sessions.operations import Operation
+from k8e.sessions.witnessing import Witness
 
 STATUSES = ("completed", "timed_out", "killed")
 SHELL = ["/bin/sh", "-c"]
 EVERYTHING = 1 << 62  # a number of a byte that no output reaches: its reader gets the exit alone
 ANSWER_SECONDS = 15.0
 
-Amend = Callable[[bytes], bytes]
 Ended = Callable[[int, bytes], None]
 """Called with the last frame of an operation; the kind is 0 if its caller left before."""
 
@@ -38,12 +38,14 @@ class Noted(NamedTuple):
     ended: Ended | None = None
 
 
-def begun(events: Events, session: Session, call: dict[str, Any]) -> Noted:
+def begun(events: Events, session: Session, call: dict[str, Any], witness: Witness) -> Noted:
     """What to note of an operation; gives an exec or a context its id, where it has none."""
     if call["op"] == "exec":
         exec_id = call["id"] = call.get("id") or os.urandom(8).hex()
-        ended = partial(_exec_ended, events, session, exec_id)
+        ended = partial(_exec_ended, events, session, exec_id, witness)
         return Noted(partial(_exec_started, events, session, call), ended)
+    if call["op"] == "attach":
+        return Noted(ended=partial(_attached, events, session, str(call.get("id")), witness))
     note = _NOTED.get(call["op"])
     return Noted(ended=note(events, session, call)) if note is not None else _NOTHING
 
@@ -73,14 +75,9 @@ def recovered(events: Events, session: Session, call: dict[str, Any], *, after: 
         _exec_started(events, session, call)
 
 
-def can_be_asked_for(call: dict[str, Any], kind: int, body: bytes) -> bool:
-    """Whether the guest can tell all of this end again: what the gateway added, it cannot."""
-    added = b"denials" in body or b"limits" in body
-    return kind == wire.EXIT and not added and not call.get("tty")
-
-
-def _attach(events: Events, session: Session, call: dict[str, Any]) -> Ended:
-    return partial(_attached, events, session, str(call.get("id")))
+def can_be_asked_for(call: dict[str, Any], kind: int, witness: Witness) -> bool:
+    """Whether the guest can tell all of this end again: what the gateway saw, it cannot."""
+    return kind == wire.EXIT and not witness.saw_something and not call.get("tty")
 
 
 def command_text(argv: list[str]) -> str:
@@ -90,19 +87,23 @@ def command_text(argv: list[str]) -> str:
     return shlex.join(part[:MAX_TEXT] for part in argv[:MAX_ITEMS])
 
 
-def _attached(events: Events, session: Session, exec_id: str, kind: int, body: bytes) -> None:
+def _attached(
+    events: Events, session: Session, exec_id: str, witness: Witness, kind: int, body: bytes
+) -> None:
     if kind == wire.EXIT:
-        _exec_ended(events, session, exec_id, kind, body)
+        _exec_ended(events, session, exec_id, witness, kind, body)
 
 
-def _exec_ended(events: Events, session: Session, exec_id: str, kind: int, body: bytes) -> None:
+def _exec_ended(
+    events: Events, session: Session, exec_id: str, witness: Witness, kind: int, body: bytes
+) -> None:
+    first = False
     if kind == wire.EXIT:
-        told = _unpacked(body)
-        if events.exec_finished(session, exec_id, **_ending(told)):
-            _denied(events, session, exec_id, told.get("denials"))
-            limits_met(events, session, told.get("limits") or (), exec_id=exec_id)
+        first = events.exec_finished(session, exec_id, **_ending(_unpacked(body)))
     elif kind == wire.ERROR:
-        events.exec_failed(session, exec_id, str(_unpacked(body).get("code")))
+        first = events.exec_failed(session, exec_id, str(_unpacked(body).get("code")))
+    if first:
+        witness.note(events, exec_id)
 
 
 def _ending(told: dict[str, Any]) -> dict[str, Any]:
@@ -120,21 +121,6 @@ def _ending(told: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _denied(events: Events, session: Session, exec_id: str, denials: Any) -> None:
-    """One row for all that was refused during a run. The gateway itself put them into the EXIT."""
-    if denials:
-        count = sum(item["count"] for item in denials)
-        events.write(session, "egress.denied", exec_id=exec_id, count=count, denials=denials)
-
-
-def limits_met(
-    events: Events, session: Session, met: Iterable[dict[str, Any]], **fields: Any
-) -> None:
-    """One row for each limit. The gateway itself has found the words."""
-    for item in met:
-        events.write(session, "limit.reached", **fields, **item)
-
-
 def _unpacked(body: bytes) -> dict[str, Any]:
     try:
         return wire.unpack_dict(body)
@@ -142,16 +128,18 @@ def _unpacked(body: bytes) -> dict[str, Any]:
         return {}
 
 
-def watch(connected: link.Link, exec_id: str, ended: Ended, amend: Amend) -> None:
+def watch(connected: link.Link, exec_id: str, ended: Ended, witness: Witness) -> None:
     """Nobody waits for an exec any more: wait for its end, so that it is noted."""
-    waiting = Operation("attach", lambda kind, body: None, ended, amend)
+    waiting = Operation("attach", lambda kind, body: None, ended, witness.amend)
     # Of its output it gets nothing, and it holds nothing up: an exec that was left is a ring.
     call = {"op": "attach", "id": exec_id, "seq": EVERYTHING, "window": 1}
     with contextlib.suppress(errors.GuestFailed):  # it does not read; nobody will know
         waiting.attach(connected.open(call, waiting.receive, lambda: None))
 
 
-async def catch_up(events: Events, session: Session, guest: Guest, amend: Amend) -> None:
+async def catch_up(
+    events: Events, session: Session, guest: Guest, new_witness: Callable[[], Witness]
+) -> None:
     """Note what ended while no gateway ran, and wait for the background execs that go on."""
     waiting = set(events.unfinished(session))
     if not waiting:
@@ -165,8 +153,9 @@ async def catch_up(events: Events, session: Session, guest: Guest, amend: Amend)
             if item["code"] is not None:
                 events.exec_finished(session, item["id"], **_ending(item))
             elif item["background"] or item.get("ring") is True:  # others wait for their readers
-                ended = partial(_attached, events, session, item["id"])
-                watch(connected, item["id"], ended, amend)
+                witness = new_witness()
+                ended = partial(_attached, events, session, item["id"], witness)
+                watch(connected, item["id"], ended, witness)
     except (errors.K8eError, OSError, KeyError, TypeError, AttributeError):
         return  # it answers nonsense or not at all; others look after that
 
@@ -239,7 +228,6 @@ def _changed(kind_of_event: str, *names: str) -> Callable[..., Ended]:
 
 
 _NOTED: dict[str, Callable[[Events, Session, dict[str, Any]], Ended]] = {
-    "attach": _attach,
     "write": _written,
     "remove": _changed("file.removed", "path"),
     "rename": _changed("file.renamed", "path", "to"),

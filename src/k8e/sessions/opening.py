@@ -17,6 +17,7 @@ from k8e.sessions.intents import SIZE, Intents
 from k8e.sessions.live import Live
 from k8e.sessions.network import Network
 from k8e.sessions.operations import Operation
+from k8e.sessions.witnessing import Witness
 
 log = logging.getLogger(__name__)
 
@@ -41,14 +42,14 @@ class Opener:
     ) -> Operation:
         """Send a call that was checked to a session's guest."""
         is_exec = call["op"] == "exec"
-        noted = noting.begun(self._events, live.session, call)
+        witness = self.witness(live)
+        noted = noting.begun(self._events, live.session, call, witness)
         ended = acting.kept(noted.ended)
-        amend = self.amend(live)
 
         def last(kind: int, body: bytes) -> None:
             # What is answered has been noted, but for what the guest can tell the next gateway as
             # well, should this one die before.
-            if ended is not None and not (is_exec and noting.can_be_asked_for(call, kind, body)):
+            if ended is not None and not (is_exec and noting.can_be_asked_for(call, kind, witness)):
                 ended(kind, operation.told if call["op"] == "read" else body)
 
         def done(kind: int, body: bytes) -> None:
@@ -58,9 +59,9 @@ class Opener:
             if kind:
                 ended(kind, body)  # no more than once: the events know which execs have ended
             else:
-                noting.watch(connected, str(call["id"]), ended, amend)
+                noting.watch(connected, str(call["id"]), ended, witness)
 
-        operation = Operation(call["op"], on_frame, done, amend, last)
+        operation = Operation(call["op"], on_frame, done, witness.amend, last)
         live.has_background |= bool(call.get("background"))
         live.began(operation, float(call.get("timeout") or 0) if is_exec else 0)
         body = wire.pack(call)
@@ -91,11 +92,9 @@ class Opener:
         act, seq = acting.current(), self._events.seq(session)
         return self._intents.keep(act, session.session_id, seq, body, acting.kept(start))
 
-    def amend(self, live: Live) -> Callable[[bytes], bytes]:
-        """What adds to an EXIT the refusals from now on, and the limits that were met."""
-        sandbox_id = live.session.sandbox_id
-        mark = self._network.mark(sandbox_id)
-        return lambda body: live.limits.amend(self._network.add_denials(sandbox_id, mark, body))
+    def witness(self, live: Live) -> Witness:
+        """What looks at an exec from now on."""
+        return Witness(self._network, live)
 
     def recover(self, find: Callable[[str], Session | None]) -> None:
         """Note what a gateway before us had sent, perhaps, and not noted."""

@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from k8e import errors
@@ -145,8 +146,8 @@ class Sessions(Standing):
 
     def _catch_up(self, live: Live) -> asyncio.Task[None]:
         """Note what ended while nobody looked."""
-        amend = self._opener.amend(live)
-        return self._spawn(noting.catch_up(self.events, live.session, live.guest, amend))
+        witness = partial(self._opener.witness, live)
+        return self._spawn(noting.catch_up(self.events, live.session, live.guest, witness))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run ``work`` beside everything else; its failure is told and ends nothing but itself."""
