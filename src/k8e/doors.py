@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 Headers = Iterable[tuple[bytes, bytes]]
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 BEARER = "bearer "
+_AUTHORITY = re.compile(r"([a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?", re.ASCII)
+_OWN_SITE = ("same-origin", "none")
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class Door:
         everywhere = host in ("0.0.0.0", "::", "[::]")  # noqa: S104 - compared, not bound
         names = {_plain(name) for name in (*LOCAL, *more)}
         names |= set() if everywhere else {_plain(host)}
+        # As a Host header has them.
+        names = {f"[{name}]" if ":" in name and name[0] != "[" else name for name in names}
         return cls(token, frozenset(names), everywhere)
 
     def opens(self, shown: str) -> bool:
@@ -62,12 +67,34 @@ def judge(door: Door, headers: Headers) -> Refusal | None:
 def judge_place(door: Door, headers: Headers) -> Refusal | None:
     """The same without the token: whom a request is for, and whose page sends it."""
     headers = list(headers)
-    hosts = _values(headers, b"host")
-    if len(hosts) != 1 or not _is_ours(door, hosts[0]):
+    host = host_of(headers)
+    if not _is_ours(door, host):
         return Refusal(421, f"This server is not called by that name; {door.hint}.")
-    if any(not _is_own_page(hosts[0], origin) for origin in _values(headers, b"origin")):
+    if is_foreign(headers, host):
         return Refusal(403, "Pages of other sites may not use this server.")
     return None
+
+
+def host_of(headers: Headers) -> str:
+    """The host, and mostly the port, that a request is for; empty if it does not name just one."""
+    hosts = _values(headers, b"host")
+    return hosts[0] if len(hosts) == 1 else ""
+
+
+def is_foreign(headers: Headers, host: str, schemes: Iterable[str] = ("http", "https")) -> bool:
+    """Whether a browser sent this for a page of another origin than ``host``.
+
+    A page cannot forge these headers; programs other than browsers send none of them.
+    """
+    headers = list(headers)
+    sites = _values(headers, b"sec-fetch-site")
+    if any(site not in _OWN_SITE for site in sites):
+        return True
+    own = [f"{scheme}://{_plain(host)}" for scheme in schemes]
+    if sites == ["same-origin"]:
+        own.append("null")  # a form of a page that hides its address has no origin
+    # One of another port is another: behind that may be the service of a sandbox.
+    return any(_plain(origin) not in own for origin in _values(headers, b"origin"))
 
 
 def credential(headers: Headers) -> str:
@@ -79,27 +106,24 @@ def credential(headers: Headers) -> str:
 
 
 def _values(headers: Headers, name: bytes) -> list[str]:
-    return [value.decode("latin-1") for key, value in headers if key.lower() == name]
+    return [value.decode("latin-1").strip() for key, value in headers if key.lower() == name]
 
 
 def _is_ours(door: Door, host: str) -> bool:
-    name = _plain(_without_port(host))
-    return name in door.names or (door.any_address and _is_address(name))
+    found = _AUTHORITY.fullmatch(host.lower())
+    name = _plain(found[1]) if found is not None else ""
+    return bool(name) and (name in door.names or (door.any_address and _is_address(name)))
 
 
-def _is_own_page(host: str, origin: str) -> bool:
-    """A page of the very server that is asked.
-
-    One of another port is not: behind that may be the service of a sandbox.
-    """
-    scheme, found, rest = origin.partition("://")
-    return bool(found) and scheme in ("http", "https") and _plain(rest) == _plain(host)
-
-
-def _without_port(host: str) -> str:
-    if host.startswith("["):
-        return host.partition("]")[0] + "]"
-    return host.rpartition(":")[0] if ":" in host else host
+def is_loopback(host: str) -> bool:
+    """Whether a host, without a port, is this machine and can only be reached from it."""
+    name = host.lower().strip("[]")
+    if name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 def _plain(name: str) -> str:

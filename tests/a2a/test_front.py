@@ -129,6 +129,8 @@ async def test_card_needs_no_token(front: Front) -> None:
         (403, {"Origin": "http://evil.example"}),
         (403, {"Origin": "null"}),
         (403, {"Origin": "http://127.0.0.1:1"}),
+        (403, {"Sec_Fetch_Site": "cross-site"}),
+        (403, {"Sec_Fetch_Site": "same-site"}),
         (415, {"Content_Type": "text/plain"}),
         (415, {"Content_Type": None}),
     ],

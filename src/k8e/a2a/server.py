@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import json
-import re
 import ssl
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from k8e import errors
+from k8e import doors, errors
 from k8e.a2a import card, http, rpc
 from k8e.a2a.desk import Desk, Terms
 from k8e.a2a.http import Body, Head, Problem, Reply
 from k8e.a2a.tokens import Caller, Tokens
 from k8e.client.asynchronous import AsyncSandboxClient
 
-_LOCAL = ("127.0.0.1", "localhost", "::1")
 _EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
 LOOK_SECONDS = 1.0
 """How soon it counts for what runs already that somebody may no longer call."""
-_AUTHORITY = re.compile(r"([a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
 _EVENTS = "text/event-stream"
 
 
@@ -47,7 +43,7 @@ def place(address: str, public_url: str = "", certificate: str = "", key: str = 
         )
     if bool(certificate) != bool(key):
         raise errors.InvalidRequest("--tls-cert and --tls-key belong together")
-    if not certificate and not is_loopback(host):
+    if not certificate and not doors.is_loopback(host):
         raise errors.Denied(
             f"{address} can be reached from other machines, and tokens would come in clear text",
             hint="give --tls-cert and --tls-key, or listen on 127.0.0.1 behind a proxy with TLS",
@@ -62,15 +58,6 @@ def place(address: str, public_url: str = "", certificate: str = "", key: str = 
     return Place(host, int(port), public_url, certificate, key)
 
 
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 class Front:
     """Judges requests before anything of their body is read."""
 
@@ -78,12 +65,11 @@ class Front:
         self._tokens = tokens
         self._service = service
         self._card = json.dumps(card.card(url), ensure_ascii=False).encode()
-        own = urlsplit(url)
-        self._hosts = {*_LOCAL, (own.hostname or "").lower()}
+        names = doors.Door.of("", urlsplit(url).hostname or "").names
+        self._door = doors.Door("", names, hint="--public-url names another one")
 
     async def handle(self, head: Head, body: Body) -> Reply:
-        authority = self._check_host(head)
-        self._check_origin(head, authority)
+        self._check_place(head)
         if head.path == card.PATH:
             if head.method not in ("GET", "HEAD"):
                 raise Problem(405, "the card is there to be read", ("Allow", "GET"))
@@ -104,23 +90,14 @@ class Front:
             return Reply(200, refused.body)
         return Reply(200, found, "application/json" if isinstance(found, bytes) else _EVENTS)
 
-    def _check_host(self, head: Head) -> str:
-        """Refuse names that are not ours: a foreign name may lead a browser to this machine."""
-        authority = head.headers.get("host", "").lower()
-        found = _AUTHORITY.fullmatch(authority)
-        if found is None or found[1].strip("[]") not in self._hosts:
-            raise Problem(421, "this host is not served here; --public-url names another one")
-        return authority
-
-    @staticmethod
-    def _check_origin(head: Head, authority: str) -> None:
-        """Refuse pages of other sites; programs send no Origin."""
-        origin = head.headers.get("origin")
-        if origin is not None and origin.lower() not in (
-            f"http://{authority}",
-            f"https://{authority}",
-        ):
-            raise Problem(403, "pages of other sites may not call this")
+    def _check_place(self, head: Head) -> None:
+        """Refuse names that are not ours, which may lead a browser here, and other sites' pages."""
+        headers = [
+            (name.encode("ascii", "replace"), text.encode("latin-1"))
+            for name, text in head.headers.items()
+        ]
+        if (refusal := doors.judge_place(self._door, headers)) is not None:
+            raise Problem(refusal.status, refusal.text)
 
     def _check_token(self, head: Head) -> Caller:
         scheme, _, token = head.headers.get("authorization", "").partition(" ")

@@ -9,12 +9,11 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from pathlib import Path
 from typing import NamedTuple
 
-from k8e import errors, settings
+from k8e import doors, errors, settings
 from k8e.client.endpoints import Endpoint
 
 CA, CERT, KEY, ENDPOINT, API_KEY = "ca.crt", "client.crt", "client.key", "endpoint", "api_key"
@@ -78,15 +77,10 @@ def _own(endpoint: Endpoint) -> bytes | None:
 
 
 def is_this_machine(target: str) -> bool:
-    host = target.rpartition(":")[0].removeprefix("[").removesuffix("]")
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        import socket
+    import socket
 
-        return host == socket.gethostname()
+    host = target.rpartition(":")[0]
+    return doors.is_loopback(host) or host == socket.gethostname()
 
 
 def _read(path: str | None, hint: str) -> bytes | None:

@@ -11,10 +11,10 @@ import hashlib
 import hmac
 from dataclasses import dataclass
 
+from k8e import doors
 from k8e.gateway import http_headers
 from k8e.gateway.http_headers import COOKIE_PREFIX, TOKEN_HEADER, TOKEN_PARAMETER, Headers, values
 
-_OWN_SITE = (b"same-origin", b"none")
 ASK = "k8e sandbox exposed prints the URLs of all exposed ports, each with its token."
 
 
@@ -88,8 +88,7 @@ def judge(door: Door, request: Request) -> Verdict:
     if request.method == b"CONNECT":
         return Refused(405, "This is no proxy for other hosts.")
     target = _path(door, request.target)
-    hosts = values(request.headers, b"host")
-    if target is None or hosts != [door.authority]:
+    if target is None or doors.host_of(request.headers).encode("latin-1") != door.authority:
         return Refused(421, f"This service is only known as {door.origin.decode()}/. {ASK}")
     if not target.startswith(b"/") and (request.method, target) != (b"OPTIONS", b"*"):
         return Refused(400, "The address that was asked for is malformed.")
@@ -102,7 +101,7 @@ def judge(door: Door, request: Request) -> Verdict:
 def _judge_known(door: Door, request: Request, target: bytes, *, by_query: bool) -> Verdict:
     """Judge somebody who has the token."""
     clean = http_headers.without_token(target)
-    foreign = _is_foreign(door, request.headers)
+    foreign = doors.is_foreign(request.headers, door.authority.decode("ascii"), ["http"])
     if by_query and _is_navigation(request):
         if door.token in clean:
             return Refused(400, "The token is in the address twice.")
@@ -137,20 +136,6 @@ def _has_token(door: Door, headers: Headers) -> bool:
     shown = values(headers, TOKEN_HEADER)
     shown += [value for name, value in http_headers.cookies(headers) if name == door.cookie]
     return any(map(door.opens_with, shown))
-
-
-def _is_foreign(door: Door, headers: Headers) -> bool:
-    """Whether a browser sent this for a page of another origin.
-
-    A page cannot forge these headers; programs other than browsers send none of them.
-    """
-    sites = values(headers, b"sec-fetch-site")
-    if any(site not in _OWN_SITE for site in sites):
-        return True
-    # A form of a page that hides its address has no origin.
-    hidden = sites == [b"same-origin"]
-    origins = values(headers, b"origin")
-    return any(item != door.origin and not (hidden and item == b"null") for item in origins)
 
 
 def _is_navigation(request: Request) -> bool:

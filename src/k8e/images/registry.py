@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import http.client
-import ipaddress
 import json
 import re
 import ssl
@@ -20,7 +19,7 @@ import urllib.request
 from collections.abc import Callable, Generator
 from typing import Any, BinaryIO
 
-from k8e import errors
+from k8e import doors, errors
 from k8e._version import __version__
 from k8e.images import descriptions
 from k8e.images.calls import Call, Calls, failed
@@ -56,10 +55,7 @@ class _Stay(urllib.request.HTTPRedirectHandler):
 
 
 def is_loopback(host: str) -> bool:
-    name = urllib.parse.urlsplit(f"//{host}").hostname or ""
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(name).is_loopback
-    return name == "localhost"
+    return doors.is_loopback(urllib.parse.urlsplit(f"//{host}").hostname or "")
 
 
 class Registry:

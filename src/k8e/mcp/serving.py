@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import os
 import signal
@@ -12,7 +11,7 @@ import socket
 
 import uvicorn
 
-from k8e import errors, tokens
+from k8e import doors, errors, tokens
 from k8e.doors import Door
 from k8e.mcp import web
 from k8e.mcp.options import Options
@@ -35,7 +34,7 @@ def parse(address: str) -> tuple[str, int]:
 
 def check(host: str, *, insecure: bool) -> None:
     """A token must not cross a network in clear text, unless somebody says so."""
-    if is_loopback(host):
+    if doors.is_loopback(host):
         return
     if not insecure:
         raise errors.Denied(
@@ -44,15 +43,6 @@ def check(host: str, *, insecure: bool) -> None:
             "listen --http-insecure allows it",
         )
     os.write(2, b"k8e sandbox-mcp: warning: the token and all files cross the network in clear\n")
-
-
-def is_loopback(host: str) -> bool:
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def run(options: Options, address: str, names: list[str], *, insecure: bool = False) -> int:

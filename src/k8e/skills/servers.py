@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 import shutil
 import sys
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
-from k8e import errors
+from k8e import doors, errors
 from k8e.skills.agents import TOKEN_VARIABLE, Scope, Server
 
 ADDRESS_VARIABLE = "K8E_SANDBOX_MCP_ADDR"
@@ -63,7 +62,7 @@ def url_of(address: str) -> str:
         raise _bad(address, "it is neither http nor https")
     if host in _EVERYWHERE:
         host = "127.0.0.1"
-    if parts.scheme == "http" and not is_loopback(host):
+    if parts.scheme == "http" and not doors.is_loopback(host):
         raise errors.InvalidRequest(
             f"{ADDRESS_VARIABLE} {address!r} would send the token over the network in clear text",
             hint="put a proxy with TLS in front of the server, and give its https:// URL",
@@ -82,15 +81,6 @@ def _bad(address: str, why: str) -> errors.InvalidRequest:
     )
 
 
-def is_loopback(host: str) -> bool:
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def token_file(scope: Scope) -> Path:
     """Where ``k8e sandbox-mcp --http`` keeps its token."""
     given = scope.environ.get(FILE_VARIABLE)
@@ -101,7 +91,7 @@ def _token(scope: Scope, url: str) -> str:
     given = scope.environ.get(TOKEN_VARIABLE, "").strip()
     if given:
         return given
-    if not is_loopback(urlsplit(url).hostname or ""):
+    if not doors.is_loopback(urlsplit(url).hostname or ""):
         raise errors.InvalidRequest(
             f"{url} is another machine's server, and its token is not known here",
             hint=f"set {TOKEN_VARIABLE} to its token; the one of this machine is not sent there",
