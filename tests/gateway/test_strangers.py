@@ -17,7 +17,7 @@ from k8e._generated import sandbox_pb2 as pb
 from k8e.auth.keys import Keys
 from k8e.auth.store import KeyStore
 from k8e.gateway import callers, front, peers, receiving, tls
-from k8e.gateway.front import Caller
+from k8e.gateway.handshakes import Caller
 from k8e.gateway.peers import Refusal
 from k8e.model import Principal
 from tests.gateway.devices import REFUSED, WRONG, Metadata, Stub, bearer

@@ -8,7 +8,7 @@ from typing import Any
 
 from k8e import errors
 from k8e.cli import fast, printing, sandbox
-from k8e.client import operations, requests
+from k8e.client import attaching, requests
 from k8e.client.blocking import SandboxClient
 from k8e.client.results import ExecInfo, Exit, Stdout
 from k8e.client.runs import Run
@@ -23,7 +23,7 @@ def start(options: argparse.Namespace, chosen: dict[str, Any]) -> int:
             )
     fast.check(chosen)
     call = requests.in_background(fast.fields(chosen, requests.new_exec_id()))
-    told = sandbox.ask(options, operations.start(call))
+    told = sandbox.ask(options, attaching.start(call))
     session_id, exec_id = str(told["session_id"]), str(told["id"])
     if not chosen["session_id"]:
         fast.note_session(chosen["tenant"] or "default", session_id)

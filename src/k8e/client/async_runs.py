@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, Unpack
 
 from k8e import errors
-from k8e.client import operations, requests
+from k8e.client import attaching, operations, requests
 from k8e.client.callers import AsyncCaller
 from k8e.client.handles import Following, Handle
 from k8e.client.operations import Operation
@@ -34,7 +34,7 @@ class AsyncRuns(AsyncCaller):
         call = requests.start_call(
             session_id, command, language=language, timeout=timeout, options=options
         )
-        told = await self._call(operations.start(call))
+        told = await self._call(attaching.start(call))
         return self.get_run(requests.run_id(str(told["session_id"]), str(told["id"])))
 
     def get_run(self, run_id: str) -> AsyncRun:
@@ -71,12 +71,12 @@ class AsyncRun(Handle):
         self._stream = stream
 
     async def poll(self) -> RunState:
-        return await self._call(operations.snapshot(self._about("attach")))
+        return await self._call(attaching.snapshot(self._about("attach")))
 
     async def output(self, start: int = 0, *, follow: bool = True) -> AsyncGenerator[ExecEvent]:
         following = Following(start)
         while True:
-            operation = operations.output(self._about("attach", seq=following.at), follow=follow)
+            operation = attaching.output(self._about("attach", seq=following.at), follow=follow)
             try:
                 async with contextlib.aclosing(self._stream(operation)) as events:
                     async for event in events:
@@ -87,7 +87,7 @@ class AsyncRun(Handle):
                 await asyncio.sleep(following.delay(error))
 
     async def wait(self) -> ExecResult:
-        collected = operations.Collected()
+        collected = attaching.Collected()
         async for event in self.output():
             collected.add(event)
         return collected.result()

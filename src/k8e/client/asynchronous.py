@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import codecs
 import contextlib
-import io
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, TypeVar, Unpack
 
 from k8e import errors
 from k8e.client import async_driving, endpoints, operations, requests, results
 from k8e.client.approving import AsyncApproving
+from k8e.client.async_files import AsyncFiles
 from k8e.client.async_interactive import AsyncInteractive
 from k8e.client.async_runs import AsyncRuns
 from k8e.client.async_transfers import AsyncTransfers
@@ -24,10 +24,10 @@ from k8e.client.contexts import AsyncContexts
 from k8e.client.events import AsyncTelling
 from k8e.client.exposing import AsyncExposing
 from k8e.client.imaging import AsyncImaging
-from k8e.client.operations import Operation, Progress
+from k8e.client.operations import Operation
 from k8e.client.pooling import AsyncPooling
 from k8e.client.requests import AsyncContent, ExecOptions, SessionOptions
-from k8e.client.results import ExecEvent, ExecResult, FileEntry, SessionInfo, Stdout
+from k8e.client.results import ExecEvent, ExecResult, SessionInfo, Stdout
 from k8e.client.snapshotting import AsyncSnapshotting
 from k8e.client.steering import AsyncSteering
 from k8e.client.templating import AsyncTemplating
@@ -39,6 +39,7 @@ KILL_SECONDS = 5.0  # how long a cancelled caller waits for its command to be ki
 class AsyncSandboxClient(
     AsyncRuns,
     AsyncInteractive,
+    AsyncFiles,
     AsyncTransfers,
     AsyncApproving,
     AsyncSnapshotting,
@@ -234,84 +235,7 @@ class AsyncSandboxClient(
         call = {"op": "egress", "session_id": session_id}
         return await self._call(operations.egress(call))
 
-    # Files.
-
-    async def write_file(
-        self,
-        session_id: str,
-        path: str,
-        content: AsyncContent,
-        *,
-        append: bool = False,
-        mode: int | None = None,
-        progress: Progress | None = None,
-    ) -> int:
-        call = requests.file_call("write", session_id, path, append=append, mode=mode)
-        operation = operations.write(call, progress, requests.size_of(content))
-        return (await self._call(operation, content))["size"]
-
-    async def read_file(
-        self, session_id: str, path: str, *, progress: Progress | None = None
-    ) -> str:
-        data = await self.read_bytes(session_id, path, progress=progress)
-        return data.decode("utf-8", "replace")
-
-    async def read_bytes(
-        self,
-        session_id: str,
-        path: str,
-        *,
-        offset: int = 0,
-        length: int | None = None,
-        progress: Progress | None = None,
-    ) -> bytes:
-        chunks = self.read_chunks(session_id, path, offset=offset, length=length, progress=progress)
-        whole = io.BytesIO()  # joining chunks would need twice the memory, and half the speed
-        async for chunk in chunks:
-            whole.write(chunk)
-        return whole.getvalue()
-
-    async def read_chunks(
-        self,
-        session_id: str,
-        path: str,
-        *,
-        offset: int = 0,
-        length: int | None = None,
-        progress: Progress | None = None,
-    ) -> AsyncGenerator[bytes]:
-        call = requests.file_call("read", session_id, path, offset=offset, length=length)
-        async with contextlib.aclosing(self._stream(operations.read(call, progress))) as chunks:
-            async for chunk in chunks:
-                yield chunk.data
-
-    async def list_files(
-        self,
-        session_id: str,
-        since: float = 0,
-        *,
-        path: str = "/workspace",
-        depth: int | None = None,
-        directories: bool = False,
-    ) -> list[FileEntry]:
-        call = requests.list_call(session_id, path, since, depth)
-        found = await self._call(operations.listing(call))
-        return [entry for entry in found if directories or entry.type != "dir"]
-
-    async def stat(self, session_id: str, path: str, *, follow: bool = False) -> FileEntry:
-        call = requests.file_call("stat", session_id, path, follow=follow)
-        return await self._call(operations.stat(call))
-
-    async def remove(self, session_id: str, path: str, *, recursive: bool = False) -> None:
-        call = requests.file_call("remove", session_id, path, recursive=recursive)
-        await self._call(operations.call(call))
-
-    async def rename(self, session_id: str, path: str, to: str) -> None:
-        await self._call(operations.call(requests.file_call("rename", session_id, path, to=to)))
-
-    async def mkdir(self, session_id: str, path: str, *, exist_ok: bool = True) -> None:
-        call = requests.file_call("mkdir", session_id, path, exist_ok=exist_ok)
-        await self._call(operations.call(call))
+    # Packages.
 
     async def pip_install(
         self, session_id: str, packages: Sequence[str], *, timeout: float = 120

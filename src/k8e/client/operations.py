@@ -19,14 +19,12 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from k8e import errors
 from k8e.client import results
-from k8e.client.records import replace
 from k8e.client.results import (
     Chunk,
     ExecEvent,
     ExecResult,
     Exit,
     FileEntry,
-    RunState,
     Stderr,
     Stdout,
 )
@@ -193,105 +191,6 @@ def lost_exec(error: Exception, session_id: str, exec_id: str) -> Exception:
         hint="the command goes on in its sandbox until it ends or times out, and was not started "
         "again; the next call starts a gateway, which takes the session over",
     )
-
-
-# Background runs.
-
-
-def start(fields: Mapping[str, Any]) -> Operation[dict[str, Any]]:
-    """Start a command and leave it to itself; what was said to its start."""
-    result = yield from call(fields)
-    yield Send(wire.CANCEL)
-    return result
-
-
-def output(fields: Mapping[str, Any], *, follow: bool) -> Operation[None]:
-    """Attach to a command: emits its output from byte ``seq`` and, at its end, Exit.
-
-    Without ``follow`` only what there is by now.
-    """
-    described = yield from call(fields)
-    session_id, exec_id = str(described["session_id"]), str(described["id"])
-    at, ends = int(fields.get("seq") or 0), follow or described["code"] is not None
-    consumed = Consumed()
-    while ends or at < int(described["seq"]):
-        kind, body = yield from frame()
-        if kind in (wire.OUT, wire.ERR):
-            event = output_event(kind, body)
-            at = event.seq + len(event.data)
-            yield event
-            yield from consumed.add(len(event.data))
-        elif kind == wire.SHOW:
-            seq, data = wire.numbered(body)
-            at = seq + len(data)
-            yield from consumed.add(len(data))
-        elif kind == wire.EXIT:
-            yield exit_event(wire.unpack_dict(body), session_id, exec_id)
-            return
-    yield Send(wire.CANCEL)
-
-
-def snapshot(fields: Mapping[str, Any]) -> Operation[RunState]:
-    """What a run has printed by now, and how it is.
-
-    That is less than a window, so no credit is given: a guest that sends more fills no memory.
-    """
-    described = yield from call(fields)
-    streams = {wire.OUT: bytearray(), wire.ERR: bytearray()}
-    at, lost = 0, False
-    while described["code"] is not None or at < int(described["seq"]):
-        kind, body = yield from frame()
-        if kind == wire.EXIT:
-            described |= wire.unpack_dict(body)
-            break
-        if kind == wire.SHOW:
-            seq, data = wire.numbered(body)
-            at = seq + len(data)
-        elif kind in streams:
-            event = output_event(kind, body)
-            lost |= event.seq > at
-            at = event.seq + len(event.data)
-            streams[kind] += event.data
-    else:
-        yield Send(wire.CANCEL)
-    return RunState(
-        run_id=f"{described['session_id']}.{described['id']}",
-        session_id=str(described["session_id"]),
-        exec_id=str(described["id"]),
-        status=str(described["status"]),
-        exit_code=described["code"],
-        duration_ms=int(described["duration_ms"]),
-        stdout_bytes=bytes(streams[wire.OUT]),
-        stderr_bytes=bytes(streams[wire.ERR]),
-        truncated=lost or bool(described["truncated"]),
-    )
-
-
-class Collected:
-    """Gathers the output of a command until its exit."""
-
-    def __init__(self) -> None:
-        self._output: dict[type[ExecEvent], bytearray] = {
-            Stdout: bytearray(),
-            Stderr: bytearray(),
-        }
-        self._at = 0
-        self._lost = False
-        self._exit: Exit | None = None
-
-    def add(self, event: ExecEvent) -> None:
-        if isinstance(event, Exit):
-            self._exit = event
-            return
-        self._lost |= event.seq > self._at
-        self._at = event.seq + len(event.data)
-        self._output[type(event)] += event.data
-
-    def result(self) -> ExecResult:
-        if self._exit is None:
-            raise errors.GuestFailed("the command ended without saying how")
-        end = replace(self._exit, truncated=self._exit.truncated or self._lost)
-        return collected(end, bytes(self._output[Stdout]), bytes(self._output[Stderr]))
 
 
 # Files.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, Unpack
 
 from k8e import errors
-from k8e.client import operations, requests
+from k8e.client import attaching, operations, requests
 from k8e.client.callers import Caller
 from k8e.client.handles import Following, Handle
 from k8e.client.operations import Operation
@@ -42,7 +42,7 @@ class Runs(Caller):
         call = requests.start_call(
             session_id, command, language=language, timeout=timeout, options=options
         )
-        told = self._call(operations.start(call))
+        told = self._call(attaching.start(call))
         return self.get_run(requests.run_id(str(told["session_id"]), str(told["id"])))
 
     def get_run(self, run_id: str) -> Run:
@@ -83,7 +83,7 @@ class Run(Handle):
 
     def poll(self) -> RunState:
         """How it is, and what it printed so far. Does not wait for its end."""
-        return self._call(operations.snapshot(self._about("attach")))
+        return self._call(attaching.snapshot(self._about("attach")))
 
     def output(self, start: int = 0, *, follow: bool = True) -> Generator[ExecEvent]:
         """Iterate over its output from byte ``start`` and, last, its exit.
@@ -93,7 +93,7 @@ class Run(Handle):
         """
         following = Following(start)
         while True:
-            operation = operations.output(self._about("attach", seq=following.at), follow=follow)
+            operation = attaching.output(self._about("attach", seq=following.at), follow=follow)
             try:
                 with contextlib.closing(self._stream(operation)) as events:
                     for event in events:
@@ -105,7 +105,7 @@ class Run(Handle):
 
     def wait(self) -> ExecResult:
         """Wait for its end; what came of it, and the output that is still kept."""
-        collected = operations.Collected()
+        collected = attaching.Collected()
         for event in self.output():
             collected.add(event)
         return collected.result()

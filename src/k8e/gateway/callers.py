@@ -17,7 +17,7 @@ from k8e.gateway.peers import Refusal
 from k8e.model import Principal
 
 if TYPE_CHECKING:
-    from k8e.gateway.front import Caller
+    from k8e.gateway.handshakes import Caller
 
 log = logging.getLogger(__name__)
 

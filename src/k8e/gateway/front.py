@@ -20,9 +20,10 @@ import ssl
 from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import cast
 
-from k8e.gateway import peers, tls
+from k8e.gateway import handshakes, peers, tls
+from k8e.gateway.handshakes import Caller
 
 log = logging.getLogger(__name__)
 
@@ -36,27 +37,6 @@ MAX_HANDSHAKES_OF_ADDRESS = 64  # … and of one address
 BUFFER = 256 << 10  # bytes on their way, in each direction, before who sends them has to wait
 _PEER_PREFIX = "unix-abstract:"
 _NAME_PREFIX = "k8e-rpc-"
-_DIALLED = "k8e_dialled"
-"""An attribute of a connection's TLS object: the name of the server that the client asked for."""
-
-
-class Certificate(NamedTuple):
-    """What a client's certificate says; TLS has checked that our CA signed it and it is current."""
-
-    name: str
-    serial: str
-
-
-class Caller(NamedTuple):
-    """The far end of a connection."""
-
-    client: peers.Endpoint
-    server: peers.Endpoint
-    """Where the client dialled us."""
-    certificate: Certificate | None
-    by_our_name: bool = True
-    """False if the client dialled a name that is not in our certificate, wherever it led it here:
-    the mark of a web page whose name was pointed at this machine."""
 
 
 class Front:
@@ -126,7 +106,7 @@ class Front:
         """For the next connection: a renewed certificate is shown from then on."""
         if self._context is None or self._shown is not self._certificates.identity:
             self._shown = self._certificates.identity
-            self._context = _context(self._certificates.folder)
+            self._context = handshakes.context(self._certificates.folder)
         return self._context
 
     def enter(self, address: str, handshake: asyncio.Task[None]) -> bool:
@@ -245,7 +225,7 @@ class _Relay(asyncio.Protocol):
     async def begin(self, transport: asyncio.Transport) -> None:
         """Connect with gRPC, now that the handshake has told who this is."""
         self._transport = transport
-        caller = _caller(transport, self._front)
+        caller = handshakes.caller(transport, self._front.is_ours)
         if caller is None or self._lost:
             transport.abort()
             return
@@ -369,39 +349,3 @@ class _Inner(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._outer.inner_lost()
-
-
-def _caller(transport: asyncio.Transport, front: Front) -> Caller | None:
-    """Both ends of a connection, and the certificate that was shown, if one was."""
-    client, server = (transport.get_extra_info(what) for what in ("peername", "sockname"))
-    if not client or not server:
-        return None
-    certificate: dict[str, Any] = transport.get_extra_info("peercert") or {}
-    shown = None
-    if certificate:
-        fields = [pair for part in certificate.get("subject", ()) for pair in part]
-        names = [str(value) for field, value in fields if field == "commonName"]
-        serial = str(certificate.get("serialNumber", ""))
-        shown = Certificate(names[0] if len(names) == 1 else "", serial)
-    dialled: str = getattr(transport.get_extra_info("ssl_object"), _DIALLED, "")
-    ends = peers.endpoint(*client[:2]), peers.endpoint(*server[:2])
-    return Caller(*ends, shown, front.is_ours(dialled))
-
-
-def _note_name(secured: Any, name: str | None, _: ssl.SSLContext) -> None:
-    setattr(secured, _DIALLED, name or "")
-
-
-def _context(folder: Path) -> ssl.SSLContext:
-    """What we show, and that a client may show a certificate of our CA, and no other."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(folder / tls.CERT, folder / tls.KEY)
-    context.load_verify_locations(folder / tls.CA_CERT)
-    context.verify_mode = ssl.CERT_OPTIONAL
-    context.set_alpn_protocols(["h2"])
-    context.sni_callback = _note_name
-    # Resumed sessions would carry a certificate from one connection to another, unchecked.
-    context.options |= ssl.OP_NO_TICKET
-    context.num_tickets = 0
-    return context

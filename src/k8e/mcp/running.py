@@ -8,7 +8,7 @@ import contextlib
 from typing import Any
 
 from k8e import errors
-from k8e.client import async_driving, operations, requests
+from k8e.client import async_driving, attaching, requests
 from k8e.client.asynchronous import KILL_SECONDS
 from k8e.client.contexts import AsyncContext
 from k8e.client.executions import Execution, Result
@@ -129,7 +129,7 @@ async def _finish(
     """Run to the end; output is told on the way if somebody listens."""
     if not call.teller.heard and together is None:
         return await call.client.finish(asked)
-    collected = operations.Collected()
+    collected = attaching.Collected()
     async with (
         streaming.streamed(call.teller) as told,
         contextlib.aclosing(call.client.follow(asked)) as events,

@@ -14,6 +14,7 @@ from typing import Any
 from k8e import errors
 from k8e.sessions.live import Live
 from k8e.sessions.snapshots import Snapshots
+from k8e.sessions.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ class Evictions:
         self._snapshots = snapshots
         self._end = end
         self._gone: set[str] = set()
-        self._tasks: set[asyncio.Task[int]] = set()
+        self._tasks = Tasks()
 
     async def evict(self, owner: str, reason: str) -> int:
         """End all sessions of an owner, also those that are being made; how many there were.
@@ -37,10 +38,7 @@ class Evictions:
         itself.
         """
         self._gone.add(owner)
-        task = asyncio.create_task(self._evict(owner, reason))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return await asyncio.shield(task)
+        return await self._tasks.to_the_end(self._evict(owner, reason))
 
     async def _evict(self, owner: str, reason: str) -> int:
         found = [live for live in self._live.values() if live.session.owner == owner]

@@ -16,6 +16,7 @@ from k8e.model import Phase
 from k8e.sessions import refusals
 from k8e.sessions.live import Live
 from k8e.sessions.store import Store
+from k8e.sessions.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
@@ -25,31 +26,30 @@ class Pauses:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks("a session was not paused or resumed")
 
     async def pause(self, live: Live) -> None:
         """Stop a session and its children; all of them, or none."""
-        await self._whole(self._pause_family(live))
+        await self._tasks.to_the_end(self._pause_family(live))
         _still_there(live)
 
     async def resume(self, live: Live) -> None:
         """Let a session and its children go on; a child not before its parent."""
-        await self._whole(self._resume_family(live))
+        await self._tasks.to_the_end(self._resume_family(live))
         _still_there(live)
 
     async def follow(self, parent: Live, child: Live) -> None:
         """Pause a new child whose parent was paused while it was being made."""
         if parent.paused:
-            await self._whole(self._freeze(child))
+            await self._tasks.to_the_end(self._freeze(child))
 
     def freeze_again(self, live: Live) -> None:
         """Make sure that an adopted session stands still; nobody waits for it."""
-        self._start(self._freeze(live, again=True))
+        self._tasks.spawn(self._freeze(live, again=True))
 
     async def stop(self) -> None:
         """Wait for what is under way."""
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._tasks.wait()
 
     # Families.
 
@@ -102,23 +102,6 @@ class Pauses:
     def _turn(self, live: Live, phase: Phase) -> None:
         self._store.set_phase(live.session.session_id, phase)
         live.turn(phase)
-
-    # Tasks.
-
-    async def _whole(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do it to the end, also if the caller leaves: half a change would be of no use."""
-        await asyncio.shield(self._start(work))
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-        return task
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.warning("a session was not paused or resumed: %s", task.exception())
 
 
 async def _all(work: Iterable[Coroutine[Any, Any, None]]) -> None:

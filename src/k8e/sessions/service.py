@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -36,6 +36,7 @@ from k8e.sessions.quotas import Holder, Quotas
 from k8e.sessions.snapshots import Snapshots
 from k8e.sessions.standing import Standing
 from k8e.sessions.store import Store
+from k8e.sessions.tasks import Tasks
 from k8e.sessions.templating import Templates, checker
 from k8e.sessions.tending import Tender
 from k8e.sessions.warming import Warming
@@ -57,6 +58,7 @@ class Sessions(Standing):
         self._settings = settings
         self._store = store
         self._host = host
+        self._tasks = Tasks()
         self._live: dict[str, Live] = {}
         self._network = Network(settings)
         self.templates = Templates(
@@ -68,7 +70,7 @@ class Sessions(Standing):
         furnisher = Furnisher(self._network, self.snapshots)
         launcher = Launcher(runtimes, self._network)
         self.pool = Pool(launcher)
-        self.warming = Warming(settings, runtimes, self.pool, self.templates, self._spawn)
+        self.warming = Warming(settings, runtimes, self.pool, self.templates, self._tasks.spawn)
         self._maker = Maker(
             settings, store, runtimes, self._network, launcher, self.warming, furnisher, self._made
         )
@@ -80,11 +82,10 @@ class Sessions(Standing):
         """What happened in each session: ``events.write(session, "noun.verb", **fields)``."""
         store.on_forget.append(self.events.forget)
         self._ender = Ender(self._live, store, self._network, self.events, self._children)
-        self._tender = Tender(self._spawn, self._ender.end)
+        self._tender = Tender(self._tasks.spawn, self._ender.end)
         self._intents = Intents(settings.run_dir / "intents")
         self._opener = Opener(self.events, self._network, self._intents, self._tender.lost)
         self.evictions = Evictions(self._live, self.snapshots, self._ender.end)
-        self._tasks: set[asyncio.Task[Any]] = set()
         self.on_end = self._ender.on_end
         """Called with each session that has ended."""
 
@@ -102,7 +103,7 @@ class Sessions(Standing):
             await adopting.finish_policies(self._store, self._network, self._live)
             self._host.lend_network = self._network.lent
             await self.snapshots.start()
-            catching_up.append(self._spawn(self.warming.start()))
+            catching_up.append(self._tasks.spawn(self.warming.start()))
             yield
         finally:
             for live in self._live.values():
@@ -112,8 +113,7 @@ class Sessions(Standing):
             await self._maker.stop()
             await self._pauses.stop()
             await self.pool.stop()
-            if self._tasks:
-                await asyncio.wait(self._tasks)
+            await self._tasks.wait()
             await self._network.close()
             self.snapshots.close()
             self.templates.close()
@@ -137,7 +137,7 @@ class Sessions(Standing):
         for live in self._live.values():  # a gateway may have died in the middle of a pause
             parent = live.parent
             if parent is not None and parent.paused and not live.paused:
-                self._spawn(self._pauses.follow(parent, live))
+                self._tasks.spawn(self._pauses.follow(parent, live))
         for session in before:
             ended = self._store.get(session.session_id)
             if ended is not None and ended.phase is Phase.ENDED:
@@ -147,19 +147,7 @@ class Sessions(Standing):
     def _catch_up(self, live: Live) -> asyncio.Task[None]:
         """Note what ended while nobody looked."""
         witness = partial(self._opener.witness, live)
-        return self._spawn(noting.catch_up(self.events, live.session, live.guest, witness))
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run ``work`` beside everything else; its failure is told and ends nothing but itself."""
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-        return task
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("a task failed", exc_info=task.exception())
+        return self._tasks.spawn(noting.catch_up(self.events, live.session, live.guest, witness))
 
     def _sandboxes(self) -> set[str]:
         return {live.session.sandbox_id for live in self._live.values()}
@@ -294,14 +282,14 @@ class Sessions(Standing):
     ) -> tuple[Session, list[str]]:
         """Replace what a session and its children may reach, open connections included."""
         live = self._own(principal, session_id)
-        return await self._to_the_end(self._allow(live, lambda _: words))
+        return await self._tasks.to_the_end(self._allow(live, lambda _: words))
 
     async def change_allowed(
         self, principal: Principal, session_id: str, add: tuple[str, ...], remove: tuple[str, ...]
     ) -> tuple[Session, list[str]]:
         """Add words to what a session may reach and remove others, whoever else does so."""
         live = self._own(principal, session_id)
-        return await self._to_the_end(
+        return await self._tasks.to_the_end(
             self._allow(live, lambda before: tuple(changed(before, add=add, remove=remove)))
         )
 
@@ -314,13 +302,6 @@ class Sessions(Standing):
             for one in (live, *live.children):
                 self.events.write(one.session, "egress.changed", allowed_hosts=words)
             return live.session, policy.words()
-
-    async def _to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do it to the end, also if the caller leaves: half a change is none that anybody wants."""
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return await asyncio.shield(task)
 
     async def pause(self, principal: Principal, session_id: str) -> None:
         """Stop everything in a session, and in its children, where it is."""
