@@ -10,7 +10,7 @@ from k8e import errors
 from k8e.client import operations, requests, results
 from k8e.client.operations import Operation, Send
 from k8e.client.records import Record, field
-from k8e.client.results import Denial, ReachedLimit, Stderr, Stdout
+from k8e.client.results import Denial, ReachedLimit, Stderr, Stdout, no_denials, no_limits
 from k8e.guest import wire
 from k8e.guest.records import Records
 
@@ -101,14 +101,6 @@ def _no_results() -> list[Result]:
     return []
 
 
-def _no_denials() -> list[Denial]:
-    return []
-
-
-def _no_limits() -> list[ReachedLimit]:
-    return []
-
-
 class Execution(Record):
     """What came of code in a context. Code that fails is a result, not an exception."""
 
@@ -131,9 +123,9 @@ class Execution(Record):
     """Whether output or results above a limit were dropped."""
     results: list[Result] = field(default_factory=_no_results)
     """What was shown, in order."""
-    denials: list[Denial] = field(default_factory=_no_denials)
+    denials: list[Denial] = field(default_factory=no_denials)
     """What the session's policy refused meanwhile; usually nothing."""
-    limits: list[ReachedLimit] = field(default_factory=_no_limits)
+    limits: list[ReachedLimit] = field(default_factory=no_limits)
     """The limits of the session that it met, if it failed; usually none."""
 
     @property

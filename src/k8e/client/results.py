@@ -41,7 +41,7 @@ class Denial(Record):
     """Unix time of the last one; 0 in the result of a run, which was just now."""
 
 
-def _no_denials() -> list[Denial]:
+def no_denials() -> list[Denial]:
     return []
 
 
@@ -56,7 +56,7 @@ class ReachedLimit(Record):
     """What it means, and how to have more, in words."""
 
 
-def _no_limits() -> list[ReachedLimit]:
+def no_limits() -> list[ReachedLimit]:
     return []
 
 
@@ -78,9 +78,9 @@ class Exit(Record):
     """Whether output above the limit was dropped."""
     session_id: str
     exec_id: str
-    denials: list[Denial] = field(default_factory=_no_denials)
+    denials: list[Denial] = field(default_factory=no_denials)
     """What the session's policy refused while the command ran."""
-    limits: list[ReachedLimit] = field(default_factory=_no_limits)
+    limits: list[ReachedLimit] = field(default_factory=no_limits)
     """The limits of the session that it met, if it failed."""
 
 
@@ -123,9 +123,9 @@ class ExecResult(_Output, Record):
     status: str
     """``completed``, ``timed_out`` or ``killed``."""
     exec_id: str
-    denials: list[Denial] = field(default_factory=_no_denials)
+    denials: list[Denial] = field(default_factory=no_denials)
     """What the session's policy refused while the command ran; usually nothing."""
-    limits: list[ReachedLimit] = field(default_factory=_no_limits)
+    limits: list[ReachedLimit] = field(default_factory=no_limits)
     """The limits of the session that it met, if it failed; usually none."""
 
 
