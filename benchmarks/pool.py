@@ -42,7 +42,12 @@ def filled(stage: Stage, runtime: str, size: int, **extra: str) -> Generator[Poo
     if not hasattr(SandboxClient, "set_pool"):
         raise Absent("not in this build: there is no warm pool")
     config = stages.make_settings(stage.folder / f"pool-{runtime}-{time.monotonic_ns()}")
-    sizes = {"K8E_POOL_MIN": str(size), "K8E_POOL_MAX": str(size), "K8E_RUNTIME": runtime}
+    sizes = {
+        "K8E_POOL_MIN": str(size),
+        "K8E_POOL_MAX": str(size),
+        "K8E_POOL_TOTAL": str(size),
+        "K8E_RUNTIME": runtime,
+    }
     env = stages.environment(config, HOME=str(stage.folder), **sizes, **extra)
     gateway = Gateway(config, env)
     endpoint = f"unix:{config.socket}"

@@ -20,7 +20,9 @@ SERIES = {
     "k8e_limits_reached_total": ("limit", metrics.LIMITS, metrics.count_limit),
     "k8e_pool_claims_total": ("outcome", metrics.CLAIMS, metrics.count_claim),
 }
-NUMBERS = ("k8e_sessions", "k8e_pool_ready", "k8e_claim_seconds_count", "k8e_claim_seconds_sum")
+NUMBERS = ("k8e_sessions", "k8e_pool_ready")
+TIMES = ("k8e_claim_seconds_count", "k8e_claim_seconds_sum")
+BUCKETS = "k8e_claim_seconds_bucket"
 
 
 def read() -> dict[tuple[str, str, str], float]:
@@ -28,6 +30,8 @@ def read() -> dict[tuple[str, str, str], float]:
     found: dict[tuple[str, str, str], float] = {}
     for family in text_string_to_metric_families(metrics.render().decode()):
         for sample in family.samples:
+            if sample.name == BUCKETS:
+                continue
             ((label, value),) = sample.labels.items() or (("", ""),)
             found[sample.name, label, value] = sample.value
     return found
@@ -39,8 +43,23 @@ def test_every_series_is_there_from_the_start_and_no_other() -> None:
         for name, (label, words, _) in SERIES.items()
         for word in (*words, metrics.OTHER)
     }
-    told = {item for item in read() if item[0] != "k8e_claim_seconds_bucket"}
-    assert told == {*expected, *((name, "", "") for name in NUMBERS)}
+    expected |= {(name, "start", word) for name in TIMES for word in metrics.STARTS}
+    assert set(read()) == {*expected, *((name, "", "") for name in NUMBERS)}
+
+
+@pytest.mark.parametrize(
+    ("warm", "start", "other"), [(True, "warm", "cold"), (False, "cold", "warm")]
+)
+def test_the_time_of_a_claim_is_told_for_ready_sandboxes_and_new_ones_apart(
+    warm: bool, start: str, other: str
+) -> None:
+    before = read()
+    metrics.observe_claim(0.25, warm=warm)
+    after = read()
+    count, total = (("k8e_claim_seconds_count", "start"), ("k8e_claim_seconds_sum", "start"))
+    assert after[*count, start] - before[*count, start] == 1
+    assert after[*total, start] - before[*total, start] == pytest.approx(0.25)
+    assert after[*count, other] == before[*count, other]
 
 
 @pytest.mark.parametrize("name", SERIES)

@@ -27,6 +27,7 @@ QUERIES = ("answered", "refused", "failed", "dropped")
 CONNECTIONS = ("allowed", "refused", "failed")
 CLAIMS = ("hit", "miss", "unhealthy")
 LIMITS = ("memory", "pids", "disk", "inodes", "open_files", "output")
+STARTS = ("warm", "cold")
 CLAIM_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 
 disable_created_metrics()  # a second series for each counter, which says when this process started
@@ -66,9 +67,11 @@ _claims = _Counts(
 _claim_seconds = Histogram(
     "k8e_claim_seconds",
     "From the wish for a session to a sandbox that is bound to it.",
+    ("start",),
     buckets=CLAIM_SECONDS,
     registry=_registry,
 )
+_by_start = {word: _claim_seconds.labels(word) for word in STARTS}
 _ready = Gauge("k8e_pool_ready", "Sandboxes that wait for a session.", registry=_registry)
 _sessions = Gauge("k8e_sessions", "Sessions that are alive.", registry=_registry)
 
@@ -98,9 +101,9 @@ def count_limit(name: str) -> None:
     _limits.add(name)
 
 
-def observe_claim(seconds: float) -> None:
-    """A session got its sandbox after so long, from the pool or not."""
-    _claim_seconds.observe(seconds)
+def observe_claim(seconds: float, *, warm: bool) -> None:
+    """A session got its sandbox after so long, from the pool (``warm``) or not."""
+    _by_start["warm" if warm else "cold"].observe(seconds)
 
 
 def set_ready(number: int) -> None:

@@ -111,6 +111,9 @@ class Settings:
     pool_max: int = 8
     """K8E_POOL_MAX: how many sandboxes of one template and runtime are ready at most; as many as
     were claimed at once of late. 0 means that none are."""
+    pool_total: int = 32
+    """K8E_POOL_TOTAL: how many sandboxes of all templates and runtimes together are ready at most;
+    where they would be more, templates share the number fairly. 0 means that none are."""
     max_children: int = 16
     """K8E_MAX_CHILDREN: how many sub-agents one session may have at once."""
     default_registry: str = ""

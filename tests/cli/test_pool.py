@@ -80,7 +80,8 @@ def test_the_first_python_of_a_session_finds_an_interpreter_that_waits(warm_plac
         assert client.run("print(6 * 7)", "python", session_id=session_id).stdout == "42\n"
         counted = warm_place.cli("gateway", "metrics").stdout.decode()
     assert 'k8e_pool_claims_total{outcome="hit"} 1.0' in counted
-    assert "k8e_claim_seconds_count 1.0" in counted
+    assert 'k8e_claim_seconds_count{start="warm"} 1.0' in counted
+    assert 'k8e_claim_seconds_count{start="cold"} 0.0' in counted
 
 
 def test_more_than_are_ready_can_be_made_at_once(warm_place: Place) -> None:

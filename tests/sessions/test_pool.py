@@ -239,3 +239,74 @@ async def test_nothing_is_kept_ready_once_the_gateway_is_being_stopped(
     assert sessions.pool.listing() == []
     with pytest.raises(errors.GatewayUnreachable):
         await sessions.warming.set("", "", 1, 1, wait=False)
+
+
+# What all templates together may have.
+
+
+@pytest.fixture
+def tight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    """A gateway on which no more than four sandboxes wait."""
+    monkeypatch.setattr("k8e.sessions.warming.HEAD_START", 0.001)
+    monkeypatch.setattr(shelves, "ROOM_SECONDS", 0.01)
+    return World(tmp_path, pool_min=0, pool_max=4, pool_total=4)
+
+
+def numbers(sessions: Sessions, what: str) -> dict[str, int]:
+    return {pool["template"]: pool[what] for pool in sessions.pool.listing()}
+
+
+def waiting(world: World, made: set[str]) -> list[FakeGuest]:
+    """The sandboxes that are there and no session's."""
+    alive = [guest for guest in world.runtime.launched if not guest.killed.is_set()]
+    return [guest for guest in alive if guest.sandbox_id not in made]
+
+
+async def test_templates_share_what_may_wait_and_no_session_is_refused_for_it(tight: World) -> None:
+    made: set[str] = set()
+    async with tight.running() as sessions:
+        for name in ("a", "b"):
+            await sessions.templates.apply({"name": name}, "me")
+            spec = await sessions.templates.specify({"template": name})
+            for session in await asyncio.gather(*(sessions.create(ME, spec) for _ in range(5))):
+                made.add(session.sandbox_id)
+            await until(lambda: sessions.pool.ready == 4)
+        await until(lambda: numbers(sessions, "ready") == {"a": 2, "b": 2})
+        assert numbers(sessions, "target") == {"a": 2, "b": 2}
+        await until(lambda: len(waiting(tight, made)) == 4)
+        assert len(made) == 10
+
+
+async def test_never_more_wait_than_may_though_another_template_wants_some(tight: World) -> None:
+    async with tight.running() as sessions:
+        await sessions.warming.set("", "", 4, 4, wait=True)
+        await sessions.templates.apply({"name": "b", "pool": {"min": 3, "max": 3}}, "me")
+        async with asyncio.timeout(PATIENCE):
+            while numbers(sessions, "ready") != {"b": 2, "default": 2}:
+                assert sessions.pool.ready <= 4
+                await asyncio.sleep(0)
+        assert numbers(sessions, "target") == {"b": 2, "default": 2}
+
+
+async def test_room_that_comes_free_is_used_by_those_who_lack_it(tight: World) -> None:
+    async with tight.running() as sessions:
+        await sessions.warming.set("", "", 4, 4, wait=True)
+        await sessions.templates.apply({"name": "b", "pool": {"min": 4, "max": 4}}, "me")
+        await until(lambda: numbers(sessions, "ready") == {"b": 2, "default": 2})
+        await sessions.warming.set("", "", 0, 0, wait=False)
+        await until(lambda: numbers(sessions, "ready") == {"b": 4, "default": 0})
+
+
+async def test_an_operator_who_asks_for_more_than_may_wait_is_told(tight: World) -> None:
+    async with tight.running() as sessions:
+        with pytest.raises(errors.InvalidRequest, match="more than all templates together") as told:
+            await sessions.warming.set("", "", 5, 5, wait=True)
+        assert "K8E_POOL_TOTAL" in told.value.hint
+
+
+async def test_with_no_room_at_all_sessions_start_cold(tmp_path: Path) -> None:
+    world = World(tmp_path, pool_min=2, pool_max=4, pool_total=0)
+    async with world.running() as sessions:
+        await asyncio.gather(*(sessions.create(ME, SessionSpec()) for _ in range(3)))
+        assert len(world.runtime.specs) == 3
+        assert sessions.pool.ready == 0

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from k8e import errors
-from k8e.sessions.sizing import AT_ONCE, REMEMBERED, Demand, Sizes
+from k8e.sessions.sizing import AT_ONCE, REMEMBERED, Demand, Sizes, share
 
 
 def test_without_claims_the_least_number_is_kept():
@@ -59,3 +59,36 @@ def test_the_greatest_rush_is_what_counting_by_hand_gives(moments: list[float]):
 def test_sizes_that_make_no_sense_are_refused(pair: tuple[int, int]):
     with pytest.raises(errors.InvalidRequest, match="a pool keeps"):
         Sizes(*pair)
+
+
+@pytest.mark.parametrize(
+    ("total", "wishes", "shares"),
+    [
+        (32, [(1, 8), (0, 3)], [8, 3]),
+        (8, [(1, 8), (0, 8)], [5, 3]),  # the first has its least number, the rest is halved
+        (8, [(0, 8), (0, 8), (0, 1)], [4, 3, 1]),
+        (2, [(0, 5), (0, 5), (0, 5)], [1, 1, 0]),
+        (3, [(4, 4), (4, 4)], [2, 1]),
+        (5, [(4, 4), (0, 9)], [4, 1]),
+        (0, [(1, 1)], [0]),
+        (4, [], []),
+    ],
+)
+def test_what_all_may_have_is_shared(total: int, wishes: list[tuple[int, int]], shares: list[int]):
+    assert share(total, wishes) == shares
+
+
+@given(st.integers(0, 60), st.lists(st.tuples(st.integers(0, 9), st.integers(0, 20)), max_size=12))
+def test_nobody_gets_more_than_another_that_wants_as_much(total: int, pairs: list[tuple[int, int]]):
+    wishes = [(least, max(least, most)) for least, most in pairs]
+    shares = share(total, wishes)
+    assert sum(shares) == min(total, sum(most for _, most in wishes)), "all of it, and no more"
+    for got, (_, most) in zip(shares, wishes, strict=True):
+        assert 0 <= got <= most
+    if sum(least for least, _ in wishes) > total:
+        return
+    above = [got - least for got, (least, _) in zip(shares, wishes, strict=True)]
+    assert min(above, default=0) >= 0
+    for got, (least, most) in zip(above, wishes, strict=True):
+        if got < most - least:
+            assert max(above) <= got + 1, "who lacks something has as much as anybody, but for one"

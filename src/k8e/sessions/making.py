@@ -133,6 +133,7 @@ class Maker:
         began = time.monotonic()
         self._furnisher.check(principal.name, spec)
         session, policy = await self._plan(principal, spec, auto, kin)
+        planned = session.sandbox_id
         if _can_be_meant_by_others(spec) or auto or kin:
             session, guest = await self._make_written(session, policy, kin, claim=kin is None)
         elif (guest := await self._claim(session, policy)) is not None:
@@ -143,7 +144,9 @@ class Maker:
         else:
             session, guest = await self._make_written(session, policy, None, claim=False)
         if kin is None:
-            metrics.observe_claim(time.monotonic() - began)
+            # One that waited has an id of its own, not the one that was meant for a new one.
+            warm = session.sandbox_id != planned
+            metrics.observe_claim(time.monotonic() - began, warm=warm)
         # What egress tells, it tells of sandboxes. Nobody waits for this.
         said = "session %s is sandbox %s", session.session_id, session.sandbox_id
         asyncio.get_running_loop().call_later(LOG_SECONDS, log.info, *said)

@@ -17,7 +17,7 @@ from k8e.runtimes.base import Guest
 from k8e.sessions.launching import Launcher
 from k8e.sessions.recipes import Recipe
 from k8e.sessions.shelf import Shelf
-from k8e.sessions.sizing import Sizes
+from k8e.sessions.sizing import Sizes, share
 
 FILL_SECONDS = 300.0
 
@@ -25,7 +25,9 @@ FILL_SECONDS = 300.0
 class Pool:
     """All shelves of a gateway."""
 
-    def __init__(self, launcher: Launcher) -> None:
+    def __init__(self, launcher: Launcher, total: int) -> None:
+        """No more than ``total`` sandboxes wait at once."""
+        self.total = total
         self._launcher = launcher
         self._shelves: dict[tuple[str, str], Shelf] = {}
         self._old: set[Shelf] = set()  # whose sandboxes are still being removed
@@ -39,7 +41,7 @@ class Pool:
             raise errors.GatewayUnreachable("the gateway is being stopped", hint="try again")
         if shelf is None or shelf.recipe != recipe:
             self._drop(key)
-            shelf = self._shelves[key] = Shelf(recipe, sizes, self._launcher)
+            shelf = self._shelves[key] = Shelf(recipe, sizes, self._launcher, self)
         shelf.resize(sizes, after)
         return shelf
 
@@ -73,6 +75,28 @@ class Pool:
         """How many sandboxes wait."""
         return sum(shelf.ready for shelf in self._shelves.values())
 
+    # The room that shelves share.
+
+    def share_of(self, shelf: Shelf) -> int:
+        """How many sandboxes of a shelf may wait, so that all together are no more than allowed."""
+        shelves = [*self._shelves.values()]
+        wishes = [(each.sizes.min, each.wish) for each in shelves]
+        if sum(wish for _, wish in wishes) <= self.total:
+            return shelf.wish
+        # What cannot be divided goes to whom sessions were made from last.
+        order = sorted(range(len(shelves)), key=lambda at: -shelves[at].last_used)
+        shares = share(self.total, [wishes[at] for at in order])
+        return next((n for at, n in zip(order, shares, strict=True) if shelves[at] is shelf), 0)
+
+    def make_room(self, shelf: Shelf) -> int:
+        """Have others give up what is above their share; how many more ``shelf`` may start now."""
+        for other in self._shelves.values():
+            if other is not shelf and other.held > other.target:
+                other.shed(other.target)
+        return self.total - sum(each.held for each in self._shelves.values())
+
+    # Changing.
+
     def drain(self, template: str = "") -> int:
         """Replace what is ready of a template, or of all, by new ones; how many they were."""
         return self.replace(lambda recipe: not template or recipe.template == template)
@@ -84,7 +108,7 @@ class Pool:
             if chosen(shelf.recipe):
                 drained += shelf.ready
                 self._drop(key)
-                self._shelves[key] = Shelf(shelf.recipe, shelf.sizes, self._launcher)
+                self._shelves[key] = Shelf(shelf.recipe, shelf.sizes, self._launcher, self)
                 self._shelves[key].fill()
         return drained
 

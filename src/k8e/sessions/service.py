@@ -69,7 +69,7 @@ class Sessions(Standing):
         self.snapshots = Snapshots(settings.data_dir, self, max_bytes=settings.max_snapshot_bytes)
         furnisher = Furnisher(self._network, self.snapshots)
         launcher = Launcher(runtimes, self._network)
-        self.pool = Pool(launcher)
+        self.pool = Pool(launcher, settings.pool_total)
         self.warming = Warming(settings, runtimes, self.pool, self.templates, self._tasks.spawn)
         self._maker = Maker(
             settings, store, runtimes, self._network, launcher, self.warming, furnisher, self._made

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import Any
+from typing import Any, Protocol
 
 from k8e import errors
 from k8e.runtimes.base import Guest
@@ -20,14 +20,28 @@ QUIET, SOON = 0.3, 0.05
 whoever claims needs the CPUs first."""
 PATIENCE = 2.0
 """Seconds after which it begins even if claims keep coming."""
+ROOM_SECONDS = 2.0
+"""Seconds until the next look, where others have what this shelf would like to keep too."""
 LONGEST_PAUSE = 60.0
 """Seconds until the next try, once several have failed."""
 
 
-class Shelf:
-    """Keeps as many sandboxes ready as its sizes and the demand say."""
+class Room(Protocol):
+    """What all shelves of a gateway share: how many sandboxes may wait in all."""
 
-    def __init__(self, recipe: Recipe, sizes: Sizes, launcher: Launcher) -> None:
+    def share_of(self, shelf: Shelf) -> int:
+        """How many of them a shelf may have."""
+        ...
+
+    def make_room(self, shelf: Shelf) -> int:
+        """Have others give up what is above their share; how many more the shelf may start now."""
+        ...
+
+
+class Shelf:
+    """Keeps as many sandboxes ready as its sizes, the demand and its share of the room say."""
+
+    def __init__(self, recipe: Recipe, sizes: Sizes, launcher: Launcher, room: Room) -> None:
         self.recipe = recipe
         self.sizes = sizes
         self.hits = 0
@@ -37,6 +51,7 @@ class Shelf:
         self.left_out: tuple[str, ...] = ()
         """What sandboxes lack of the interpreters and modules that they should have, and why."""
         self._launcher = launcher
+        self._room = room
         self._demand = Demand()
         self._ready: dict[Guest, asyncio.Task[None]] = {}  # and who watches each of them
         self._making: set[asyncio.Task[None]] = set()
@@ -49,12 +64,26 @@ class Shelf:
         self._changed = asyncio.Event()
 
     @property
-    def target(self) -> int:
+    def wish(self) -> int:
+        """How many it would keep if it had the room for itself."""
         return self.sizes.clamp(self._demand.greatest_rush(time.monotonic()))
+
+    @property
+    def target(self) -> int:
+        return self._room.share_of(self)
 
     @property
     def ready(self) -> int:
         return len(self._ready)
+
+    @property
+    def held(self) -> int:
+        """How many wait, or will."""
+        return len(self._ready) + len(self._making)
+
+    @property
+    def last_used(self) -> float:
+        return self._demand.newest()
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -103,16 +132,24 @@ class Shelf:
         if self._closed:
             return
         target = self.target
+        self.shed(target)
+        missing = target - self.held
+        may = min(missing, self._room.make_room(self)) if missing > 0 else 0
+        for _ in range(may if not self._failures else min(may, 1)):
+            self._start(self._make_one(), self._making)
+        # After a failure, what becomes of this try says when the next one is.
+        if (may < missing or target < self.wish) and not (self._failures and may > 0):
+            self._wake_at(time.monotonic() + ROOM_SECONDS)
+        self._plan_to_forget()
+
+    def shed(self, target: int) -> None:
+        """Discard what is ready above a number."""
         while len(self._ready) > target:
             self._discard(next(reversed(self._ready)))
-        missing = target - len(self._ready) - len(self._making)
-        for _ in range(missing if not self._failures else min(missing, 1)):
-            self._start(self._make_one(), self._making)
-        self._plan_to_forget()
 
     async def filled(self) -> None:
         """Wait until as many are ready as it keeps at least, or until starting them fails."""
-        while len(self._ready) < self.sizes.min and not self._closed:
+        while len(self._ready) < min(self.sizes.min, self.target) and not self._closed:
             if self.failure:
                 raise errors.GuestFailed(
                     f"the pool cannot be filled: {self.failure}",

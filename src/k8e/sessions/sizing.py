@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from k8e import errors
@@ -32,6 +33,29 @@ class Sizes:
         return min(self.max, max(self.min, wanted))
 
 
+def share(total: int, wishes: Sequence[tuple[int, int]]) -> list[int]:
+    """How many of ``total`` each gets who wishes for at least so many, and would like so many.
+
+    What all want at least comes first. Then nobody gets more than another, unless that one has all
+    that it wishes for; what cannot be divided goes to those who come first.
+    """
+    least = _level([least for least, _ in wishes], total)
+    more = [most - given for (_, most), given in zip(wishes, least, strict=True)]
+    rest = _level(more, total - sum(least))
+    return [a + b for a, b in zip(least, rest, strict=True)]
+
+
+def _level(wishes: list[int], total: int) -> list[int]:
+    given = [0] * len(wishes)
+    while total > 0 and (open_ := [at for at, wish in enumerate(wishes) if given[at] < wish]):
+        each = max(1, total // len(open_))
+        for at in open_[:total]:
+            step = min(each, wishes[at] - given[at])
+            given[at] += step
+            total -= step
+    return given
+
+
 class Demand:
     """The claims of late, and the greatest rush among them."""
 
@@ -53,6 +77,10 @@ class Demand:
         while self._rushes and self._rushes[0][0] <= now - REMEMBERED:
             self._rushes.popleft()
         return self._rushes[0][1] if self._rushes else 0
+
+    def newest(self) -> float:
+        """When the last claim was; 0 if there is none of late."""
+        return self._claims[-1] if self._claims else 0.0
 
     def forgets_at(self) -> float:
         """When the greatest rush will be forgotten; 0 if there is none."""

@@ -141,6 +141,12 @@ class Warming:
         template = self._templates.get(name)  # as it is after that wait
         before = self._sizes(template, chosen.name)
         least = before.min if least is None else least
+        if least > self._pool.total:
+            raise errors.InvalidRequest(
+                f"{least} ready sandboxes are more than all templates together may have "
+                f"({self._pool.total})",
+                hint="K8E_POOL_TOTAL raises that number",
+            )
         sizes = Sizes(least, max(least, before.max) if most is None else most)
         self._set[template.name, chosen.name] = sizes
         shelf = self._pool.keep(recipes.of_template(template, chosen.name), sizes)
