@@ -571,3 +571,20 @@ async def test_old_segments_are_found_too(tmp_path: Path) -> None:
         trail.record("file.written", path=f"{number:0200d}")
     assert len(segments(tmp_path)) > 3
     assert len(await ask(trail, session="sess-old")) == 1
+
+
+def test_a_flood_from_any_number_of_addresses_is_bounded_too(tmp_path: Path) -> None:
+    trail = make(tmp_path)
+    for number in range(2 * folding.GROUP_BURST):
+        act = Act(Caller("", "grpc", f"[2001:db8:0:{number:x}::1]:9"), "Exec")
+        trail.refused(Refusal("not a key"), act)
+    known = Act(Caller("key:ci:id-1", "key", "192.0.2.1:1"), "Exec")
+    trail.refused(Refusal("not yours"), known)
+    trail._flush(time.monotonic() + folding.WINDOW + 1)  # pyright: ignore[reportPrivateUsage]
+    found = read(tmp_path)
+    assert len(found) == folding.GROUP_BURST + 2
+    (counted,) = [row for row in found if "count" in row["detail"]]
+    assert (counted["peer"], counted["detail"]["count"]) == ("*", folding.GROUP_BURST)
+    assert [row["principal"] for row in found].count("key:ci:id-1") == 1, (
+        "whom we know counts alone"
+    )

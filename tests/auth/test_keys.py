@@ -356,3 +356,18 @@ def test_many_callers_need_little_memory(monkeypatch: pytest.MonkeyPatch) -> Non
     for number in range(100):
         counted.take(Principal(f"key:{number}"))
     assert len(counted) == 10
+
+
+async def test_certificates_of_a_key_are_bounded_and_the_newest_are_kept(
+    known: Keys, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("k8e.auth.store.MAX_CERTIFICATES", 3)
+    made, other = known.create("laptop").key, known.create("other").key
+    known.issued("ff", other, "d", clock.time() + 1000)
+    for number in range(5):
+        known.issued(f"{number:02x}", made, "d", clock.time() + 1000)
+    for serial in ("00", "01"):
+        with pytest.raises(Unknown, match="certificate is not known"):
+            known.of_certificate(serial, "laptop")
+    assert [known.of_certificate(serial, "laptop") for serial in ("02", "03", "04")] == [made] * 3
+    assert known.of_certificate("ff", "other") == other

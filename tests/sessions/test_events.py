@@ -11,6 +11,8 @@ import pytest
 from k8e import errors
 from k8e.guest import wire
 from k8e.model import Principal, Role, SessionSpec
+from k8e.sessions import events as event_files
+from k8e.sessions import noting
 from k8e.sessions.approval_store import ApprovalStore
 from k8e.sessions.approvals import Approvals
 from k8e.sessions.service import Sessions
@@ -355,3 +357,103 @@ async def test_what_ended_while_no_gateway_ran_is_told_by_the_next_one(world: Wo
         talk.answer(wire.EXIT, wire.pack({**END, "background": True}))
         ends = [item for item in await told(sessions, "mine") if item["kind"] == "exec.finished"]
         assert [item["exec_id"] for item in ends] == ["over", "background"]
+
+
+# What a hostile caller or guest makes of it.
+
+
+async def test_the_end_of_every_exec_is_told_however_many_run_at_once(
+    world: World, sessions: Sessions
+) -> None:
+    await sessions.create(ME, SessionSpec(session_id="mine"))
+    seen: list[str] = []
+    sessions.events.observers.append(
+        lambda _session, kind, fields, _call: seen.append(f"{kind} {fields.get('exec_id')}")
+    )
+    count = event_files.REMEMBERED + 50
+    for number in range(count):
+        call = {"op": "exec", "id": f"e{number}", "argv": ["x"]}
+        sessions.open_now(ME, "mine", call, nowhere)
+    for answer, _ in list(world.runtime.launched[0].talk._sinks):  # pyright: ignore[reportPrivateUsage]
+        answer(wire.EXIT, wire.pack(END))
+    assert {f"exec.finished e{number}" for number in range(count)} <= set(seen)
+
+
+async def test_execs_that_never_end_take_no_memory_without_end(
+    world: World, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(noting, "MOST_WATCHED", 3)
+    await sessions.create(ME, SessionSpec(session_id="mine"))
+    talk = world.runtime.launched[0].talk
+
+    def leave(number: int) -> None:
+        call = {"op": "exec", "id": f"e{number}", "argv": ["x"]}
+        running = sessions.open_now(ME, "mine", call, nowhere)
+        assert running
+        running.cancel()
+
+    def watched() -> list[str]:
+        return [call["id"] for call in talk.calls if call["op"] == "attach"]
+
+    for number in range(6):
+        leave(number)
+    assert watched() == ["e0", "e1", "e2"]
+    at = [call["op"] for call in talk.calls].index("attach")
+    talk._sinks[at][0](wire.EXIT, wire.pack(END))  # pyright: ignore[reportPrivateUsage]
+    leave(6)
+    assert watched() == ["e0", "e1", "e2", "e6"], "who has ended makes room"
+    await sessions.destroy(ME, "mine")
+    ends = [item["exec_id"] for item in await told(sessions, "mine")
+            if item["kind"] == "exec.finished"]  # fmt: skip
+    assert sorted(ends) == [f"e{number}" for number in range(7)]
+
+
+async def test_without_a_file_for_events_the_audit_trail_hears_of_ends_all_the_same(
+    world: World, sessions: Sessions
+) -> None:
+    folder = world.settings.data_dir / "events"
+    folder.rmdir()
+    folder.touch()  # as a full disk or too many open files would
+    seen: list[str] = []
+    sessions.events.observers.append(lambda _session, kind, _fields, _call: seen.append(kind))
+    await sessions.create(ME, SessionSpec(session_id="mine"))
+    sessions.open_now(ME, "mine", {"op": "exec", "id": "e1", "argv": ["x"]}, nowhere)
+    folder.unlink()
+    folder.mkdir()
+    world.runtime.launched[0].talk.answer(wire.EXIT, wire.pack(END))
+    assert seen == ["session.created", "exec.started", "exec.finished"]
+    (row,) = await told(sessions, "mine")
+    assert (row["kind"], row["seq"]) == ("exec.finished", 3), "two were lost, and that shows"
+
+
+async def test_a_client_in_trouble_keeps_no_sandbox_alive_and_no_other_client_waiting(
+    world: World, sessions: Sessions
+) -> None:
+    await sessions.create(ME, SessionSpec(session_id="mine"))
+    heard: list[int] = []
+
+    def fails(kind: int, body: bytes) -> None:
+        raise ValueError("a client in trouble")
+
+    sessions.open_now(ME, "mine", {"op": "stat", "path": "x"}, fails)
+    sessions.open_now(
+        ME, "mine", {"op": "stat", "path": "x"}, lambda kind, body: heard.append(kind)
+    )
+    await sessions.destroy(ME, "mine")
+    assert heard == [wire.ERROR]
+    assert world.runtime.launched[0].killed.is_set()
+
+
+async def test_a_sandbox_that_resists_its_end_loses_its_network(
+    world: World, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = await sessions.create(ME, SessionSpec(session_id="mine"))
+    world.runtime.launched[0].fails_to_die = True
+    detached: list[str] = []
+
+    async def detach(sandbox_id: str) -> None:
+        detached.append(sandbox_id)
+
+    monkeypatch.setattr(sessions._network, "detach", detach)  # pyright: ignore[reportPrivateUsage]
+    await sessions.destroy(ME, "mine")
+    assert detached == [made.sandbox_id]

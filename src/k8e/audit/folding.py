@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 WINDOW = 60.0  # seconds
 BURST = 20  # rows of one kind in a window; further ones are counted
+GROUP_BURST = 500  # rows of a whole group of kinds
 MAX_KINDS = 4096
 
 Kind = tuple[str, ...]
@@ -29,16 +30,26 @@ class Folding:
     def __len__(self) -> int:
         return len(self._counts)
 
-    def admit(self, kind: Kind, now: float) -> bool:
-        """Whether this one gets a row of its own; otherwise it is counted."""
+    def admit(self, kind: Kind, now: float, group: Kind | None = None) -> bool:
+        """Whether this one gets a row of its own; otherwise it is counted.
+
+        Kinds of which there can be any number belong to a ``group``, which has a bound too; what is
+        beyond that is counted as the group's.
+        """
         count = self._counts.get(kind)
+        if count is not None and count.rows >= BURST:
+            count.more += 1
+            return False
+        if group is not None:
+            whole = self._counts.setdefault(group, _Count(now))
+            if whole.rows >= GROUP_BURST:
+                whole.more += 1
+                return False
+            whole.rows += 1
         if count is None:
             count = self._counts[kind] = _Count(now)
-        if count.rows < BURST:
-            count.rows += 1
-            return True
-        count.more += 1
-        return False
+        count.rows += 1
+        return True
 
     def over(self, now: float) -> Iterator[tuple[Kind, int]]:
         """Kinds whose window has ended, or that are too many, each with what was only counted."""

@@ -162,8 +162,10 @@ class Trail:
         caller = act.caller
         host = "" if caller.principal else _host(caller.peer)
         kind = (caller.principal, caller.via, host, code)
+        # Who is nobody can come from any number of addresses.
+        group = None if caller.principal else ("", caller.via, "*", code)
         self._busy.set()
-        if self._folding.admit(kind, time.monotonic()):
+        if self._folding.admit(kind, time.monotonic(), group):
             self.record(
                 "call.refused",
                 outcome=DENIED,

@@ -43,6 +43,8 @@ MIGRATIONS = (
     CREATE UNIQUE INDEX one_owner ON keys (owner);
     """,
 )
+MAX_CERTIFICATES = 4096
+"""Of one key: the newest. Who may log in could otherwise fill the disk with them."""
 _COLUMNS = "key_id, name, roles, created_at, expires_at, revoked_at, owner, max_sessions, rate"
 
 
@@ -155,6 +157,11 @@ class KeyStore:
             "INSERT INTO certificates (serial, key_id, device, issued_at, expires_at)"
             " VALUES (?,?,?,?,?)",
             (serial, key_id, device, issued_at, expires_at),
+        )
+        self._db.execute(
+            "DELETE FROM certificates WHERE serial IN (SELECT serial FROM certificates"
+            " WHERE key_id=? ORDER BY issued_at DESC, rowid DESC LIMIT -1 OFFSET ?)",
+            (key_id, MAX_CERTIFICATES),
         )
 
     def of_certificate(self, serial: str, now: float) -> Key | None:

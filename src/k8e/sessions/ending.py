@@ -67,17 +67,33 @@ class Ender:
             self._forget(live, reason)
 
     async def _remove(self, live: Live, reason: str) -> None:
+        """End the sandbox and its network, whatever else fails on the way."""
+        try:
+            self._tell(live, reason)
+            await self._children.end(live, reason, self.end)
+        finally:
+            try:
+                async with live.turning:
+                    await live.guest.kill()
+            finally:
+                await self._disconnect(live)
+
+    async def _disconnect(self, live: Live) -> None:
+        """Take its network away, also of one that resists its end: it shall reach nobody."""
+        try:
+            witnessing.note_rest(self._network, self._events, live)
+        finally:
+            await self._network.detach(live.session.sandbox_id)
+
+    def _tell(self, live: Live, reason: str) -> None:
+        """Note the limits that it met last, and tell whoever waits for it."""
         met = live.limits.tell(live.limits.news())
         witnessing.note_limits(self._events, live.session, met)
-        try:
-            for operation in list(live.running):
+        for operation in list(live.running):
+            try:
                 operation.fail(errors.SandboxDied(reason))
-            await self._children.end(live, reason, self.end)
-            async with live.turning:
-                await live.guest.kill()
-        finally:
-            witnessing.note_rest(self._network, self._events, live)
-        await self._network.detach(live.session.sandbox_id)
+            except Exception:  # one client's trouble is no other's
+                log.exception("an operation of session %s", live.session.session_id)
 
     def _forget(self, live: Live, reason: str) -> None:
         session_id = live.session.session_id

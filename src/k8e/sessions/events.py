@@ -29,7 +29,8 @@ log = logging.getLogger(__name__)
 MAX_BYTES = 1 << 20  # of one session's file; then its older half is dropped
 DEFAULT_LIMIT = 500
 MAX_LIMIT = 10_000
-REMEMBERED = 256  # execs of one session
+REMEMBERED = 256  # execs of one session that have ended …
+UNFINISHED = 4096  # … and that have not
 Observer = Callable[[Session, str, dict[str, Any], dict[str, Any] | None], None]
 """Gets the session, the kind, the fields, and the call of a client, where that says more."""
 _ENVELOPE = frozenset(("at", "seq", "kind", "session_id"))
@@ -46,13 +47,22 @@ class Log:
         self.execs: dict[str, bool] = {}
         """The newest execs, and whether each has ended."""
         self._path = path
-        self._fd = _open(path)
+        self._fd = -1
+        self._size = 0
+        try:
+            self._begin()
+        except OSError as error:  # what is to be written says so again, or finds it mended
+            log.error("%s cannot be opened: %s", path.name, error)
+
+    def _begin(self) -> None:
+        self._fd = _open(self._path)
         self._size = os.fstat(self._fd).st_size
         if self._size:
             self._recover()
 
     def close(self) -> None:
-        os.close(self._fd)
+        if self._fd >= 0:
+            os.close(self._fd)
 
     def _recover(self) -> None:
         """Find out where a gateway before us stopped; half a line is none."""
@@ -62,18 +72,24 @@ class Log:
             os.ftruncate(self._fd, whole)
             self._size = whole
         if whole:
-            self.seq = _seq(data[data.rfind(b"\n", 0, whole - 1) + 1 : whole])
+            last = data[data.rfind(b"\n", 0, whole - 1) + 1 : whole]
+            self.seq = max(self.seq, _seq(last))
         for state, exec_id in _EXEC.findall(data, 0, whole):
             self.remember(exec_id.decode("ascii", "replace"), ended=state == b"finished")
 
     def remember(self, exec_id: str, *, ended: bool) -> None:
         self.execs[exec_id] = ended
         if len(self.execs) > REMEMBERED:
-            del self.execs[next(iter(self.execs))]
+            # Of one that runs the end is still to be noted, however many began after it.
+            over = next((known for known, done in self.execs.items() if done), None)
+            if over is not None or len(self.execs) > UNFINISHED:
+                del self.execs[over or next(iter(self.execs))]
 
     def add(self, session_id: str, kind: str, fields: dict[str, Any]) -> None:
         """Add an event, whole or not at all."""
         self.seq += 1
+        if self._fd < 0:
+            self._begin()
         line = _line(self.seq, session_id, kind, fields)
         if self._size + len(line) > MAX_BYTES:
             self._drop_older_half()
@@ -204,10 +220,7 @@ class Events:
 
     def begin(self, session: Session) -> None:
         """A session lives in this gateway: keep its file open."""
-        try:
-            self._open[session.sandbox_id] = Log(self._path(session.sandbox_id))
-        except OSError as error:
-            log.error("session %s has no events: %s", session.session_id, error)
+        self._open[session.sandbox_id] = Log(self._path(session.sandbox_id))
 
     def end(self, session: Session, reason: str) -> None:
         """A session is over, and what ran in it."""

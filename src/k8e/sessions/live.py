@@ -35,6 +35,8 @@ class Live:
         self.session = session
         self.guest = guest
         self.limits = Watch(session.sandbox_id, session.spec.limits)
+        self.watched = 0
+        """How many execs that nobody waits for are waited for, so that their end is noted."""
         self.refusals_noted = 0
         """How many of the refusals of its network are in its events."""
         self.running: dict[Operation, tuple[float, float]] = {}

@@ -6,7 +6,6 @@ this.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 from collections.abc import Callable
@@ -16,8 +15,8 @@ from typing import Any, NamedTuple
 from k8e import errors, link
 from k8e.guest import wire
 from k8e.model import Session
-from k8e.runtimes.base import Guest
 from k8e.sessions.events import MAX_ITEMS, MAX_TEXT, Events
+from k8e.sessions.live import Live
 from k8e.sessions.operations import Operation
 from k8e.sessions.witnessing import Witness
 
@@ -25,6 +24,9 @@ STATUSES = ("completed", "timed_out", "killed")
 SHELL = ["/bin/sh", "-c"]
 EVERYTHING = 1 << 62  # a number of a byte that no output reaches: its reader gets the exit alone
 ANSWER_SECONDS = 15.0
+MOST_WATCHED = 1024
+"""Execs of one session that nobody waits for, and whose end is noted when it comes. That of further
+ones is noted with the session's: a guest that never ends any must not fill the gateway."""
 
 Ended = Callable[[int, bytes], None]
 """Called with the last frame of an operation; the kind is 0 if its caller left before."""
@@ -128,34 +130,48 @@ def _unpacked(body: bytes) -> dict[str, Any]:
         return {}
 
 
-def watch(connected: link.Link, exec_id: str, ended: Ended, witness: Witness) -> None:
+def watch(live: Live, connected: link.Link, exec_id: str, ended: Ended, witness: Witness) -> None:
     """Nobody waits for an exec any more: wait for its end, so that it is noted."""
-    waiting = Operation("attach", lambda kind, body: None, ended, witness.amend)
+    if live.watched >= MOST_WATCHED:
+        return
+    live.watched += 1
+
+    def over(kind: int, body: bytes) -> None:
+        live.watched -= 1
+        ended(kind, body)
+
+    def lost() -> None:
+        if not waiting.done:
+            live.watched -= 1
+
+    waiting = Operation("attach", lambda kind, body: None, over, witness.amend)
     # Of its output it gets nothing, and it holds nothing up: an exec that was left is a ring.
     call = {"op": "attach", "id": exec_id, "seq": EVERYTHING, "window": 1}
-    with contextlib.suppress(errors.GuestFailed):  # it does not read; nobody will know
-        waiting.attach(connected.open(call, waiting.receive, lambda: None))
+    try:
+        waiting.attach(connected.open(call, waiting.receive, lost))
+    except errors.GuestFailed:  # it does not read; nobody will know
+        lost()
 
 
-async def catch_up(
-    events: Events, session: Session, guest: Guest, new_witness: Callable[[], Witness]
-) -> None:
+async def catch_up(events: Events, live: Live, new_witness: Callable[[], Witness]) -> None:
     """Note what ended while no gateway ran, and wait for the background execs that go on."""
+    session = live.session
     waiting = set(events.unfinished(session))
     if not waiting:
         return
     try:
-        connected = await guest.connect()
+        connected = await live.guest.connect()
         told: Any = await link.request(connected, {"op": "execs"}, seconds=ANSWER_SECONDS)
         for item in told["execs"]:
             if item["id"] not in waiting:
                 continue
+            waiting.discard(item["id"])  # a guest may tell of one many times
             if item["code"] is not None:
                 events.exec_finished(session, item["id"], **_ending(item))
             elif item["background"] or item.get("ring") is True:  # others wait for their readers
                 witness = new_witness()
                 ended = partial(_attached, events, session, item["id"], witness)
-                watch(connected, item["id"], ended, witness)
+                watch(live, connected, item["id"], ended, witness)
     except (errors.K8eError, OSError, KeyError, TypeError, AttributeError):
         return  # it answers nonsense or not at all; others look after that
 

@@ -59,7 +59,7 @@ class Opener:
             if kind:
                 ended(kind, body)  # no more than once: the events know which execs have ended
             else:
-                noting.watch(connected, str(call["id"]), ended, witness)
+                noting.watch(live, connected, str(call["id"]), ended, witness)
 
         operation = Operation(call["op"], on_frame, done, witness.amend, last)
         live.has_background |= bool(call.get("background"))

@@ -147,7 +147,7 @@ class Sessions(Standing):
     def _catch_up(self, live: Live) -> asyncio.Task[None]:
         """Note what ended while nobody looked."""
         witness = partial(self._opener.witness, live)
-        return self._tasks.spawn(noting.catch_up(self.events, live.session, live.guest, witness))
+        return self._tasks.spawn(noting.catch_up(self.events, live, witness))
 
     def _sandboxes(self) -> set[str]:
         return {live.session.sandbox_id for live in self._live.values()}
