@@ -9,12 +9,22 @@ from collections.abc import Generator
 import pytest
 
 from k8e import SandboxClient
+from tests import ordering
 from tests.places import NewPlace, Place, free_port
 
 RUNTIMES = ("container", "gvisor")
 
 # A shell starts what runs in its background with Ctrl-C ignored, and programs inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None]:
+    yield
+    if hasattr(config, "workerinput"):  # one of several workers
+        ordering.order(items)
 
 
 @pytest.fixture(scope="session")
