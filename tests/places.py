@@ -156,7 +156,8 @@ class Place:
 
     def close(self) -> None:
         """Stop the gateway, and complain about everything that is left of it."""
-        self.cli("gateway", "stop", "--destroy")
+        if self.answers() or self._left():  # else one would be started only to find nothing
+            self.cli("gateway", "stop", "--destroy")
         PROBES.take(self.data)
         # Whoever inherited a killed process may need a moment to reap it.
         deadline = time.monotonic() + REAP_SECONDS
