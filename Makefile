@@ -5,12 +5,15 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
+# Tests start the command and gateways by the thousand; without compiled files each start compiles all it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check --quiet
 PYTEST_ARGS ?=
-# A file of tests stays with one worker, so that its tests share what is costly to make.
+# A file of tests stays with one worker, so that its tests share what is costly to make; tests/ordering.py says which
+# files come first.
 WORKERS ?= 3
 VM_ARGS ?=
 FUZZ_SECONDS ?= 600
@@ -61,7 +64,7 @@ test-packages: $(VENV)/.ready # Debian packages that only the tests use
 	@sh tests/mcp/clients.sh $(VENV)/mcp-clients
 
 test: setup test-packages ## Run the tests (as root all of them; PYTEST_ARGS="-k word")
-	$(PY) -m pytest -rs -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+	$(PY) -m pytest -rs -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 chaos: setup test-packages ## Kill gateways at random moments (CHAOS_ARGS="--count 500 --seed 1 --runtime gvisor")
 	$(PY) -m tests.chaos $(CHAOS_ARGS)

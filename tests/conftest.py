@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Generator
 
 import pytest
 
 from k8e import SandboxClient
+from tests import ordering
 from tests.places import NewPlace, Place, free_port
 
 RUNTIMES = ("container", "gvisor")
+
+# A shell starts what runs in its background with Ctrl-C ignored, and programs inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None]:
+    yield
+    if hasattr(config, "workerinput"):  # one of several workers
+        ordering.order(items)
 
 
 @pytest.fixture(scope="session")
@@ -60,15 +74,23 @@ def session_id(place: Place, runtime: str) -> Generator[str]:
     place.json("sandbox", "destroy", found)
 
 
-@pytest.fixture(params=["unix", "grpc"])
-def endpoint(place: Place, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each way of reaching the shared gateway."""
+@pytest.fixture(scope="session")
+def listening(place: Place) -> str:
+    """Where the shared gateway listens for gRPC, once it does."""
     place.json("sandbox", "status")
+    return place.wait_for_grpc()
+
+
+@pytest.fixture(params=["unix", "grpc"])
+def endpoint(
+    place: Place, listening: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """Each way of reaching the shared gateway."""
+    assert place.answers(), "a test has ended the gateway of all"
     if request.param == "unix":
         return place.endpoint
-    place.wait_for_grpc()
     monkeypatch.setenv("K8E_SANDBOX_CERT", str(place.data / "tls" / "ca.crt"))
-    return place.environ["K8E_LISTEN"]
+    return listening
 
 
 @pytest.fixture

@@ -25,6 +25,37 @@ REAP_SECONDS = 5.0
 COMMAND = [sys.executable, "-P", "-m", "k8e"]
 
 
+class Probes:
+    """What gateways of this process found out about the runtimes, for those that come later.
+
+    A gateway keeps that in its data folder, and believes it as long as the kernel, the tools and
+    k8e are the same; a new folder would be a reason to try everything out once more.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, Any] = {"support": []}
+        self._folders: list[Path] = []
+
+    def give(self, data: Path) -> None:
+        """To a gateway that is yet to start."""
+        for folder in self._folders:  # of gateways that run, and of those that are gone
+            self.take(folder)
+        self._folders.append(data)
+        if self._known["support"]:
+            data.mkdir(mode=OPEN_FOLDER, exist_ok=True)
+            (data / "probe.json").write_text(json.dumps(self._known), "utf-8")
+
+    def take(self, data: Path) -> None:
+        """From a gateway that has run."""
+        with contextlib.suppress(FileNotFoundError):
+            found = json.loads((data / "probe.json").read_text("utf-8"))
+            if len(found["support"]) > len(self._known["support"]):
+                self._known = found
+
+
+PROBES = Probes()
+
+
 class Place:
     """Where one gateway can run, apart from every other one on this machine."""
 
@@ -33,6 +64,7 @@ class Place:
         self.folder.chmod(OPEN_FOLDER)
         self.data, self.run_dir, self.home = (self.folder / name for name in ("d", "r", "h"))
         self.home.mkdir()
+        PROBES.give(self.data)
         ours = {key: value for key, value in os.environ.items() if not key.startswith("K8E_")}
         self.environ = ours | {
             "HOME": str(self.home),
@@ -97,6 +129,11 @@ class Place:
     def pid(self) -> int:
         return int(self.json("status")["pid"])
 
+    def answers(self) -> bool:
+        """Whether a gateway takes connections; the command would need a process to say so."""
+        with socket.socket(socket.AF_UNIX) as found:
+            return found.connect_ex(str(self.socket)) == 0
+
     def wait_for_grpc(self) -> str:
         """Where the gateway listens, or why it does not; that comes after the unix socket."""
         return eventually(lambda: self.json("status")["listen"])
@@ -119,7 +156,9 @@ class Place:
 
     def close(self) -> None:
         """Stop the gateway, and complain about everything that is left of it."""
-        self.cli("gateway", "stop", "--destroy")
+        if self.answers() or self._left():  # else one would be started only to find nothing
+            self.cli("gateway", "stop", "--destroy")
+        PROBES.take(self.data)
         # Whoever inherited a killed process may need a moment to reap it.
         deadline = time.monotonic() + REAP_SECONDS
         while (left := self._left()) and time.monotonic() < deadline:

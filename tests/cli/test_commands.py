@@ -161,6 +161,9 @@ def test_kubernetes_commands_say_that_they_come_later(place: Place, command: lis
     assert "not part of this release" in place.error(*command)
 
 
+ALL = parsing.build()
+
+
 def commands() -> list[list[str]]:
     """Every command that the parser knows."""
     found: list[list[str]] = []
@@ -173,7 +176,7 @@ def commands() -> list[list[str]]:
                 for name, child in children.items():
                     visit(child, [*path, name])
 
-    visit(parsing.build(), [])
+    visit(ALL, [])
     return found
 
 
@@ -183,3 +186,35 @@ def test_every_command_explains_itself_with_an_example(
 ) -> None:
     assert parsing.main([*path, "--help"]) == 0
     assert "example: " in capfd.readouterr().out
+
+
+def flags_of(parser: Any, path: list[str]) -> list[str]:
+    """The usage and the arguments of a command, without its list of others."""
+    for name in path:
+        (group,) = [item for item in parser._actions if hasattr(item.choices, "items")]
+        parser = group.choices[name]
+    return [repr(item) for item in parser._actions if not hasattr(item.choices, "items")] + [
+        repr(parser._defaults)
+    ]
+
+
+@pytest.mark.parametrize("path", [path for path in commands() if path], ids=" ".join)
+def test_a_command_that_is_built_alone_has_all_of_its_arguments(path: list[str]) -> None:
+    alone = parsing.build(named=frozenset(path))
+    assert flags_of(alone, path) == flags_of(ALL, path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["sandbox", "no-such"], "'run', 'shell'"),
+        (["no-such"], "'sandbox', 'approver'"),
+        (["sandbox", "create", "--no-such"], "unrecognized arguments: --no-such"),
+        (["sandbox"], "subagent"),
+    ],
+)
+def test_mistakes_are_explained_with_all_that_could_have_been_meant(
+    arguments: list[str], said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    parsing.main(arguments)
+    assert said in capfd.readouterr().out

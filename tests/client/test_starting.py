@@ -171,7 +171,7 @@ def test_a_setting_that_makes_no_sense_is_named(new_place: NewPlace) -> None:
 
 def test_a_gateway_that_cannot_start_says_why_and_where_its_log_is(new_place: NewPlace) -> None:
     place = new_place()
-    place.data.mkdir()
+    place.data.mkdir(exist_ok=True)
     place.data.chmod(0o700)
     os.chown(place.data, 65534, 65534)
     told = place.error("sandbox", "run", "true", code=2)
@@ -182,7 +182,7 @@ def test_a_gateway_that_cannot_start_says_why_and_where_its_log_is(new_place: Ne
 
 def test_a_gateway_that_crashes_at_its_start_is_reported(new_place: NewPlace) -> None:
     place = new_place()
-    place.data.mkdir()
+    place.data.mkdir(exist_ok=True)
     (place.data / "sessions.db").mkdir()  # not something that a gateway expects
     told = place.error("sandbox", "run", "true", code=2)
     assert "did not start" in told

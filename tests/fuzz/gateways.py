@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Self
 import grpc
 
 from k8e.guest import wire
-from tests.places import eventually, free_port
+from tests.places import PROBES, eventually, free_port
 
 PATIENCE = 20.0
 START_SECONDS = 50.0
@@ -266,6 +266,7 @@ def gateway(**environment: str) -> Generator[Gateway]:
     """Start a gateway; afterwards nothing of it is left."""
     folder = Path(tempfile.mkdtemp(prefix="k8e-fuzz-", dir="/tmp"))  # short: sockets
     folder.chmod(0o711)  # sandboxes have users of their own
+    PROBES.give(folder / "d")
     address = f"127.0.0.1:{free_port()}"
     reading, writing = os.pipe()
     ours = {key: value for key, value in os.environ.items() if not key.startswith("K8E_")}
@@ -301,6 +302,7 @@ def gateway(**environment: str) -> Generator[Gateway]:
         process.wait()
         mounts = Path("/proc/mounts").read_text("utf-8").splitlines()
         assert not [line for line in mounts if str(folder) in line]
+        PROBES.take(folder / "d")
         shutil.rmtree(folder)
 
 

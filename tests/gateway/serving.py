@@ -21,6 +21,7 @@ from k8e._generated import sandbox_pb2 as pb
 from k8e._generated import sandbox_pb2_grpc as pb_grpc
 from k8e.guest import wire
 from tests.gateway import worlds
+from tests.places import PROBES
 
 RUNTIMES = ("container", "gvisor")
 USUAL = "usual.example"
@@ -65,6 +66,7 @@ def _gateway(world: Path, environment: dict[str, str]) -> Generator[Running]:
     # A short path: unix sockets allow 108 bytes.
     folder = Path(tempfile.mkdtemp(prefix="k8e-", dir="/tmp"))
     folder.chmod(0o711)  # sandboxes have users of their own
+    PROBES.give(folder / "d")
     address = free_address()
     reading, writing = os.pipe()
     said = os.open(folder / SAID, os.O_WRONLY | os.O_CREAT, 0o600)
@@ -107,6 +109,7 @@ def _gateway(world: Path, environment: dict[str, str]) -> Generator[Running]:
             line for line in Path("/proc/mounts").read_text().splitlines() if str(folder) in line
         ]
         assert not left, left
+        PROBES.take(folder / "d")
         shutil.rmtree(folder)
 
 

@@ -21,6 +21,7 @@ from typing import Any
 from k8e import errors
 from k8e.conformance import traces
 from k8e.guest import wire
+from tests.places import PROBES
 
 START_SECONDS = 45.0  # the first start tries the runtimes out
 PATIENCE = 20.0
@@ -31,11 +32,12 @@ _RUN = (
 
 
 def eventually(check: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
-    """Look again, without a pause, until there is something to see."""
+    """Look again until there is something to see."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if found := check():
             return found
+        time.sleep(0.005)  # what is waited for needs the CPU too
     raise AssertionError(f"{what}: not within {seconds:g} s")
 
 
@@ -110,6 +112,7 @@ class Gateways:
         self.folder = Path(tempfile.mkdtemp(prefix="k8e-", dir="/tmp"))
         self.folder.chmod(0o711)
         self.data, self.run_dir = self.folder / "d", self.folder / "r"
+        PROBES.give(self.data)
         self._environ = {
             **{key: value for key, value in os.environ.items() if not key.startswith("K8E_")},
             "K8E_DATA_DIR": str(self.data),
@@ -217,4 +220,5 @@ class Gateways:
         assert traces.mounts(str(self.folder)) == []
         assert traces.processes(str(self.folder)) == []
         assert traces.loop_devices(str(self.folder)) == []
+        PROBES.take(self.data)
         shutil.rmtree(self.folder)

@@ -253,7 +253,7 @@ def test_large_snapshots_need_little_memory_of_the_gateway() -> None:
     with Place() as place:
         pid = int(place.client.call("status")["pid"])
         made = place.client.create(runtime="container")
-        place.client.shell(made, "head -c 300M /dev/zero > big")
+        place.client.shell(made, "head -c 160M /dev/zero > big")
         before = peak(pid)
         place.client.call("save_snapshot", session_id=made, name="big")
         place.client.create(runtime="container", snapshot="big")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import warnings
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, NoReturn
 
@@ -31,6 +33,9 @@ from k8e.cli import (
     parsing_templates,
     printing,
 )
+
+_named: ContextVar[frozenset[str] | None] = ContextVar("named", default=None)
+"""The words of a command line: commands that are none of them are not built. None: all are."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -60,14 +65,39 @@ def main(arguments: list[str]) -> int:
 def _parse(arguments: list[str]) -> argparse.Namespace:
     """Parse; what stands behind ``--`` in ``sandbox shell`` is a program and none of our flags."""
     if arguments[:2] != ["sandbox", "shell"] or "--" not in arguments:
-        return build().parse_args(arguments)
+        return _parse_flags(arguments)
     at = arguments.index("--")
-    options = build().parse_args(arguments[:at])
+    options = _parse_flags(arguments[:at])
     options.program = [*options.program, *arguments[at + 1 :]]
     return options
 
 
-def build() -> Parser:
+def _parse_flags(arguments: list[str]) -> argparse.Namespace:
+    """Parse with the commands that are named alone: to build all takes longer than most of them.
+
+    Where that is not enough, for a mistake or for help, all are needed for what is printed.
+    """
+    if not {"-h", "--help"}.intersection(arguments):
+        with contextlib.suppress(errors.InvalidRequest, argparse.ArgumentError):
+            options = build(named=frozenset(arguments)).parse_args(arguments)
+            if options.handler.func is _handle:
+                return options
+    return build().parse_args(arguments)
+
+
+class _Unbuilt:
+    """Stands for a command that nobody has named, and takes all that is added to it."""
+
+    def __getattr__(self, _: str) -> Any:
+        return self
+
+    def __call__(self, *_arguments: object, **_options: object) -> _Unbuilt:
+        return self
+
+
+def build(named: frozenset[str] | None = None) -> Parser:
+    """The parser of all commands, or of those that have one of these names."""
+    _named.set(named)
     parser = Parser(
         prog="k8e",
         description="Runs untrusted code in isolated sandboxes.",
@@ -91,6 +121,10 @@ def _command(
     group: Any, name: str, text: str, example: str, handler: str, *parents: Parser
 ) -> Parser:
     """Add a command; its handler, ``module.function``, is imported when it runs."""
+    named = _named.get()
+    if isinstance(group, _Unbuilt) or (named is not None and name not in named):
+        unbuilt: Any = _Unbuilt()
+        return unbuilt
     parser: Parser = group.add_parser(
         name,
         help=text,

@@ -18,9 +18,11 @@ def add_to_sandbox(command: Command, group: Any, common: argparse.ArgumentParser
 
 def add_apikey(command: Command, commands: Any, common: argparse.ArgumentParser) -> None:
     """The commands for keys under K8E's newer name."""
-    _add_keys(command, commands, common, "sandbox-apikey", "k8e sandbox-apikey")
+    name = "sandbox-apikey"
+    _add_keys(command, commands, common, name, f"k8e {name}")
     # Not offered by a TAB, nor listed: `k8e sand` shall go on to mean `k8e sandbox`.
-    commands._choices_actions.pop()
+    listed = commands._choices_actions
+    listed[:] = [item for item in listed if item.dest != name]
 
 
 def add_fingerprint(command: Command, group: Any) -> None:

@@ -18,9 +18,10 @@ from k8e.sessions.limiting import Watch
 SPIN = "for i in 1 2 3 4; do while :; do :; done & done; wait"
 BOMB = """
 import os
+told = False
 while True:
     try: os.fork()
-    except OSError: pass
+    except OSError: told = told or os.write(1, b'no more')
 """
 BALLOON = """
 held = []
@@ -28,7 +29,7 @@ while True:
     held.append(bytearray(16 << 20))
     for at in range(0, 16 << 20, 4096): held[-1][at] = 1
 """
-FILL = "while :; do dd if=/dev/zero of=noise bs=1M conv=fsync,notrunc 2>/dev/null; done"
+FILL = "while :; do dd if=/dev/zero of=noise bs=1M conv=fsync,notrunc 2>/dev/null; echo full; done"
 FLOOD = "exec yes 'a line of a log that nobody will ever read'"
 SOCKETS = """
 import os, socket
@@ -54,6 +55,8 @@ SLACK = 0.25  # seconds: with so few rounds, the worst is luck
 TRIES = 3  # a busy host can spoil a measurement, hardly all of them
 NOISE_SECONDS = 20.0  # by which a noise ends that nothing else has ended
 LOUD_SECONDS = 0.3
+_SAYING = ("pids", "disk")
+"""Limits of which a noise says when it has met them."""
 _STOPPING = ("memory", "output")
 """Limits that stop whoever meets them; others only refuse more."""
 LIMITS = Limits(memory=512 * MIB, pids=64, disk=16 * MIB, output=64 * MIB)
@@ -103,8 +106,12 @@ async def _endure(stage: Stage, argv: list[str], limit: str = "") -> None:
             memory=LIMITS.memory, pids=LIMITS.pids, disk=LIMITS.disk, output=LIMITS.output
         )
         alone = await _worst(quiet)
-        async with _noise(loud, argv, limit):
-            await asyncio.sleep(LOUD_SECONDS)  # for it to get loud
+        async with _noise(loud, argv, limit) as said:
+            if limit in _SAYING:
+                async with asyncio.timeout(PATIENCE):
+                    await said.wait()
+            else:
+                await asyncio.sleep(LOUD_SECONDS)  # for it to get loud
             beside = await _worst(quiet)
         await loud.guest.kill()
         if beside <= TIMES * alone + SLACK:
@@ -125,12 +132,16 @@ async def _worst(quiet: Sandbox) -> float:
 
 
 @contextlib.asynccontextmanager
-async def _noise(loud: Sandbox, argv: list[str], limit: str) -> AsyncGenerator[None]:
-    """A noise for as long as the block runs; afterwards, what its end says of ``limit``."""
+async def _noise(loud: Sandbox, argv: list[str], limit: str) -> AsyncGenerator[asyncio.Event]:
+    """A noise for as long as the block runs; afterwards, what its end says of ``limit``.
+
+    The event is set when it says something, or has ended.
+    """
     program = await loud.start(argv, timeout=NOISE_SECONDS)
-    listening = asyncio.create_task(_listen(program))
+    said = asyncio.Event()
+    listening = asyncio.create_task(_listen(program, said))
     try:
-        yield
+        yield said
     finally:
         if limit not in _STOPPING:
             with contextlib.suppress(errors.K8eError, OSError):
@@ -141,14 +152,19 @@ async def _noise(loud: Sandbox, argv: list[str], limit: str) -> AsyncGenerator[N
         await _check_told(loud, ended, limit)
 
 
-async def _listen(program: Program) -> bytes:
+async def _listen(program: Program, said: asyncio.Event) -> bytes:
     """Take all that a program prints, and keep nothing but its EXIT; empty if the link broke."""
-    with contextlib.suppress(errors.GuestFailed):
+    try:
         while True:
             kind, body = await program.next()
             if kind == wire.EXIT:
                 return body
-    return b""
+            if kind == wire.OUT:
+                said.set()
+    except errors.GuestFailed:
+        return b""
+    finally:
+        said.set()
 
 
 async def _check_told(loud: Sandbox, ended: bytes, limit: str) -> None:

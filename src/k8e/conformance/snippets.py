@@ -38,12 +38,15 @@ _EXIT_VALUES = [
     *("", "None", "0", "1", "3", "255", "256", "-1", "2**40", "True", "False", "'in words'", "''"),
     *("'\\u00fcn\\u00ef'", "'\\ud800'", "2.5", "(1, 'two')", "[]", "b'bytes'", "object"),
 ]
+_BUFFERED_VALUES = ("", "0", "3", "256", "'in words'", "(1, 'two')")
 _ERRORS = (
-    "ArithmeticError AssertionError AttributeError BufferError EOFError FileNotFoundError "
-    "FloatingPointError ImportError IndexError KeyError LookupError MemoryError NameError "
-    "ModuleNotFoundError NotImplementedError OSError OverflowError PermissionError ReferenceError "
-    "RuntimeError StopIteration StopAsyncIteration TimeoutError TypeError UnboundLocalError "
-    "ValueError ZeroDivisionError GeneratorExit KeyboardInterrupt BaseException Warning"
+    "AttributeError FileNotFoundError ImportError KeyError MemoryError NameError OSError "
+    "RuntimeError StopIteration GeneratorExit KeyboardInterrupt BaseException Warning"
+).split()
+_CHAINED_ERRORS = (
+    "ArithmeticError AssertionError BufferError EOFError FloatingPointError IndexError LookupError "
+    "ModuleNotFoundError NotImplementedError OverflowError PermissionError ReferenceError "
+    "StopAsyncIteration TimeoutError TypeError UnboundLocalError ValueError ZeroDivisionError"
 ).split()
 _SYS = (
     "argv orig_argv path flags warnoptions _xoptions executable _base_executable prefix "
@@ -54,7 +57,7 @@ _SYS = (
 ).split()
 _SYS_CALLS = (
     "getrecursionlimit getswitchinterval getfilesystemencoding getfilesystemencodeerrors "
-    "getdefaultencoding gettrace getprofile exc_info is_finalizing _getframe "
+    "getdefaultencoding gettrace getprofile exc_info is_finalizing "
     "get_asyncgen_hooks get_coroutine_origin_tracking_depth getdlopenflags"
 ).split()
 _STREAM = (
@@ -63,15 +66,29 @@ _STREAM = (
     "_CHUNK_SIZE buffer.raw._blksize"
 ).split()
 _STOPPING = range(19, 23)  # SIGSTOP and those that stop, too, in gVisor: it would never end
+_OWN_SIGNALS = (1, 2, 6, 9, 11, 13, 14, 15, 17, 18, 25)
+"""Those that a program sends to itself: with a meaning to Python, or that are often sent."""
+_SHOW = """
+import sys
+def show(text):
+    try: print(text, eval(text))
+    except Exception as error: print(text, repr(error))
+"""
 
 _LEAVING = [
     *(f"raise SystemExit({value})" for value in _EXIT_VALUES),
-    *(f"import sys\nprint('out', end='')\nsys.exit({value})" for value in _EXIT_VALUES),
+    *(f"import sys\nprint('out', end='')\nsys.exit({value})" for value in _BUFFERED_VALUES),
     *(f"import os\nprint('lost')\nos._exit({value})" for value in (0, 1, 77, 255)),
 ]
 _RAISING = [
     *(f"raise {name}('what')" for name in _ERRORS),
-    *(f"def f(n):\n    if n: f(n - 1)\n    raise {name}\nf(3)" for name in _ERRORS[:8]),
+    *(f"def f(n):\n    if n: f(n - 1)\n    raise {name}\nf(3)" for name in _ERRORS[:2]),
+    # One program for all that are told alike: a traceback shows what led to what.
+    (
+        f"last = None\nfor kind in {', '.join(_CHAINED_ERRORS)}:\n"
+        "    try: raise kind('what') from last\n"
+        "    except kind as error: last = error\nraise last"
+    ),
 ]
 _SYNTAX = [
     "  print(1)",
@@ -85,16 +102,21 @@ _SYNTAX = [
     "x = " + "+".join(["1"] * 2000) + "\nprint(x)",
 ]
 _SIGNALS = [
-    f"import os\nos.kill(os.getpid(), {number})\nprint('alive')"
-    for number in range(1, 32)
-    if number not in _STOPPING
+    *(f"import os\nos.kill(os.getpid(), {number})\nprint('alive')" for number in _OWN_SIGNALS),
+    # What an interpreter does about a signal, its children inherit.
+    (
+        f"import os\nfor number in set(range(1, 32)) - set({[*_OWN_SIGNALS, *_STOPPING]}):\n"
+        "    if pid := os.fork(): print(number, os.waitpid(pid, 0)[1] & 127, flush=True)\n"
+        "    else: os.kill(os.getpid(), number); os._exit(0)"
+    ),
 ]
 _IDENTITY = [
-    *(f"import sys\nprint(getattr(sys, '{name}', None))" for name in _SYS),
-    *(f"import sys\nprint(sys.{name}())" for name in _SYS_CALLS),
+    _SHOW + "\n".join(f"show('sys.{name}')" for name in _SYS),
+    _SHOW + "\n".join(f"show('sys.{name}()')" for name in _SYS_CALLS),
+    "import sys\nprint(sys._getframe())",
     *(
-        f"import sys\nfor s in (sys.stdin, sys.stdout, sys.stderr):\n    print(s.{name})"
-        for name in _STREAM
+        _SHOW + "\n".join(f"show('sys.{stream}.{name}')" for name in _STREAM)
+        for stream in ("stdin", "stdout", "stderr")
     ),
 ]
 _INPUT = b"5\nsecond \xc3\xbc\r\nlast"

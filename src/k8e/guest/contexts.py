@@ -18,6 +18,7 @@ from k8e.guest.execs import PIPE_READ
 from k8e.guest.executions import Execution, between_cost, checked_error
 from k8e.guest.loop import READ, WRITE, Loop
 from k8e.guest.output import BUFFER
+from k8e.guest.pressing import Press
 from k8e.guest.spawn import BASE_ENV, WORKSPACE, kill_session, spawn
 from k8e.guest.talking import talk_in
 from k8e.guest.wire import ERR, EXIT, HELLO, OUT, RESULT, SHOW, WireError, frame
@@ -62,6 +63,7 @@ class Context:
         self._between: list[tuple[int, bytes]] = []
         self._outgoing = bytearray()
         self._talk = talk_in(language, name)
+        self._pressed: Press | None = None
 
     # Starting.
 
@@ -271,6 +273,8 @@ class Context:
         if self.current is execution:
             self._talk.finished()
             self.current = None
+            if self._pressed is not None:
+                self._pressed.cell_ended()
             self.listen()
             # Not from within the end of the one before.
             self._loop.later(0, self._next)
@@ -288,10 +292,15 @@ class Context:
                 self._loop.later(WORD_SECONDS, lambda: self._press_again(current, AGAIN))
                 return
             self._press()
-            if self.language == "bash":  # a child that it is just about to start takes no notice
+            if self.language == "bash":  # a subshell that it is just about to make takes no notice
                 self._loop.later(AGAIN_SECONDS, lambda: self._press_again(current, AGAIN))
 
     def _press(self) -> None:
+        if self.language == "bash":
+            if self._pressed is not None:
+                self._pressed.forget()
+            self._pressed = Press(self._loop, self.pid)
+            return
         try:
             os.killpg(self.pid, signal.SIGINT)
         except OSError:
@@ -323,6 +332,9 @@ class Context:
 
     def _end(self, because: str, code: int, status: str) -> None:
         kill_session(self.pid, signal.SIGKILL)
+        if self._pressed is not None:
+            self._pressed.forget()
+            self._pressed = None
         if self.current is None and self._line:
             self._give_between(self._line[0])  # why it did not start, perhaps
         self._drain(DRAINED_LAST)

@@ -125,7 +125,9 @@ class BashTalk:
                     view = view[os.write(fd, view) :]
             finally:
                 os.close(fd)
-        line = f'__k8e_cell={number}; eval "$(<{self._path})" </dev/null 9>&-\n'
+        # The space is for bash to lose: an interrupt that comes after the end of a cell can be
+        # noted right before bash waits for a line, and then costs the first byte of it.
+        line = f' __k8e_cell={number}; eval "$(<{self._path})" </dev/null 9>&-\n'
         return line.encode()
 
     def feed(self, data: bytes) -> list[tuple[int, int, dict[str, Any]]]:

@@ -34,6 +34,7 @@ MODULES = (
     "records",
     "talking",
     "executions",
+    "pressing",
     "contexts",
     "context_table",
     "table",

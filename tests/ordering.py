@@ -1,0 +1,49 @@
+"""Which files of tests begin first, when several workers share them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import pytest
+
+LONGEST = (
+    "tests/conformance/test_runtimes.py",
+    "tests/sessions/test_restart.py",
+    "tests/sessions/test_restart_steering.py",
+    "tests/sessions/test_snapshot_attacks.py",
+    "tests/chaos/test_chaos.py",
+    "tests/cli/test_standing.py",
+    "tests/client/test_starting.py",
+    "tests/docs/test_running.py",
+    "tests/client/test_sdk.py",
+    "tests/client/test_subagents.py",
+    "tests/cli/test_snapshots.py",
+    "tests/conformance/test_weakened.py",
+    "tests/client/test_interactive.py",
+    "tests/client/test_exposing.py",
+    "tests/client/test_pausing.py",
+    "tests/client/test_packages.py",
+    "tests/cli/test_steering.py",
+    "tests/cli/test_conformance.py",
+    "tests/cli/test_pool.py",
+    "tests/cli/test_run.py",
+    "tests/packaging/test_install.py",
+)
+"""Those that take longest: one that began last would be waited for by all workers but its own."""
+
+
+def order(items: list[pytest.Item]) -> None:
+    """The longest files first, then those with the most tests; within a file, all as it was."""
+    counts = Counter(map(_file, items))
+    ranks = {name: at for at, name in enumerate(_ranked(counts))}
+    items.sort(key=lambda item: ranks[_file(item)])
+
+
+def _ranked(counts: Counter[str]) -> Iterable[str]:
+    yield from LONGEST
+    yield from (name for name, _ in counts.most_common() if name not in LONGEST)
+
+
+def _file(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
