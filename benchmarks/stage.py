@@ -155,6 +155,7 @@ def _purge(host: Host) -> None:
 def make_settings(folder: Path) -> settings.Settings:
     """Settings of a gateway that shares nothing with the user's own."""
     folder.mkdir()
+    folder.chmod(0o711)  # whatever our umask is
     # No configuration of the user: numbers must mean the same everywhere.
     environ = {"K8E_CONFIG": str(folder / "none.toml")}
     if "K8E_HOME" in os.environ:

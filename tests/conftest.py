@@ -74,19 +74,10 @@ def session_id(place: Place, runtime: str) -> Generator[str]:
     place.json("sandbox", "destroy", found)
 
 
-@pytest.fixture(scope="session")
-def listening(place: Place) -> str:
-    """Where the shared gateway listens for gRPC, once it does."""
-    place.json("sandbox", "status")
-    return place.wait_for_grpc()
-
-
 @pytest.fixture(params=["unix", "grpc"])
-def endpoint(
-    place: Place, listening: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> str:
+def endpoint(place: Place, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Each way of reaching the shared gateway."""
-    assert place.answers(), "a test has ended the gateway of all"
+    listening = place.listening()
     if request.param == "unix":
         return place.endpoint
     monkeypatch.setenv("K8E_SANDBOX_CERT", str(place.data / "tls" / "ca.crt"))

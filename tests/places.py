@@ -64,6 +64,7 @@ class Place:
         self.folder.chmod(OPEN_FOLDER)
         self.data, self.run_dir, self.home = (self.folder / name for name in ("d", "r", "h"))
         self.home.mkdir()
+        self._listens = ""
         PROBES.give(self.data)
         ours = {key: value for key, value in os.environ.items() if not key.startswith("K8E_")}
         self.environ = ours | {
@@ -133,6 +134,13 @@ class Place:
         """Whether a gateway takes connections; the command would need a process to say so."""
         with socket.socket(socket.AF_UNIX) as found:
             return found.connect_ex(str(self.socket)) == 0
+
+    def listening(self) -> str:
+        """Where a gateway listens for gRPC that is started if need be, and asked only once."""
+        if not self._listens or not self.answers():
+            self.json("sandbox", "status")
+            self._listens = self.wait_for_grpc()
+        return self._listens
 
     def wait_for_grpc(self) -> str:
         """Where the gateway listens, or why it does not; that comes after the unix socket."""
