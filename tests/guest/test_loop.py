@@ -72,3 +72,26 @@ def test_what_is_watched_soon_is_heard_from_the_next_turn_on() -> None:
     assert seen == ["read", "timer"]
     for fd in (reading, writing, unheard[0]):
         os.close(fd)
+
+
+def test_what_is_closed_soon_is_heard_no_more_and_closed_after_the_turn() -> None:
+    loop, heard = Loop(), list[str]()
+    reader, writer = os.pipe()
+    other, waker = os.pipe()
+
+    def on_ready(_: int) -> None:
+        heard.append("ready")
+        loop.close_soon(reader)
+        heard.append("open" if os.fstat(reader) else "")
+
+    loop.watch(reader, READ, on_ready)
+    loop.watch(other, READ, lambda _: os.read(other, 1))
+    os.write(writer, b"x")
+    loop.turn()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(reader)
+    os.write(waker, b"x")
+    loop.turn()
+    assert heard == ["ready", "open"]
+    for fd in (writer, other, waker):
+        os.close(fd)

@@ -130,6 +130,9 @@ class Clock:
     def unwatch(self, *_: object) -> None:
         pass
 
+    def forget(self, *_: object) -> None:
+        pass
+
     def fire(self, most: float) -> None:
         """Whatever is due within ``most`` seconds."""
         timers, self.timers = self.timers, []

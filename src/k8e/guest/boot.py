@@ -25,6 +25,7 @@ from typing import Any
 
 TESTED = ((3, 9), (3, 12))  # later ones show lines of the code in tracebacks, by other means
 FILE = 100  # the descriptor of the file that Python runs
+CONTROL, STDIN = 101, 102  # and where those go that it was given, to be closed with one call
 HEADER_BYTES = 16
 FAMILIAR = compile("for x in (1,):\n    print(x)\n", "<string>", "exec", 0, True)
 
@@ -40,15 +41,18 @@ def become_warm() -> None:
     posix.dup2(fd, FILE)
     posix.close(fd)
     posix.write(FILE, external.MAGIC_NUMBER + bytes(HEADER_BYTES - 4))
+    for given, place in ((int(control), CONTROL), (int(stdin), STDIN)):
+        posix.dup2(given, place)
+        posix.close(given)
     real = external.SourcelessFileLoader
 
     def stand_in(_: str, path: str) -> object:
         external.SourcelessFileLoader = real
         try:
-            names, read = preload(modules, int(control))
+            names, read = preload(modules)
             settle(sys.modules["__main__"].__dict__)
-            posix.write(int(control), b"r" + read + b"\n")
-            prepare(path, int(control), int(stdin), names)
+            posix.write(CONTROL, b"r" + read + b"\n")
+            prepare(path, names)
         except BaseException:
             posix._exit(1)
         loader = sys.modules["_frozen_importlib"].BuiltinImporter
@@ -63,7 +67,7 @@ def become_warm() -> None:
     import sitecustomize  # noqa: F401 # pyright: ignore[reportMissingImports, reportUnusedImport]
 
 
-def preload(modules: list[str], control: int) -> tuple[set[str], bytes]:
+def preload(modules: list[str]) -> tuple[set[str], bytes]:
     """Import modules; the names that now mean them, and the variables that they looked at.
 
     A program's folder could have files of those names; and where those variables differ, a module
@@ -91,7 +95,7 @@ def preload(modules: list[str], control: int) -> tuple[set[str], bytes]:
     sys.modules["os"].environ._data = Watched(known)
     reasons = import_silently(modules)
     if reasons:
-        posix.write(control, b"f" + b"\0".join(reasons) + b"\n")
+        posix.write(CONTROL, b"f" + b"\0".join(reasons) + b"\n")
         posix._exit(1)
     sys.modules["os"].environ._data = known
     sys.path.insert(0, place)
@@ -151,12 +155,12 @@ def settle(main: dict[str, Any]) -> None:
         del sys.modules["gc"]
 
 
-def prepare(path: str, control: int, stdin: int, names: set[str]) -> None:
+def prepare(path: str, names: set[str]) -> None:
     """Take a program, put it where Python will look for it, and look like a new interpreter."""
     import marshal
 
-    size = int.from_bytes(read_exactly(control, 4), "big")
-    message = read_exactly(control, size)
+    size = int.from_bytes(read_exactly(CONTROL, 4), "big")
+    message = read_exactly(CONTROL, size)
     code, cwd, environment, wants_input = marshal.loads(message)  # noqa: S302 - from the guest
     try:
         text = code.decode("utf-8")
@@ -167,11 +171,11 @@ def prepare(path: str, control: int, stdin: int, names: set[str]) -> None:
         set_environment(environment)
     except BaseException:
         # A new interpreter has the right words for it.
-        posix.write(control, b"n")
+        posix.write(CONTROL, b"n")
         posix._exit(1)
     posix.pwrite(FILE, program, HEADER_BYTES)
     if wants_input:
-        open_stdin(stdin)
+        open_stdin(STDIN)
     main = sys.modules["__main__"].__dict__
     del main["__file__"], main["__cached__"]
     sys.argv[:] = ["-c"]
@@ -179,10 +183,9 @@ def prepare(path: str, control: int, stdin: int, names: set[str]) -> None:
         sys.orig_argv[1:] = ["-c", text]
     sys.path[0] = ""
     sys.path_importer_cache.pop(path, None)
-    read_exactly(control, 1)
-    posix.write(control, b"b")
-    for fd in (control, stdin, FILE):
-        posix.close(fd)
+    read_exactly(CONTROL, 1)
+    posix.write(CONTROL, b"b")
+    posix.closerange(FILE, STDIN + 1)
 
 
 def read_exactly(fd: int, size: int) -> bytes:

@@ -29,6 +29,7 @@ from k8e.guest.spawn import (
     spawn,
     spawn_by_actions,
 )
+from k8e.guest.stock import STOCK
 from k8e.guest.warm import Warmth
 from k8e.guest.wire import ERR, EXIT, OUT, pack
 
@@ -128,9 +129,9 @@ class Exec:
                 theirs.append(pipe[0])
                 mine.append(pipe[1])
             else:
-                theirs.append(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
+                theirs.append(STOCK.take_null())
             for _ in (OUT, ERR):
-                pipe = os.pipe2(os.O_CLOEXEC)
+                pipe = STOCK.take_output()
                 mine.append(pipe[0])
                 theirs.append(pipe[1])
             self.pid = spawn(self.argv, env, cwd, theirs)
@@ -168,10 +169,11 @@ class Exec:
         finally:
             os.close(slave)
         self._input.fd = os.dup(master)
+        os.set_blocking(master, False)
         self._read_from(master, OUT)
 
     def _read_from(self, fd: int, kind: int) -> None:
-        os.set_blocking(fd, False)
+        """Read from ``fd``, which does not block."""
         self._streams[fd] = kind
         self._loop.watch_soon(fd, lambda _: self._readable(fd))
 
@@ -186,8 +188,9 @@ class Exec:
         except OSError:  # EIO: the last user of the terminal is gone
             data = b""
         if not data:
-            self._loop.unwatch(fd)
-            os.close(fd)
+            if self.tty:  # its input is the same terminal, which the kernel would go on watching
+                self._loop.unwatch(fd)
+            self._loop.close_soon(fd)
             del self._streams[fd]
             if not self._streams and self.code is not None:
                 self._finish()

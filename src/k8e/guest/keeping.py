@@ -110,7 +110,7 @@ class Keeper:
         self._plan_refill(PATIENCE)
         if message is None or len(message) > MESSAGE_MOST:
             return None
-        self._loop.unwatch(item.control.fileno())
+        self._loop.forget(item.control.fileno())
         del self.kept[item.pid]
         if not item.begin(message):
             end_process(item.pid)

@@ -6,6 +6,7 @@ before it can answer.
 
 from __future__ import annotations
 
+import os
 import select
 import sys
 import time
@@ -43,6 +44,7 @@ class Loop:
         self._unregistered: dict[int, Callable[[int], object]] = {}
         self._timers: list[Timer] = []
         self._jobs: list[Any] = []
+        self._closing: list[int] = []
         self._order = 0
         self._complaints = 0
 
@@ -68,6 +70,16 @@ class Loop:
             return
         if self._handlers.pop(fd, None) is not None:
             self._epoll.unregister(fd)
+
+    def forget(self, fd: int) -> None:
+        """``unwatch`` for what is closed in this turn, and open nowhere else: the kernel knows."""
+        self._unregistered.pop(fd, None)
+        self._handlers.pop(fd, None)
+
+    def close_soon(self, fd: int) -> None:
+        """``forget`` it, and close it when this turn is done and whoever waits has been told."""
+        self.forget(fd)
+        self._closing.append(fd)
 
     def later(self, seconds: float, callback: Callable[[], object]) -> Timer:
         self._order += 1
@@ -99,6 +111,8 @@ class Loop:
         if self._jobs:
             jobs, self._jobs = self._jobs, []
             self._jobs += [job for job in jobs if self._attempt(_resume_job, job)]
+        while self._closing:
+            self._attempt(os.close, self._closing.pop())
 
     def _register(self) -> None:
         waiting, self._unregistered = self._unregistered, {}

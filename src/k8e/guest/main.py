@@ -24,6 +24,7 @@ from k8e.guest.processes import list_processes
 from k8e.guest.rehearsing import rehearse
 from k8e.guest.settling import Place, leave_log, own_home
 from k8e.guest.spawn import WORKSPACE, as_user, kill_others
+from k8e.guest.stock import STOCK
 from k8e.guest.table import Execs
 from k8e.guest.terminals import Terminals, signal_foreground
 from k8e.guest.trees import Listing, remove_path
@@ -92,6 +93,7 @@ class Guest:
             except BlockingIOError:
                 pass
             self.execs.reap()
+            STOCK.refill()
 
         self.loop.watch(waking, READ, on_wake)
 

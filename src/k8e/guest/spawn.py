@@ -19,6 +19,7 @@ from typing import Any, Callable
 
 from k8e.guest.apart import first_process, proc_folder
 from k8e.guest.plain import plain_words
+from k8e.guest.stock import STOCK
 
 UID = 1000
 GID = 1000
@@ -63,8 +64,8 @@ class as_user:  # noqa: N801 - read as a statement: `with as_user():`
         os.setresgid(-1, 0, 0)
 
 
-def find_program(name: str, path: str, cwd: str) -> str:
-    """Where ``execvp`` would find ``name``."""
+def find_program(name: str, path: str, cwd: str, *, lent: bool = False) -> str:
+    """Where ``execvp`` would find ``name``; ``lent`` if we have the user's ids at the moment."""
     if "/" in name:
         return os.path.join(cwd, name)
     now = time.monotonic()
@@ -72,7 +73,10 @@ def find_program(name: str, path: str, cwd: str) -> str:
     for number, candidate in enumerate(candidates):
         known, until = _programs.get(candidate, (False, 0.0))
         if now >= until:
-            return _look_for(name, candidates[number:], now)
+            if lent:
+                return _look_for(name, candidates[number:], now)
+            with as_user():
+                return _look_for(name, candidates[number:], now)
         if known:
             return candidate
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
@@ -80,15 +84,14 @@ def find_program(name: str, path: str, cwd: str) -> str:
 
 def _look_for(name: str, candidates: list[str], now: float) -> str:
     """The first that the user may execute; what is in the host's folders is remembered."""
-    with as_user():
-        for path in candidates:
-            found = os.access(path, os.X_OK, effective_ids=True) and not os.path.isdir(path)
-            if path.startswith(_STEADY):
-                if len(_programs) >= _MOST_PROGRAMS:
-                    _programs.clear()
-                _programs[path] = (found, now + _REMEMBERED)
-            if found:
-                return path
+    for path in candidates:
+        found = os.access(path, os.X_OK, effective_ids=True) and not os.path.isdir(path)
+        if path.startswith(_STEADY):
+            if len(_programs) >= _MOST_PROGRAMS:
+                _programs.clear()
+            _programs[path] = (found, now + _REMEMBERED)
+        if found:
+            return path
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
 
 
@@ -123,14 +126,14 @@ def _spawn(argv: list[str], env: dict[str, str], cwd: str, stdio: list[int]) -> 
         return spawn_by_actions(argv, env, cwd, actions)
     from _posixsubprocess import fork_exec
 
-    program = find_program(argv[0], env.get("PATH", PATH), cwd)
     environment = [(name + "=" + value).encode(*_ENCODING) for name, value in env.items()]
     streams = (stdio[0], -1, -1, stdio[1], -1, stdio[2])
-    error, report = os.pipe2(os.O_CLOEXEC)
+    error, report = STOCK.take_report()
     try:
         os.setresgid(GID, GID, 0)
         os.setresuid(UID, UID, 0)
         try:
+            program = find_program(argv[0], env.get("PATH", PATH), cwd, lent=True)
             # No descriptors need closing, since all of ours are close-on-exec; then: restore
             # signals, new session, and no process group, ids, umask or function of its own.
             options: tuple[Any, ...] = (True, True, -1, None, None, None, -1, None, *extra)

@@ -45,6 +45,8 @@ class Waiting:
             given.append(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
             self.stdout = self._new_pipe(given, 1)
             self.stderr = self._new_pipe(given, 1)
+            for fd in (self.stdout, self.stderr):
+                os.set_blocking(fd, False)  # now, while nobody waits
             if kind.reads_input:
                 self.stdin = self._new_pipe(given, 0)
             self.pid = self._start(kind, given)

@@ -19,6 +19,7 @@ MODULES = (
     "loop",
     "apart",
     "plain",
+    "stock",
     "spawn",
     "settling",
     "languages",
