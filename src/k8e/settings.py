@@ -27,7 +27,9 @@ def _is_root() -> bool:
 
 def default_home() -> Path:
     """Where install.sh puts runsc, runc, the virtual environment and the language tools."""
-    return Path("/opt/k8e") if _is_root() else Path.home() / ".local/share/k8e/home"
+    system, own = Path("/opt/k8e"), Path.home() / ".local/share/k8e/home"
+    # What root installed serves everybody who has nothing of their own.
+    return system if _is_root() or (system.is_dir() and not own.is_dir()) else own
 
 
 def default_data_dir() -> Path:

@@ -98,6 +98,7 @@ def stop(options: argparse.Namespace) -> int:
     if connection is None and options.destroy:
         connection = _start_again()
     if connection is None:
+        _leave_holder()
         printing.answer({"ok": True, "running": False, "sessions": 0})
         return 0
     with contextlib.closing(connection):
@@ -108,6 +109,17 @@ def stop(options: argparse.Namespace) -> int:
         _wait(process, pid)
     printing.answer({"ok": True, "running": False, "sessions": left})
     return 0
+
+
+def _leave_holder() -> None:
+    """Let go of what a dead gateway kept for sandboxes, if there are none."""
+    run_dir = settings.load().run_dir
+    if os.geteuid() != 0 and (run_dir / "holder.json").exists():
+        from k8e import folders, rootless
+
+        with contextlib.suppress(OSError):  # another user's is not ours to touch
+            folders.make_own(run_dir)
+            rootless.leave(run_dir)
 
 
 def _start_again() -> local.Connection | None:

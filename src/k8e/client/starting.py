@@ -13,7 +13,7 @@ import time
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
-from k8e import errors, settings
+from k8e import errors, folders, settings
 from k8e.client import local
 
 if TYPE_CHECKING:
@@ -44,10 +44,7 @@ def dial(config: settings.Settings | None = None) -> _socket.socket:
 def _starting_alone(config: settings.Settings) -> Generator[None]:
     """Hold the lock under which gateways are started: one, however many clients want it."""
     try:
-        config.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        owner = config.run_dir.stat().st_uid
-        if owner != os.geteuid():
-            raise PermissionError(f"it belongs to uid {owner}")
+        folders.make_own(config.run_dir)
         lock = os.open(config.run_dir / "start.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise errors.GatewayUnreachable(

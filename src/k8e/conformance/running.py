@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from k8e import errors
+from k8e.conformance import unheld
 from k8e.conformance.behaviours import ALL, Behaviour, Broken, NotApplicable
 from k8e.conformance.stage import Stage, staged
 from k8e.runtimes.base import Runtime
@@ -73,7 +74,7 @@ async def run(
 
 def known_gap(behaviour: Behaviour, runtime: Runtime) -> Result | None:
     """What is said of a promise that a runtime is known not to keep; None for others."""
-    reason = behaviour.gaps.get(runtime.name)
+    reason = behaviour.gaps.get(runtime.name) or unheld.why_not(behaviour.id, runtime.name)
     return Result(behaviour, Verdict.NOT_APPLICABLE, reason, 0.0) if reason else None
 
 

@@ -9,17 +9,20 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from k8e.runtimes import uids
+from k8e.runtimes.cgroups import root
 
 CGROUPS = Path("/sys/fs/cgroup")
 
 
 def cgroups(sandbox_id: str) -> list[Path]:
-    """Cgroups that carry the sandbox's name."""
-    return [
+    """Cgroups that carry the sandbox's name; a user's own are far below the root of all."""
+    found = {
         path
+        for top in (CGROUPS, root())
         for pattern in (f"*/{sandbox_id}", f"*/*/{sandbox_id}")
-        for path in CGROUPS.glob(pattern)
-    ]
+        for path in top.glob(pattern)
+    }
+    return sorted(found)
 
 
 def processes(sandbox_id: str) -> list[int]:

@@ -35,10 +35,15 @@ class Egress:
         *,
         world: Path = namespaces.OWN,
         upstreams: list[Upstream] | None = None,
+        home: Path | None = None,
         spare: int = SPARE,
     ) -> None:
-        """``world`` is the namespace that the uplink leads to: this host's own by default."""
-        self._world = world
+        """``world`` is the namespace that the uplink leads to: this host's own by default.
+
+        ``home`` is where this host's resolvers are asked, and whose addresses are out of reach,
+        where that is not the world: behind that world, this host may be one of many.
+        """
+        self._world, self._home = world, home or world
         self._records = Records(folder)
         self._router = Router(folder)
         self._clients: dict[str, Client] = {}
@@ -47,13 +52,14 @@ class Egress:
         self._indexes: dict[Slot, int] = {}
         self._last = -1
         self._responder = Responder(
-            self._router, self._by_address, upstreams or [], self._world_socket
+            self._router, self._by_address, upstreams or [], self._home_socket
         )
         self._proxy = Proxy(self._router.socket, self._decide)
         self._log: PacketLog | None = None
         self._uplink = ""
         self._connecting = asyncio.Lock()
-        self._watcher: Watcher | None = None
+        self._watchers: list[Watcher] = []
+        self._changed = False  # since mending began
         self._mending: asyncio.Task[None] | None = None
         self._wanted = spare
         self._spare: list[Slot] = []
@@ -118,8 +124,8 @@ class Egress:
 
     def abandon(self) -> None:
         """Leave everything as a gateway does that is killed."""
-        if self._watcher is not None:
-            self._watcher.close()
+        for watcher in self._watchers:
+            watcher.close()
         if self._log is not None:
             asyncio.get_running_loop().remove_reader(self._log.fileno())
             self._log.close()
@@ -238,31 +244,41 @@ class Egress:
         async with self._connecting:
             if self._uplink:
                 return
-            if self._watcher is None:  # before anything that could change meanwhile
-                self._watcher = Watcher(self._world, self._on_change)
-                self._watcher.start()
+            if self._home != self._world:
+                await asyncio.to_thread(uplink.seal, self._world)
+            if not self._watchers:  # before anything that could change meanwhile
+                self._watchers.append(Watcher(self._world, self._on_change))
+                if self._home != self._world:  # an address that this host gets is out of reach too
+                    self._watchers.append(Watcher(self._home, self._on_change, rules=False))
+                for watcher in self._watchers:
+                    watcher.start()
             await self._mend()
 
     async def _mend(self) -> None:
         """Make or repair the uplink; the host's own addresses stay out of reach."""
         self._uplink = await asyncio.to_thread(uplink.connect, self._router.path, self._world)
         own = await asyncio.to_thread(uplink.own_addresses, self._world)
+        if self._home != self._world:  # this host is not to be reached by that way either
+            own += await asyncio.to_thread(uplink.own_addresses, self._home)
         self._router.disown(own)
 
     def _on_change(self) -> None:
         """The host's addresses or its firewall changed."""
+        self._changed = True
         if self._mending is None or self._mending.done():
             self._mending = asyncio.create_task(self._mend_again())
 
     async def _mend_again(self) -> None:
         try:
-            async with self._connecting:
-                await self._mend()
+            while self._changed:
+                self._changed = False
+                async with self._connecting:
+                    await self._mend()
         except (OSError, errors.K8eError):
             log.exception("the host's side of the uplink could not be renewed")
 
-    def _world_socket(self, family: int, kind: int) -> Any:
-        return namespaces.socket_in(self._world, family, kind)
+    def _home_socket(self, family: int, kind: int) -> Any:
+        return namespaces.socket_in(self._home, family, kind)
 
     # Asking.
 

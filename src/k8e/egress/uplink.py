@@ -119,6 +119,24 @@ def disconnect(world: Path, name: str) -> None:
     namespaces.run_in(world, inside)
 
 
+def seal(world: Path) -> None:
+    """Answer nobody, in a world that is only a way to another one.
+
+    What is not of a connection that we lead through would be refused in the name of its sender, and
+    end the connection that it belongs to: some programs that carry packets send odd ones.
+    """
+    table = "inet k8e-world"
+    chain = "staying { type filter hook input priority filter; policy accept; }"
+    rule = 'staying iifname != "lo" meta l4proto { tcp, udp } drop'
+
+    def inside() -> None:
+        with _tools() as (_, nft, _firewall):
+            nft.run(f"add table {table}\ndelete table {table}\nadd table {table}")
+            nft.run(f"add chain {table} {chain}\nadd rule {table} {rule}")
+
+    namespaces.run_in(world, inside)
+
+
 def own_addresses(world: Path) -> list[Address]:
     """All addresses by which the host can be reached."""
     return namespaces.run_in(world, _own_addresses)

@@ -25,6 +25,10 @@ _SO_RCVBUFFORCE = 33
 # Links, addresses of IPv4 and IPv6, and the switches of forwarding.
 _ROUTE_GROUPS = (1, 5, 9, 24, 25)
 _NFT_GROUPS = (7,)
+_PROTOCOLS = (
+    (socket.NETLINK_ROUTE, _ROUTE_GROUPS),
+    (firewalls.NETLINK_NETFILTER, _NFT_GROUPS),
+)
 # Tables deleted, chains and rules made or deleted; changed sets are nobody's forwarding.
 _NFT_KINDS = frozenset(firewalls.NFT | kind for kind in (2, 3, 5, 6, 8))
 
@@ -32,8 +36,10 @@ _NFT_KINDS = frozenset(firewalls.NFT | kind for kind in (2, 3, 5, 6, 8))
 class Watcher:
     """Calls ``on_change`` on the running loop, once for everything that changes together."""
 
-    def __init__(self, world: Path, on_change: Callable[[], object]) -> None:
+    def __init__(self, world: Path, on_change: Callable[[], object], *, rules: bool = True) -> None:
+        """Only root of a namespace may watch ``rules`` of its firewalls; the rest, everybody."""
         self._world = world
+        self._protocols = _PROTOCOLS if rules else _PROTOCOLS[:1]
         self._on_change = on_change
         self._sockets: list[socket.socket] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -43,7 +49,7 @@ class Watcher:
     def start(self) -> None:
         """Listen from now on."""
         self._loop = asyncio.get_running_loop()
-        self._sockets = namespaces.run_in(self._world, _listen)
+        self._sockets = namespaces.run_in(self._world, lambda: _listen(self._protocols))
         for item in self._sockets:
             self._loop.add_reader(item, self._read, item)
 
@@ -78,15 +84,15 @@ class Watcher:
         self._on_change()
 
 
-def _listen() -> list[socket.socket]:
+def _listen(protocols: tuple[tuple[int, tuple[int, ...]], ...]) -> list[socket.socket]:
     """In the world: the sockets on which the kernel tells."""
     made: list[socket.socket] = []
-    for protocol, groups in (
-        (socket.NETLINK_ROUTE, _ROUTE_GROUPS),
-        (firewalls.NETLINK_NETFILTER, _NFT_GROUPS),
-    ):
+    for protocol, groups in protocols:
         item = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol)
-        item.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER)
+        try:
+            item.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER)
+        except PermissionError:  # without root there is no more than everybody has
+            item.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
         item.bind((0, sum(1 << group - 1 for group in groups)))
         item.setblocking(False)
         made.append(item)

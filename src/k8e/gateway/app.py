@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Generator
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
-from k8e import errors
+from k8e import errors, rootless
 from k8e.audit.trail import Trail
 from k8e.auth.keys import Keys
 from k8e.auth.store import KeyStore
@@ -44,15 +44,10 @@ LOG_BYTES = 16 << 20  # after which the log file is renamed and begun anew
 def run(settings: Settings, *, background: bool, ready_fd: int = -1) -> int:
     """Be the gateway until told to stop; the exit code of the process."""
     os.umask(0o077)
-    _keep_memory()
-    # Each session needs a few descriptors; the soft limit is for programs that use select(2).
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
-        _make_folders(settings)
-        _log_to(settings.log_file, stderr=not background)
-        with _only_one(settings.run_dir):
-            asyncio.run(_main(settings, background=background, ready_fd=ready_fd))
+        if os.geteuid() != 0:
+            rootless.enter(settings.run_dir, detach=background)
+        return _run(settings, background=background, ready_fd=ready_fd)
     except errors.K8eError as error:
         log.error("%s", error)
         _tell(ready_fd, json.dumps(error.to_wire()))
@@ -60,6 +55,21 @@ def run(settings: Settings, *, background: bool, ready_fd: int = -1) -> int:
             hint = f" ({error.hint})" if error.hint else ""
             os.write(2, f"k8e gateway: {error}{hint}\n".encode())
         return error.exit_code
+    finally:
+        if background and rootless.inside():
+            logging.shutdown()
+            rootless.leave(settings.run_dir)
+
+
+def _run(settings: Settings, *, background: bool, ready_fd: int) -> int:
+    _keep_memory()
+    # Each session needs a few descriptors; the soft limit is for programs that use select(2).
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    _make_folders(settings)
+    _log_to(settings.log_file, stderr=not background)
+    with _only_one(settings.run_dir):
+        asyncio.run(_main(settings, background=background, ready_fd=ready_fd))
     return 0
 
 
@@ -224,7 +234,7 @@ def _only_one(run_dir: Path) -> Generator[None]:
                 hint="k8e gateway stop ends it",
             ) from None
         file.truncate(0)
-        file.write(f"{os.getpid()}\n")
+        file.write(f"{rootless.outer_pid()}\n")
         file.flush()
         try:
             yield

@@ -11,7 +11,7 @@ import secrets
 import socket
 from typing import NamedTuple
 
-from k8e import errors
+from k8e import errors, rootless
 
 SHARED = "127.0.0.1"
 ATTEMPTS = 20
@@ -79,4 +79,4 @@ def _random_address() -> str:
 
 
 def _random_port() -> int:
-    return secrets.choice(PRIVILEGED) if os.geteuid() == 0 else 0
+    return secrets.choice(PRIVILEGED) if os.geteuid() == 0 and not rootless.inside() else 0

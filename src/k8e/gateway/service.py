@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict
 from typing import Any
 
-from k8e import errors, metrics
+from k8e import errors, metrics, rootless
 from k8e._version import __version__
 from k8e.audit.acting import Act
 from k8e.auth.keys import Keys
@@ -99,7 +98,7 @@ class Gateway(
         if Role.ADMIN not in principal.roles:
             return told  # the rest is this machine's own business
         return told | {
-            "pid": os.getpid(),
+            "pid": rootless.outer_pid(),
             "sessions": self.sessions.count(),
             "socket": str(self.settings.socket),
             "data_dir": str(self.settings.data_dir),

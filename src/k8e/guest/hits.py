@@ -18,6 +18,8 @@ WORDS = (
     (b"No space left on device", "disk"),
     (b"Disk quota exceeded", "disk"),
     (b"Too many open files", "open_files"),
+    (b"MemoryError", "memory"),
+    (b"Cannot allocate memory", "memory"),
     (b"can't start new thread", "pids"),
     (b"fork: retry: Resource temporarily unavailable", "pids"),
     (b"fork: Resource temporarily unavailable", "pids"),

@@ -165,6 +165,8 @@ class Guest:
         if spec.get("nproc"):
             COUNTED["pids"] = int(spec["nproc"])
             wanted.append((resource.RLIMIT_NPROC, COUNTED["pids"]))
+        if spec.get("data"):  # of each program, where nothing holds all of them together
+            wanted.append((resource.RLIMIT_DATA, int(spec["data"])))
         for kind, most in wanted:
             hard = resource.getrlimit(kind)[1]
             if most and (hard == resource.RLIM_INFINITY or most < hard):

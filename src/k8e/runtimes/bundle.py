@@ -74,6 +74,8 @@ class Flavour:
     slot_at: str
     """Where the slot is mounted: the workspace itself, or beside it for a guest that binds."""
     annotations: dict[str, str]
+    cgroups: bool = True
+    """Whether there are cgroups to hold the sandbox to its limits."""
     id_range: int = ID_RANGE
     """How many uids that has."""
     oom_score: int = 0
@@ -222,13 +224,14 @@ def make_config(
     """The whole ``config.json`` of one sandbox, with the paths of namespaces that exist already."""
     namespaces = [{"type": name} for name in ("pid", "ipc", "uts", "mount", "cgroup")]
     linux: dict[str, Any] = {
-        "cgroupsPath": cgroups.path_of(sandbox_id),
         # The slot's mounts come from the host; crun's own default would cut them off.
         "rootfsPropagation": "rslave",
-        "resources": make_resources(flavour, limits),
         "maskedPaths": MASKED,
         "readonlyPaths": READ_ONLY,
     }
+    if flavour.cgroups:
+        linux["cgroupsPath"] = cgroups.path_of(sandbox_id)
+        linux["resources"] = make_resources(flavour, limits)
     if flavour.id_base is not None:
         namespaces.append(_namespace("user", user_namespace))
         mapping = [{"containerID": 0, "hostID": flavour.id_base, "size": flavour.id_range}]

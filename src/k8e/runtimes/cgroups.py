@@ -10,7 +10,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from k8e import rootless
+from k8e.rootless import groups
+
 ROOT = Path("/sys/fs/cgroup")
+NOWHERE = ROOT / "none-of-ours"
 PARENT = "k8e"
 NEIGHBOURS = "k8e-neighbours"
 """On v2 in a container: where the processes go that were in the container's own cgroup."""
@@ -18,6 +22,18 @@ CONTROLLERS = ("cpu", "memory", "pids")
 CLEAR_ROUNDS = 3  # a process may fork while it is moved
 REMOVE_SECONDS = 5.0
 _FREEZER, _THAWED = "freezer.state", "THAWED"
+
+
+def root() -> Path:
+    """Below what our groups are: the root of all, or one that was given to a gateway's user."""
+    if rootless.inside() is None:
+        return ROOT
+    return groups.given() or NOWHERE
+
+
+def usable() -> bool:
+    """Whether there may be groups for new sandboxes."""
+    return rootless.inside() is None or groups.reached()
 
 
 def is_unified() -> bool:
@@ -28,16 +44,19 @@ def is_unified() -> bool:
 def hierarchies() -> list[Path]:
     """The mounted controllers: one on v2, one per controller on v1."""
     if is_unified():
-        return [ROOT]
-    return [path for path in ROOT.glob("*") if (path / "cgroup.procs").exists()]
+        return [root()]
+    return [path for path in root().glob("*") if (path / "cgroup.procs").exists()]
 
 
 def prepare() -> None:
-    """On v2, let groups below the root have limits; what fails here, a probe explains."""
-    if not is_unified():
+    """On v2, let groups below the root have limits; what fails here, a probe explains.
+
+    Without root that was done before: now we are where processes outside have no number.
+    """
+    if not is_unified() or rootless.inside() is not None:
         return
-    switch = ROOT / "cgroup.subtree_control"
-    usable = (ROOT / "cgroup.controllers").read_text("ascii").split()
+    switch = root() / "cgroup.subtree_control"
+    usable = (root() / "cgroup.controllers").read_text("ascii").split()
     wanted = [name for name in CONTROLLERS if name in usable]
     if set(wanted) <= set(switch.read_text("ascii").split()):
         return
@@ -55,7 +74,23 @@ def prepare() -> None:
 
 def path_of(sandbox_id: str) -> str:
     """What an OCI spec names as ``cgroupsPath``."""
-    return f"/{PARENT}/{sandbox_id}"
+    return f"/{root().relative_to(ROOT) / PARENT / sandbox_id}"
+
+
+def make(sandbox_id: str, resources: dict[str, Any]) -> None:
+    """Make the group of a sandbox, with its limits, for a runtime that cannot; only on v2."""
+    group = root() / PARENT / sandbox_id
+    group.parent.mkdir(exist_ok=True)
+    groups.switch_on(group.parent)
+    group.mkdir(exist_ok=True)
+    _set(group / "memory.swap.max", 0)
+    set_limits(sandbox_id, resources)
+
+
+def within(sandbox_id: str, argv: list[str]) -> list[str]:
+    """A command that first goes into the group that was made for a sandbox."""
+    file = root() / PARENT / sandbox_id / "cgroup.procs"
+    return ["/bin/sh", "-c", 'echo 0 >"$0" && exec "$@"', str(file), *argv]
 
 
 _LIMIT_FILES = {
@@ -69,7 +104,7 @@ _NO_LIMIT = ("", "max", "-1")
 def limit_of(sandbox_id: str, controller: str) -> str:
     """The limit that the kernel holds for a sandbox, as it writes it; empty if there is none."""
     v2_name, v1_name = _LIMIT_FILES[controller]
-    base, name = (ROOT, v2_name) if is_unified() else (ROOT / controller, v1_name)
+    base, name = (root(), v2_name) if is_unified() else (root() / controller, v1_name)
     with contextlib.suppress(OSError):
         value = (base / PARENT / sandbox_id / name).read_text("ascii").strip()
         return "" if value.split(" ")[0] in _NO_LIMIT else value
@@ -83,7 +118,7 @@ def set_limits(sandbox_id: str, resources: dict[str, Any]) -> None:
     """
     memory, cpu, pids = resources["memory"], resources["cpu"], resources["pids"]
     if is_unified():
-        group = ROOT / PARENT / sandbox_id
+        group = root() / PARENT / sandbox_id
         with contextlib.suppress(FileNotFoundError):
             if int((group / "memory.current").read_text("ascii")) > memory["limit"]:
                 # The kernel would make room by killing what is there.
@@ -92,9 +127,9 @@ def set_limits(sandbox_id: str, resources: dict[str, Any]) -> None:
         _set(group / "memory.max", memory["limit"])  # beside it, memory.swap.max stays 0
         _set(group / "pids.max", pids["limit"])
         return
-    _set(ROOT / "cpu" / PARENT / sandbox_id / "cpu.cfs_quota_us", cpu["quota"])
-    _set(ROOT / "pids" / PARENT / sandbox_id / "pids.max", pids["limit"])
-    group = ROOT / "memory" / PARENT / sandbox_id
+    _set(root() / "cpu" / PARENT / sandbox_id / "cpu.cfs_quota_us", cpu["quota"])
+    _set(root() / "pids" / PARENT / sandbox_id / "pids.max", pids["limit"])
+    group = root() / "memory" / PARENT / sandbox_id
     if not group.exists():
         return
     # Memory and swap together may never be less than memory alone, not even for a moment.
@@ -110,7 +145,7 @@ def limit_sockets(sandbox_id: str, size: int) -> None:
 
     On v2 that is part of its memory; on v1 it would only be bounded for the whole host.
     """
-    _set(ROOT / "memory" / PARENT / sandbox_id / "memory.kmem.tcp.limit_in_bytes", size)
+    _set(root() / "memory" / PARENT / sandbox_id / "memory.kmem.tcp.limit_in_bytes", size)
 
 
 def _set(file: Path, value: object) -> None:
@@ -121,7 +156,7 @@ def _set(file: Path, value: object) -> None:
 def limit_hits(sandbox_id: str) -> dict[str, int]:
     """How often the kernel held a sandbox to a limit: killed for memory, refused a process."""
     hits = {"memory": memory_limit_hits(sandbox_id), "pids": 0}
-    base = ROOT if is_unified() else ROOT / "pids"
+    base = root() if is_unified() else root() / "pids"
     with contextlib.suppress(OSError, ValueError):
         for line in (base / PARENT / sandbox_id / "pids.events").read_text("ascii").splitlines():
             if line.startswith("max "):
@@ -132,7 +167,10 @@ def limit_hits(sandbox_id: str) -> dict[str, int]:
 def memory_limit_hits(sandbox_id: str) -> int:
     """How many processes of a sandbox the kernel killed because its memory ran out."""
     group = f"{PARENT}/{sandbox_id}"
-    for file in (ROOT / group / "memory.events", ROOT / "memory" / group / "memory.oom_control"):
+    for file in (
+        root() / group / "memory.events",
+        root() / "memory" / group / "memory.oom_control",
+    ):
         with contextlib.suppress(OSError, ValueError):
             for line in file.read_text("ascii").splitlines():
                 if line.startswith("oom_kill "):
@@ -156,7 +194,7 @@ def end_frozen(sandbox_id: str) -> None:
 
     On v2 a killed process dies frozen.
     """
-    group = ROOT / "freezer" / PARENT / sandbox_id
+    group = root() / "freezer" / PARENT / sandbox_id
     if _is_frozen(group):
         _kill_members(group)
 
@@ -175,10 +213,10 @@ def _clear_root(switch: Path) -> None:
     """
     with contextlib.suppress(OSError):
         switch.write_text(" ".join(f"-{name}" for name in CONTROLLERS), "ascii")
-    target = ROOT / NEIGHBOURS
+    target = root() / NEIGHBOURS
     target.mkdir(exist_ok=True)
     for _ in range(CLEAR_ROUNDS):
-        for pid in (ROOT / "cgroup.procs").read_text("ascii").split():
+        for pid in (root() / "cgroup.procs").read_text("ascii").split():
             with contextlib.suppress(ProcessLookupError):
                 (target / "cgroup.procs").write_text(pid, "ascii")
 
@@ -201,8 +239,10 @@ def _remove_one(group: Path, deadline: float) -> None:
 def _kill_members(group: Path) -> None:
     with contextlib.suppress(OSError):
         for pid in (group / "cgroup.procs").read_text("ascii").split():
+            # One in no namespace of ours is told as 0, which to kill means ourselves.
             with contextlib.suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
+                if pid != "0":
+                    os.kill(int(pid), signal.SIGKILL)
     if _is_frozen(group):
         with contextlib.suppress(OSError):
             (group / _FREEZER).write_text(_THAWED, "ascii")

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from k8e import errors
 from k8e.runtimes import bundle, resizing, userspaces
 from k8e.runtimes.base import Feature, Support
 from k8e.runtimes.host import Host, Record
@@ -74,10 +75,19 @@ class Container(OciRuntime):
             sysfs=False,
             slot_at="/workspace",
             annotations={},
+            cgroups=self.host.has_cgroups,
         )
 
     def guest_limits(self, record: Record) -> dict[str, Any]:
-        return {"oom_score_adj": CHILD_OOM_SCORE}
+        return {**self.stand_in_limits(record), "oom_score_adj": CHILD_OOM_SCORE}
+
+    async def switch(self, verb: str, sandbox_id: str, wanted: str) -> None:
+        if not self.host.has_cgroups:
+            raise errors.RuntimeUnusable(
+                "a container cannot be paused here: the gateway has no control group for it",
+                hint="use gvisor, or run k8e as root",
+            )
+        await super().switch(verb, sandbox_id, wanted)
 
     def resize_folders(self, record: Record) -> dict[str, Any]:
         resizing.resize_folders(

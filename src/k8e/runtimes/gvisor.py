@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from k8e import errors
+from k8e import errors, rootless
 from k8e.model import Limits
 from k8e.runtimes import bundle, cpuid, tools
 from k8e.runtimes.base import Feature, Guest, Support
@@ -40,6 +40,9 @@ class GVisor(OciRuntime):
         super().__init__(host)
         self._program = host.tool(self.tool_name)
         self._platform = PLATFORMS[0]
+        # runsc wants to switch controllers on from the root of all groups down, cpuset among them,
+        # and gives up where it may not.
+        self.group_is_ours = host.has_cgroups and rootless.inside() is not None
         self.starter = tools.Starter(cpuid.keep_native)
 
     def command(self, *arguments: str, network: str = "") -> list[str]:
@@ -49,6 +52,8 @@ class GVisor(OciRuntime):
         # Both are gVisor's own network stack; with none, it has nothing but loopback.
         flags.append("--network=sandbox" if network else "--network=none")
         flags += ["--host-uds=open", "--overlay2=none"]
+        if self.group_is_ours or not self.host.has_cgroups:
+            flags.append("--ignore-cgroups")
         return [self._program or self.tool_name, *flags, *arguments]
 
     def flavour(self, record: Record) -> bundle.Flavour:
@@ -63,6 +68,7 @@ class GVisor(OciRuntime):
             sysfs=True,
             slot_at="/run/k8e/slot",
             annotations={},
+            cgroups=self.host.has_cgroups and not self.group_is_ours,
             oom_score=OOM_SCORE,
         )
 
@@ -78,7 +84,7 @@ class GVisor(OciRuntime):
             [item.path, ",".join(item.bounds), item.mode, item.noexec]
             for item in bundle.memory_folders(record.limits)
         ]
-        return {"nproc": record.limits.pids, "folders": folders}
+        return {**self.stand_in_limits(record), "nproc": record.limits.pids, "folders": folders}
 
     def resize_folders(self, record: Record) -> dict[str, Any]:
         return {}  # they are among the limits of the guest

@@ -16,15 +16,18 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from k8e import errors
+from k8e import errors, rootless
 from k8e.images.images import Images
 from k8e.model import Limits
-from k8e.runtimes import bundle, cgroups, interpreter, mounts, packing, rootfs, tables
+from k8e.processes import start_time
+from k8e.runtimes import bundle, cgroups, interpreter, mounts, packing, reach, rootfs, tables
 from k8e.runtimes.roots import Roots
 from k8e.runtimes.uids import Uids
 from k8e.runtimes.workspaces import Workspaces
 from k8e.settings import Settings
 
+FEW_IDS = 2048
+"""Uids of a sandbox where a user has not many: its own user is number 1000, few others exist."""
 GUEST_PYTHON = "/usr/bin/python3"
 KILL_ROUNDS = 5  # one may start another while it is looked for
 
@@ -40,7 +43,9 @@ def _no_env() -> dict[str, str]:
 
 @functools.cache
 def _boot() -> str:
-    return BOOT_ID.read_text("ascii").strip()
+    inside = rootless.inside()
+    name = f" {inside.name}" if inside else ""  # of a holder: its processes have pids of their own
+    return BOOT_ID.read_text("ascii").strip() + name
 
 
 @dataclass(frozen=True)
@@ -128,16 +133,34 @@ async def _no_network() -> AsyncGenerator[str]:
     yield ""
 
 
+def _few_uids(sandboxes: Path, count: int) -> Uids:
+    """Ranges for the sandboxes of a user who has ``count`` uids; the first is the user's own."""
+    claims = Path.home() / ".local/share/k8e/uids"
+    try:
+        claims.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise errors.InvalidRequest(
+            f"the folder {claims.parent} cannot be made: {error.strerror}",
+            hint="set HOME to a folder of yours: there, the gateways of a user share out its uids",
+        ) from None
+    return Uids(sandboxes, claims=claims, first=1, size=FEW_IDS, slots=(count - 1) // FEW_IDS)
+
+
 class Host:
     """Folders and ranges shared by all local runtimes of one gateway."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.sandboxes = settings.run_dir / "sandboxes"
-        self.workspaces = Workspaces(settings.data_dir / "workspaces")
-        self.uids = Uids(self.sandboxes)
+        inside = rootless.inside()
+        self.has_cgroups = cgroups.usable()
+        """Whether the kernel can hold sandboxes to their limits."""
+        self.workspaces = Workspaces(settings.data_dir / "workspaces", in_memory=bool(inside))
+        self.uids = _few_uids(self.sandboxes, inside.ids) if inside else Uids(self.sandboxes)
+        self._reachable = reach.of(settings)
+        """The data folder by a path on which every uid may pass."""
         self.images = Images(settings)
-        self.roots = Roots(self.images, settings.data_dir / "images" / "roots")
+        self.roots = Roots(self.images, self._reachable / "images" / "roots")
         self._skeleton: Path | None = None
         self._guest: Path | None = None
         self._python: interpreter.Interpreter | None = None
@@ -155,9 +178,10 @@ class Host:
         """Make the folders; raises an error that says what is wrong with them."""
         if os.geteuid() != 0:
             raise errors.RuntimeUnusable(
-                "the local runtimes need root to make sandboxes",
+                "the local runtimes need root to make sandboxes, or a user namespace",
                 hint="run k8e as root (sudo k8e …), or set K8E_SANDBOX_ENDPOINT to a gateway",
             )
+        reach.make(self.settings)
         self.sandboxes.mkdir(parents=True, exist_ok=True)
         mounts.make_private_mount(self.sandboxes)
         cgroups.prepare()
@@ -182,11 +206,12 @@ class Host:
             for point in mounts.mounts_below(self.settings.run_dir):
                 mounts.unmount(point)
             shutil.rmtree(self.settings.run_dir / "gvisor", ignore_errors=True)
+            reach.undo(self.settings)
 
     def closed_folder(self) -> Path | None:
         """A folder on the way to the data folder through which other uids may not pass."""
-        data_dir = self.settings.data_dir
-        closed = (path for path in (data_dir, *data_dir.parents) if not path.stat().st_mode & 0o001)
+        folders = (self._reachable, *self._reachable.parents)
+        closed = (path for path in folders if not path.stat().st_mode & 0o001)
         return next(closed, None)
 
     def folder(self, sandbox_id: str) -> Path:
@@ -228,16 +253,8 @@ class Host:
                 return self.roots.path(record.root), self._python
         with self._lock:
             if self._skeleton is None or not self._skeleton.exists():
-                self._skeleton = rootfs.make_skeleton(self.settings.data_dir / "rootfs")
+                self._skeleton = rootfs.make_skeleton(self._reachable / "rootfs")
             return self._skeleton, None
-
-
-def start_time(pid: int) -> int:
-    """When a process started, in kernel ticks; 0 if there is no such process."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        text = Path(f"/proc/{pid}/stat").read_text("ascii", "replace")
-        return int(text.rpartition(")")[2].split()[19])
-    return 0
 
 
 def kill_mentioning(sandbox_id: str) -> None:

@@ -18,9 +18,10 @@ from k8e import errors, link
 from k8e.guest.spawn import UID
 from k8e.images.images import Content
 from k8e.model import MIB, Limits, Rootfs, SandboxSpec
+from k8e.processes import start_time
 from k8e.runtimes import bundle, cgroups, mounts, tools
 from k8e.runtimes.base import Feature, Guest, Support
-from k8e.runtimes.host import Host, Record, start_time
+from k8e.runtimes.host import Host, Record, kill_mentioning
 from k8e.runtimes.oci_guest import OciGuest, to_the_end
 from k8e.runtimes.workspaces import round_up
 
@@ -50,6 +51,8 @@ class OciRuntime:
     name = ""
     tool_name = ""
     networked = True
+    group_is_ours = False
+    """Whether we make a sandbox's control group, and not the runtime's program."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
@@ -68,6 +71,12 @@ class OciRuntime:
     def guest_limits(self, record: Record) -> dict[str, Any]:
         """Limits that the guest sets because the host cannot."""
         raise NotImplementedError
+
+    def stand_in_limits(self, record: Record) -> dict[str, Any]:
+        """What a guest can do where no cgroup holds its sandbox: bound each of its programs."""
+        if self.host.has_cgroups:
+            return {}
+        return {"nproc": record.limits.pids, "data": record.limits.memory}
 
     def resize_folders(self, record: Record) -> dict[str, Any]:
         """Give the folders in memory the sizes of the limits; what the guest must do for it."""
@@ -122,6 +131,8 @@ class OciRuntime:
             argv = self.command(
                 "run", "--detach", *arguments, spec.sandbox_id, network=spec.network
             )
+            if self.group_is_ours:
+                argv = cgroups.within(spec.sandbox_id, argv)
             await self.run(argv, folder / "log", RUN_SECONDS)
             pid = int((folder / "pid").read_text("ascii"))
             record = replace(record, pid=pid, pid_started=start_time(pid))
@@ -161,6 +172,9 @@ class OciRuntime:
             self.user_namespace(record),
         )
         (folder / "config.json").write_text(json.dumps(config), "utf-8")
+        if self.group_is_ours:
+            resources = bundle.make_resources(self.flavour(record), record.limits)
+            cgroups.make(record.sandbox_id, resources)
         return record
 
     def user_namespace(self, record: Record) -> str:
@@ -290,6 +304,9 @@ class OciRuntime:
 
     def _remove_cgroups(self, sandbox_id: str) -> None:
         cgroups.remove(sandbox_id)
+        if not self.host.has_cgroups:  # they would have known what belongs to it
+            kill_mentioning(sandbox_id)
+            self.host.uids.kill(sandbox_id)
 
     def _remove_folder(self, sandbox_id: str) -> None:
         folder = self.host.folder(sandbox_id)

@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import Protocol
 
-from k8e import errors, link
+from k8e import errors, link, rootless
 from k8e.guest import wire
 from k8e.model import MIB, Limits, SandboxSpec, new_id
 from k8e.runtimes import cgroups
@@ -84,6 +84,8 @@ def _limit(controller: str, sandbox_id: str) -> Feature:
         kind = "cgroup v2" if cgroups.is_unified() else "cgroup v1"
         return Feature(name, True, f"{kind}: {value}")
     fix = f"enable the {controller} cgroup controller on this host"
+    if rootless.inside():
+        fix = "run k8e as root, or give it a control group: docs/howto/rootless.md"
     return Feature(name, False, f"no {controller} cgroup holds the limit of a sandbox", fix)
 
 

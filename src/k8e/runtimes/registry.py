@@ -30,6 +30,11 @@ WEAKER = (
     "talk to this host's kernel, so a kernel exploit would reach the host"
 )
 
+UNBOUNDED = (
+    "the gateway does not run as root, and no control group was given to it: nothing holds a "
+    "sandbox as a whole to its limits of CPU and memory (k8e doctor tells more)"
+)
+
 
 class Runtimes:
     """All local runtimes, probed once per boot, program version and release of k8e."""
@@ -94,10 +99,15 @@ class Runtimes:
         for runtime in self.all.values():
             await runtime.purge(sandbox_id)
 
-    def warning(self) -> str:
-        """What an operator must know when the default is not the strongest runtime."""
+    def warning(self, *, named: bool = False) -> str:
+        """What whoever relies on sandboxes must know: that they are weaker than the usual ones.
+
+        ``named`` leaves out what is known to somebody who asked for a runtime by its name.
+        """
         found = self._support.get("gvisor")
-        return WEAKER.format(reason=found.detail) if found and not found.usable else ""
+        weaker = found is not None and not found.usable and not named
+        told = [WEAKER.format(reason=found.detail)] if found and weaker else []
+        return "; ".join(told if self._host.has_cgroups else [*told, UNBOUNDED])
 
     async def _supported(self, name: str, *, fresh: bool = False) -> Support:
         async with self._probing:
@@ -116,6 +126,7 @@ class Runtimes:
     def _key(self) -> str:
         """Changes when an old probe says nothing about today."""
         parts = [__version__, *os.uname(), BOOT_ID.read_text("ascii").strip()]
+        parts.append(f"groups={self._host.has_cgroups}")
         parts.append(str(Path(GUEST_PYTHON).resolve().stat().st_mtime_ns))
         for tool in ("runsc", "runc", "crun"):
             path = self._host.tool(tool)

@@ -12,8 +12,8 @@ import os
 import struct
 from collections.abc import Generator, Iterable
 
+from k8e.processes import start_time
 from k8e.runtimes.bundle import MemoryFolder
-from k8e.runtimes.host import start_time
 
 # The numbers are the same on every architecture of Linux since 5.2.
 _FSCONFIG, _FSPICK, _OPENAT2 = 431, 433, 437

@@ -12,9 +12,10 @@ import contextlib
 import fcntl
 import logging
 import os
+import signal
 import stat
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 
 from k8e import errors
@@ -29,6 +30,7 @@ CLAIMS = Path("/run/k8e-uids")
 """Where root's gateways claim ranges. Not below the run folder: each gateway has one of its own.
 And not in /run/lock, where others may write. Processes do not outlive the machine's run either."""
 LOCK_SECONDS = 10.0
+KILL_ROUNDS = 5  # one may start another while it is looked for
 LOCK_STEP = 0.002  # whoever has the lock makes one link
 
 
@@ -110,6 +112,22 @@ class Uids:
             with contextlib.suppress(OSError):  # then it leads nowhere from now on
                 self._path(sandbox_id, base).unlink(missing_ok=True)
 
+    def kill(self, sandbox_id: str) -> None:
+        """Kill every process that has the range of a sandbox, which shares it with none."""
+        base = self._bases.get(sandbox_id)
+        if base is None or list(self._bases.values()).count(base) > 1:
+            return
+        for _ in range(KILL_ROUNDS):
+            found = [pid for pid, uids in _processes() if any(map(self._range(base), uids))]
+            for pid in found:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if not found:
+                return
+
+    def _range(self, base: int) -> Callable[[int], bool]:
+        return lambda uid: base <= uid < base + self.size
+
     # With the lock.
 
     def _unclaimed(self) -> int | None:
@@ -127,9 +145,9 @@ class Uids:
         """Forget sandboxes that somebody removed and could not say so, such as a killed gateway."""
         gone = list(self._gone())
         # Also a folder that somebody else removed does not end its processes.
-        used = _used_uids() if gone else set[int]()
+        used = {uid for _, uids in _processes() for uid in uids} if gone else set[int]()
         for base, path in gone:
-            if not any(base <= uid < base + self.size for uid in used):
+            if not any(map(self._range(base), used)):
                 path.unlink(missing_ok=True)
 
     def _gone(self) -> Iterator[tuple[int, Path]]:
@@ -197,11 +215,9 @@ def _lock(fd: int) -> None:
             time.sleep(LOCK_STEP)
 
 
-def _used_uids() -> set[int]:
-    """The uids of all processes."""
-    found: set[int] = set()
+def _processes() -> Iterator[tuple[int, set[int]]]:
+    """All processes, with their uids."""
     for status in Path("/proc").glob("[0-9]*/status"):
         with contextlib.suppress(OSError, ValueError, IndexError):
-            text = status.read_bytes()
-            found.update(map(int, text.partition(b"\nUid:")[2].split(b"\n", 1)[0].split()))
-    return found
+            line = status.read_bytes().partition(b"\nUid:")[2].split(b"\n", 1)[0]
+            yield int(status.parent.name), set(map(int, line.split()))

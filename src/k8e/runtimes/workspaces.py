@@ -1,4 +1,7 @@
-"""Workspaces with a disk limit: sparse ext4 images, copied from a prepared one and loop-mounted."""
+"""Workspaces with a disk limit: sparse ext4 images, copied from a prepared one and loop-mounted.
+
+Without root on the machine there are no loop devices; a workspace is a file system in memory then.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +37,10 @@ def round_up(size: int) -> int:
 class Workspaces:
     """The images below one folder, named after their sandboxes."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, in_memory: bool = False) -> None:
+        """``in_memory`` is for who may not mount an image: a file system there has limits too."""
         self._folder = folder
+        self._in_memory = in_memory
         self._making = threading.Lock()  # of empty images: two at once would share a scratch file
 
     def image(self, sandbox_id: str) -> Path:
@@ -45,6 +50,12 @@ class Workspaces:
         self, sandbox_id: str, target: Path, *, size: int, owner: int, inodes: int = 0
     ) -> None:
         """Make the workspace if it does not exist, and mount it with ``owner`` as its owner."""
+        if self._in_memory:
+            size = round_up(size)
+            bounds = f"size={size},nr_inodes={inodes or size // BYTES_PER_INODE},mode=755"
+            mounts.mount("k8e-workspace", target, "tmpfs", _FLAGS, bounds)
+            os.chown(target, owner, owner)
+            return
         image = self.image(sandbox_id)
         if not image.exists():
             _copy_sparse(self._template(size, inodes), image)

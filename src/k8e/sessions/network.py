@@ -9,17 +9,20 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
-from k8e import errors
+from k8e import errors, rootless
 from k8e.egress import indexes, namespaces
 from k8e.egress.asking import parse_upstreams
 from k8e.egress.policy import DEFAULT, NONE, Policy, Rule, parse_policy, parse_rule, tidy
 from k8e.egress.service import Egress
 from k8e.guest import wire
 from k8e.model import Session, new_id
+from k8e.rootless import tether
 from k8e.runtimes.base import Feature
 from k8e.settings import Settings
 
 log = logging.getLogger(__name__)
+
+_FIX = "run install.sh again, as root"
 
 
 class Network:
@@ -40,9 +43,16 @@ class Network:
         """Take over the networks of the sandboxes that are ``alive``."""
         parse_policy(self._usual)  # a wrong setting stops the gateway, not the first session
         world = self._settings.uplink_namespace
+        inside = None if world else rootless.inside()
+        if inside is not None:
+            self.reason = await asyncio.to_thread(tether.ensure, self._settings.run_dir)
+            if self.reason:
+                log.warning("sandboxes have no network: %s", self.reason)
+                return
         egress = Egress(
             self._settings.run_dir / "net",
-            world=Path(world) if world else namespaces.OWN,
+            world=Path(world) if world else inside.world if inside else namespaces.OWN,
+            home=namespaces.OWN if inside else None,
             upstreams=parse_upstreams(self._settings.resolvers),
         )
         try:
@@ -65,7 +75,7 @@ class Network:
     def support(self) -> Feature:
         """Whether there is a network, for whoever asks what works here."""
         if self.reason:
-            return Feature("egress", False, self.reason, "run install.sh again, as root")
+            return Feature("egress", False, self.reason, _FIX)
         return Feature("egress", True, "router, nftables and DNS responder are running")
 
     # Policies.

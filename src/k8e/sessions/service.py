@@ -162,8 +162,8 @@ class Sessions(Standing):
         return len(self._live) + self._maker.count()
 
     def warning(self, session: Session) -> str:
-        """What a client must know about a session that got a weaker runtime than the usual."""
-        return self.runtimes.warning() if not session.spec.runtime else ""
+        """What a client must know about a session whose sandbox is weaker than the usual ones."""
+        return self.runtimes.warning(named=bool(session.spec.runtime))
 
     # Finding.
 
