@@ -69,7 +69,7 @@ test: setup test-packages ## Run the tests (as root all of them; PYTEST_ARGS="-k
 chaos: setup test-packages ## Kill gateways at random moments (CHAOS_ARGS="--count 500 --seed 1 --runtime gvisor")
 	$(PY) -m tests.chaos $(CHAOS_ARGS)
 
-test-vm: setup ## Try the limits on a cgroup v2 kernel, in QEMU (8 minutes; VM_ARGS="container limits.pids")
+test-vm: setup ## Try the limits on a cgroup v2 kernel, in QEMU (15 minutes; VM_ARGS="user container limits.pids")
 	$(PY) tests/vm/run.py $(VM_ARGS)
 
 fuzz: setup ## Send nonsense for FUZZ_SECONDS=600 (FUZZ_SEED=1 repeats a run; FUZZ_ARGS="-k guest")

@@ -10,6 +10,7 @@ import pytest
 LONGEST = (
     "tests/conformance/test_runtimes.py",
     "tests/sessions/test_restart.py",
+    "tests/rootless/test_gateway.py",
     "tests/sessions/test_restart_steering.py",
     "tests/sessions/test_snapshot_attacks.py",
     "tests/chaos/test_chaos.py",

@@ -59,6 +59,8 @@ PROBES = Probes()
 class Place:
     """Where one gateway can run, apart from every other one on this machine."""
 
+    command = COMMAND
+
     def __init__(self, **environ: str) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="k8e-test-", dir="/tmp"))  # short: sockets
         self.folder.chmod(OPEN_FOLDER)
@@ -94,7 +96,7 @@ class Place:
     ) -> subprocess.CompletedProcess[bytes]:
         """Run the command to its end."""
         return subprocess.run(
-            [*COMMAND, *arguments],
+            [*self.command, *arguments],
             env=self.environ | environ,
             input=stdin,
             capture_output=True,
@@ -122,7 +124,7 @@ class Place:
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
         """Start the command with pipes for input, output and errors."""
         pipe = subprocess.PIPE
-        command = [*COMMAND, *arguments]
+        command = [*self.command, *arguments]
         return subprocess.Popen(command, env=self.environ, stdin=pipe, stdout=pipe, stderr=pipe)
 
     # The gateway.

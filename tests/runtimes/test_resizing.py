@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from k8e.model import MIB, Limits
+from k8e.processes import start_time
 from k8e.runtimes import mounts, resizing
 from k8e.runtimes.bundle import MemoryFolder, memory_folders
-from k8e.runtimes.host import start_time
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 

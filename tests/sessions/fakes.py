@@ -175,7 +175,7 @@ class FakeRuntimes:
     async def purge(self, sandbox_id: str) -> None:
         await self._runtime.purge(sandbox_id)
 
-    def warning(self) -> str:
+    def warning(self, *, named: bool = False) -> str:
         return ""
 
 

@@ -3,7 +3,8 @@
 ``make test-vm``. This machine's own files are the VM's, shared read-only below an overlay in
 memory, so what is tried is what is installed here. Exit status 0: all passed, or skipped with a
 reason.
-Arguments choose runtimes and behaviours (``run.py container limits.pids``); none means all.
+Arguments choose scenarios, runtimes and behaviours (``run.py user container limits.pids``); none
+means all.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+import scenarios
+
 from k8e import settings
 
 HERE = Path(__file__).resolve().parent
@@ -37,61 +40,16 @@ QEMU = "qemu-system-x86_64"
 KERNEL = "linux-image-amd64"  # the smaller -cloud- kernel has no 9p
 MODULES = "virtio_pci virtio_blk 9pnet_virtio 9p overlay loop ext4 crc32c_generic".split()
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-SECONDS = float(os.environ.get("K8E_VM_SECONDS", "900"))
-"""For everything; about 450 on two free cores."""
+SECONDS = float(os.environ.get("K8E_VM_SECONDS", "1500"))
+"""For everything; some 700 on two free cores, by the times of its parts."""
 ACCELERATOR = os.environ.get("K8E_VM_ACCEL", "tcg,thread=multi")
 """Emulation works everywhere; ``kvm`` is quick where it works."""
 PATIENCE = "5" if ACCELERATOR.startswith("tcg") else "1"
 """How much longer every time-out is: starting gVisor takes up to 45 s on an emulated CPU."""
-ENDS = ["host: came to its end", "nested: came to its end"]
+CHOSEN = [name for name in scenarios.ALL if name in sys.argv[1:]] or list(scenarios.ALL)
+WORDS = [word for word in sys.argv[1:] if word not in scenarios.ALL]
 MEMORY = "3G"
 DISK = 8 << 30  # sparse
-
-# The first program. Everything that is written goes to memory or to the scratch disk.
-INIT = """#!/bin/busybox sh
-set -e
-bb=/bin/busybox
-$bb mkdir -p /proc /sys /dev /lower /upper /root
-$bb mount -t proc proc /proc
-$bb mount -t sysfs sys /sys
-$bb mount -t devtmpfs dev /dev
-for module in {modules}; do $bb insmod /modules/$module.ko; done
-$bb mount -t 9p -o trans=virtio,version=9p2000.L,ro,cache=loose,msize=512000 host /lower
-$bb mount -t tmpfs tmpfs /upper
-$bb mkdir /upper/files /upper/work
-$bb mount -t overlay -o lowerdir=/lower,upperdir=/upper/files,workdir=/upper/work overlay /root
-for folder in /proc /sys /dev; do $bb mount -o move $folder /root$folder; done
-$bb mkdir -p /root/dev/pts /root/dev/shm /root/var/lib/k8e
-$bb mount -t devpts devpts /root/dev/pts
-$bb mount -t tmpfs tmpfs /root/dev/shm
-$bb mount -t tmpfs tmpfs /root/run
-$bb mount -t ext4 /root/dev/vda /root/var/lib/k8e
-$bb mount -t cgroup2 cgroup2 /root/sys/fs/cgroup
-$bb ip link set lo up
-$bb cp /bin/busybox /start /root/run/
-exec $bb switch_root /root /run/busybox sh /run/start
-"""
-# Its shell stays process 1 and reaps what a sandbox leaves to it. The second time the program sees
-# what it would see in a container: its own cgroup, with processes in it, as the root of them all.
-START = """
-export {environment}
-bb=/run/busybox
-$bb stty raw </dev/ttyS1
-{program} host {words} >/dev/ttyS1 </dev/null
-cd /sys/fs/cgroup
-$bb mkdir box
-echo +cpu +memory +pids >cgroup.subtree_control
-echo $$ >box/cgroup.procs
-cd /
-cat >/run/nested <<'END'
-umount /sys/fs/cgroup
-mount -t cgroup2 cgroup2 /sys/fs/cgroup
-{program} nested {words} >/dev/ttyS1 </dev/null
-END
-/usr/bin/unshare --cgroup --mount /bin/sh /run/nested
-$bb sync
-$bb poweroff -f
-"""
 
 
 def skip(reason: str) -> NoReturn:
@@ -202,13 +160,16 @@ def initramfs(kernel: Path, busybox: Path) -> bytes:
         "K8E_ALLOWED_HOSTS": "none",
         "K8E_VM_PATIENCE": PATIENCE,
     }
-    start = START.format(
+    needs = [HERE, Path(sysconfig.get_path("platlib")), settings.load().home]
+    start = scenarios.script(
+        CHOSEN,
         environment=" ".join(f"{name}={shlex.quote(value)}" for name, value in environment.items()),
         program=shlex.join([os.path.realpath(sys.executable), "-B", str(HERE / "inside.py")]),
-        words=shlex.join(sys.argv[1:]),
+        words=shlex.join(WORDS),
+        way=shlex.join(sorted({str(path) for need in needs for path in (need, *need.parents)})),
     )
     files = {
-        "init": INIT.format(modules=" ".join(needed)).encode(),
+        "init": scenarios.INIT.format(modules=" ".join(needed)).encode(),
         "start": start.encode(),
         "bin/busybox": (busybox / "bin" / "busybox").read_bytes(),
     }
@@ -257,7 +218,8 @@ def judge(lines: list[dict[str, Any]], took: float) -> int:
     failed = [line["name"] for line in lines if line["verdict"] == "fail"]
     passed = sum(line["verdict"] == "pass" for line in lines)
     print(f"{passed} passed, {len(failed)} failed in {took:.0f} s", *failed, sep="\n  ")
-    complete = [line["name"] for line in lines if line["kind"] == "end"] == ENDS
+    ended = [line["name"] for line in lines if line["kind"] == "end"]
+    complete = ended == [f"{name}: came to its end" for name in CHOSEN]
     if not complete:
         print(f"the VM did not come to its end; it may take {SECONDS:g} s (K8E_VM_SECONDS)")
     if failed or not complete:
