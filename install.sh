@@ -294,6 +294,10 @@ system_packages() {
     has_library libnftables.so.1 || missing="$missing libnftables1"
     if have apt-get && [ ! -e /etc/ssl/certs/ca-certificates.crt ]; then missing="$missing ca-certificates"; fi
     have node || missing="$missing nodejs npm"
+    if [ "$(id -u)" != 0 ]; then # what a gateway needs that is not root
+        have newuidmap || missing="$missing uidmap"
+        have pasta || missing="$missing passt"
+    fi
     missing=${missing# }
     if [ -z "$missing" ]; then
         note "nothing is missing"
