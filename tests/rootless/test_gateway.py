@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from k8e import errors
+from k8e.rootless import holder
 from tests.places import eventually
 from tests.rootless.conftest import NewUserPlace
 from tests.rootless.users import FIRST, UID, UserPlace
@@ -253,3 +254,25 @@ def test_who_has_no_home_is_told_so(user_place: UserPlace) -> None:
     assert done.returncode == errors.InvalidRequest.exit_code
     assert b"k8e gateway: the folder /proc/nowhere/.local/share/k8e cannot be made" in done.stderr
     assert b"set HOME" in done.stderr
+
+
+def test_sandboxes_use_the_data_folder_of_the_gateway_that_runs(user_place: UserPlace) -> None:
+    user_place.cli("doctor", "--json")  # after which no sandbox is there
+    user_place.kill_gateway()
+    assert user_place.holder() is not None
+    other = user_place.folder / "other"
+    user_place.environ["K8E_DATA_DIR"] = str(other)
+    assert run(user_place, "--runtime", "container", "echo ok")["stdout"] == "ok\n"
+    assert (other / "rootfs").is_dir()
+
+
+def test_checks_that_run_already_are_not_disturbed_by_others(user_place: UserPlace) -> None:
+    first = user_place.start("conformance", "run", "--runtime", "container", "--only", "life")
+    checks = user_place.run_dir / "checks"
+    eventually(lambda: holder.find(checks), 20)
+    second = user_place.cli("conformance", "run", "--runtime", "container", "--only", "life")
+    assert second.returncode == errors.Conflict.exit_code, second
+    assert holder.find(checks) is not None
+    first.terminate()
+    first.communicate(timeout=60)
+    eventually(lambda: holder.find(checks) is None)
