@@ -193,16 +193,18 @@ def test_a_gateway_that_comes_while_one_leaves_is_not_ended_with_it(user_place: 
     for _ in range(3):
         stopping = user_place.start("gateway", "stop")
         coming = user_place.start("gateway", "--background")
-        for process in (stopping, coming):
+        # Who comes too early meets the one that leaves, as with root.
+        codes = {stopping: (0,), coming: (0, errors.GatewayUnreachable.exit_code)}
+        for process, allowed in codes.items():
             told, said = process.communicate(timeout=60)
-            assert process.returncode == 0, (told, said)
+            assert process.returncode in allowed, (told, said)
         assert user_place.json("gateway", "--background")["pid"]
 
 
 def test_what_a_gateway_that_was_killed_left_behind_ends_with_the_next_stop(
     user_place: UserPlace,
 ) -> None:
-    user_place.json("gateway", "--background")
+    user_place.cli("doctor", "--json")  # after which no sandbox is there
     user_place.kill_gateway()
     assert user_place.holder() is not None, "it outlives the gateway"
     user_place.json("gateway", "stop")

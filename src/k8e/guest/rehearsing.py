@@ -11,7 +11,8 @@ from typing import Any
 from k8e.guest.execs import Exec
 from k8e.guest.table import Execs
 
-PROGRAM = ["true"]
+PROGRAM = ["env"]
+"""One that heeds LANG, as most do: what it opens of that, others find open."""
 
 
 class Rehearsal:

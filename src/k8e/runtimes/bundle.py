@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from k8e.model import MIB, Limits
-from k8e.runtimes import cgroups, seccomp
+from k8e.runtimes import cgroups, locales, seccomp
 from k8e.runtimes.interpreter import PLACE, Interpreter
 
 GUEST_CAPABILITIES = ["CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_CHOWN", "CAP_DAC_OVERRIDE"]
@@ -57,6 +57,8 @@ class Layout:
     """Of each process; at most the gateway's own hard limit."""
     python: Interpreter | None = None
     """The guest's own Python, where the root need not have one."""
+    locales: Path | None = None
+    """What is shown in the place of the host's locales, where the root is the host's own."""
 
 
 @dataclass(frozen=True)
@@ -169,6 +171,8 @@ def _mounts(layout: Layout, flavour: Flavour, limits: Limits) -> list[dict[str, 
     else:
         mounts.append(_bind(CPUS, CPUS, *READ_ONLY_BIND, "noexec"))
     mounts += [_bind(folder, folder, *READ_ONLY_BIND) for folder in layout.bound]
+    if layout.locales is not None:
+        mounts.append(_bind(layout.locales, str(locales.PLACE), *READ_ONLY_BIND))
     if layout.tools is not None:
         mounts.append(_bind(layout.tools, "/opt/k8e/tools", *READ_ONLY_BIND))
     if layout.python is not None:

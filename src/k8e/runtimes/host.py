@@ -20,7 +20,17 @@ from k8e import errors, rootless
 from k8e.images.images import Images
 from k8e.model import Limits
 from k8e.processes import start_time
-from k8e.runtimes import bundle, cgroups, interpreter, mounts, packing, reach, rootfs, tables
+from k8e.runtimes import (
+    bundle,
+    cgroups,
+    interpreter,
+    locales,
+    mounts,
+    packing,
+    reach,
+    rootfs,
+    tables,
+)
 from k8e.runtimes.roots import Roots
 from k8e.runtimes.uids import Uids
 from k8e.runtimes.workspaces import Workspaces
@@ -163,6 +173,7 @@ class Host:
         self.roots = Roots(self.images, self._reachable / "images" / "roots")
         self._skeleton: Path | None = None
         self._guest: Path | None = None
+        self._locales: Path | None = None
         self._python: interpreter.Interpreter | None = None
         self.lend_network: Callable[[], AbstractAsyncContextManager[str]] = _no_network
         """A network namespace to try runtimes with; its path is empty where there is none."""
@@ -227,6 +238,7 @@ class Host:
         with self._lock:
             if self._guest is None or not self._guest.exists():
                 self._guest = packing.pack_guest(self.settings.data_dir / "guest", GUEST_PYTHON)
+                self._locales = locales.archive(self.settings.data_dir / "locales")
         root, python = self._root(record)
         tools = self.settings.home / "tools"
         folder = self.folder(record.sandbox_id)
@@ -240,6 +252,7 @@ class Host:
             # Without CAP_SYS_RESOURCE nobody can raise a hard limit above their own.
             open_files=min(record.limits.open_files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
             python=python,
+            locales=None if record.root else self._locales,
         )
 
     def _root(self, record: Record) -> tuple[Path, interpreter.Interpreter | None]:
