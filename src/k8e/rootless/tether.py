@@ -24,6 +24,9 @@ TUN = Path("/dev/net/tun")
 FLAGS = "--config-net --no-map-gw -t none -u none -T none -U none --netns-only --runas 0".split()
 MTU = ["--mtu", "1500"]
 
+_started: list[subprocess.Popen[bytes]] = []
+"""What this process started and never waits for; Python complains of others."""
+
 
 def ensure(run_dir: Path) -> str:
     """Connect the holder's network with the machine's; why that is not possible, or nothing."""
@@ -90,6 +93,7 @@ def _start(argv: list[str], run_dir: Path, file: Path) -> None:
             raise OSError(f"it was not ready in {START_SECONDS:g} s ({_said(run_dir)})")
     finally:
         os.close(fd)
+    _started.append(process)
     record = json.dumps([process.pid, start_time(process.pid)])
     (run_dir / "tether.json").write_text(record, "ascii")
 
