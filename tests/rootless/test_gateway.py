@@ -162,7 +162,10 @@ def test_who_has_no_subordinate_ids_is_told_how_to_get_them(new_user_place: NewU
     assert "usermod --add-subuids" in told
 
 
-@pytest.mark.parametrize("areas", [["limits", "bounds"], ["life", "share", "pause"]])
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "areas", [["limits", "bounds"], ["life"], ["pause.stands-still", "pause.destroy"]]
+)
 def test_promises_hold_without_root(user_place: UserPlace, runtime: str, areas: list[str]) -> None:
     chosen = [word for area in areas for word in ("--only", area)]
     done = subprocess.run(

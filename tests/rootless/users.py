@@ -11,9 +11,11 @@ from pathlib import Path
 from k8e.rootless import holder
 from tests.places import COMMAND, Place
 
-UID = 54321
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw") or 0)
+UID = 54321 + _WORKER  # each worker looks for what is left of its own user
 NAME = "k8e-test-user"
-FIRST, COUNT = 1_000_000_000, 65536
+COUNT = 65536
+FIRST = 1_000_000_000 + _WORKER * COUNT
 """Ids that nobody else has: neither systemd nor useradd hands them out."""
 AS_USER = Path(__file__).with_name("as_user.py")
 

@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Generator, Iterator
 from typing import Any
 
-from k8e import errors, rootless, settings
+from k8e import errors, settings
 from k8e._version import __version__
 from k8e.cli import fast, printing
 
@@ -36,6 +36,8 @@ def run(options: argparse.Namespace) -> int:
     if options.list:
         return _list([conformance.ALL[name] for name in chosen], json=options.json)
     if os.geteuid() != 0:
+        from k8e import rootless
+
         # Namespaces of their own: a gateway shows its sandboxes other files in the same place.
         rootless.enter(settings.load().run_dir / "checks", detach=False, shared=False)
     with _signals_as_exceptions():

@@ -112,14 +112,15 @@ def stop(options: argparse.Namespace) -> int:
 
 
 def _leave_holder() -> None:
-    """Let go of what a dead gateway kept for sandboxes, if there are none."""
+    """Let go of what a dead gateway kept for sandboxes, if there are none; so of dead checks."""
     run_dir = settings.load().run_dir
-    if os.geteuid() != 0 and (run_dir / "holder.json").exists():
-        from k8e import folders, rootless
+    for place in (run_dir, run_dir / "checks"):
+        if os.geteuid() != 0 and (place / "holder.json").exists():
+            from k8e import folders, rootless
 
-        with contextlib.suppress(OSError):  # another user's is not ours to touch
-            folders.make_own(run_dir)
-            rootless.leave(run_dir)
+            with contextlib.suppress(OSError):  # another user's is not ours to touch
+                folders.make_own(place)
+                rootless.leave(place)
 
 
 def _start_again() -> local.Connection | None:

@@ -111,6 +111,8 @@ class Uids:
         if base is not None:
             with contextlib.suppress(OSError):  # then it leads nowhere from now on
                 self._path(sandbox_id, base).unlink(missing_ok=True)
+                if base not in self._bases.values():
+                    self._remove_stale(base)  # of a family, of which somebody was killed
 
     def kill(self, sandbox_id: str) -> None:
         """Kill every process that has the range of a sandbox, which shares it with none."""
@@ -141,9 +143,9 @@ class Uids:
         self._bases[sandbox_id] = base
         return base
 
-    def _remove_stale(self) -> None:
+    def _remove_stale(self, only: int = -1) -> None:
         """Forget sandboxes that somebody removed and could not say so, such as a killed gateway."""
-        gone = list(self._gone())
+        gone = [item for item in self._gone() if only in (-1, item[0])]
         # Also a folder that somebody else removed does not end its processes.
         used = {uid for _, uids in _processes() for uid in uids} if gone else set[int]()
         for base, path in gone:
