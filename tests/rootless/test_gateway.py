@@ -178,7 +178,11 @@ def test_promises_hold_without_root(user_place: UserPlace, runtime: str, areas: 
     told = json.loads(done.stdout)
     broken = [row for row in told["results"] if row["verdict"] == "fail"]
     assert not broken, broken
-    assert told["passed"] > told["not_applicable"]
+    # Of a container's pauses nothing is left to check without a control group.
+    assert told["passed"] > told["not_applicable"] or (runtime, areas[0][:5]) == (
+        "container",
+        "pause",
+    )
 
 
 def test_a_second_gateway_says_that_one_runs_and_the_first_goes_on(user_place: UserPlace) -> None:
