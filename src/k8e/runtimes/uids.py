@@ -72,7 +72,7 @@ class Uids:
                 self._bases.update(
                     (sandbox_id, base)
                     for base, sandbox_id, folder in self._claimed()
-                    if folder == self._sandboxes / sandbox_id
+                    if folder == self._sandboxes / sandbox_id and os.path.lexists(folder)
                 )
                 for sandbox_id, base in recorded.items():  # an older release claimed none
                     self._claim(sandbox_id, base)
@@ -108,11 +108,16 @@ class Uids:
     def free(self, sandbox_id: str) -> None:
         """Nothing is left of the sandbox. Needs no lock, so that it never waits."""
         base = self._bases.pop(sandbox_id, None)
-        if base is not None:
-            with contextlib.suppress(OSError):  # then it leads nowhere from now on
-                self._path(sandbox_id, base).unlink(missing_ok=True)
-                if base not in self._bases.values():
-                    self._remove_stale(base)  # of a family, of which somebody was killed
+        with contextlib.suppress(OSError):  # then it leads nowhere from now on
+            for claimed, name in list(self._names()):
+                # Also one that a gateway claimed which was killed while it removed the sandbox, and
+                # those of a family of which nobody is left.
+                gone = claimed == base and base not in self._bases.values()
+                if name == sandbox_id or (gone and not self._exists(name)):
+                    self._path(name, claimed).unlink(missing_ok=True)
+
+    def _exists(self, sandbox_id: str) -> bool:
+        return os.path.lexists(self._sandboxes / sandbox_id)
 
     def kill(self, sandbox_id: str) -> None:
         """Kill every process that has the range of a sandbox, which shares it with none."""
@@ -143,9 +148,9 @@ class Uids:
         self._bases[sandbox_id] = base
         return base
 
-    def _remove_stale(self, only: int = -1) -> None:
+    def _remove_stale(self) -> None:
         """Forget sandboxes that somebody removed and could not say so, such as a killed gateway."""
-        gone = [item for item in self._gone() if only in (-1, item[0])]
+        gone = list(self._gone())
         # Also a folder that somebody else removed does not end its processes.
         used = {uid for _, uids in _processes() for uid in uids} if gone else set[int]()
         for base, path in gone:
@@ -221,5 +226,7 @@ def _processes() -> Iterator[tuple[int, set[int]]]:
     """All processes, with their uids."""
     for status in Path("/proc").glob("[0-9]*/status"):
         with contextlib.suppress(OSError, ValueError, IndexError):
-            line = status.read_bytes().partition(b"\nUid:")[2].split(b"\n", 1)[0]
-            yield int(status.parent.name), set(map(int, line.split()))
+            text = status.read_bytes()
+            line = text.partition(b"\nUid:")[2].split(b"\n", 1)[0]
+            if b"\nState:\tZ" not in text:  # what has ended uses nothing any more
+                yield int(status.parent.name), set(map(int, line.split()))
