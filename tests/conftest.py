@@ -27,6 +27,20 @@ def pytest_collection_modifyitems(
         ordering.order(items)
 
 
+@pytest.fixture(autouse=True)
+def _files_stay_readable() -> Generator[None]:
+    """A test that leaves another umask makes tests fail that come after it, in some order."""
+    before = _umask()
+    yield
+    assert _umask() == before, "the test left another umask"
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"

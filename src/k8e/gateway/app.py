@@ -75,10 +75,13 @@ def _run(settings: Settings, *, background: bool, ready_fd: int) -> int:
 
 def repair(settings: Settings) -> list[dict[str, object]]:
     """Make usable what a gateway cannot start with; what was done."""
-    os.umask(0o077)
-    _make_folders(settings)
-    with _only_one(settings.run_dir):
-        return [item.to_json() for item in state.repair(settings.data_dir)]
+    before = os.umask(0o077)
+    try:
+        _make_folders(settings)
+        with _only_one(settings.run_dir):
+            return [item.to_json() for item in state.repair(settings.data_dir)]
+    finally:
+        os.umask(before)
 
 
 async def _main(settings: Settings, *, background: bool, ready_fd: int) -> None:

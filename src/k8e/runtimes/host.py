@@ -8,9 +8,8 @@ import json
 import os
 import resource
 import shutil
-import signal
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 from k8e import errors, rootless
 from k8e.images.images import Images
 from k8e.model import Limits
-from k8e.processes import start_time
+from k8e.processes import end_all, start_time
 from k8e.runtimes import (
     bundle,
     cgroups,
@@ -39,7 +38,6 @@ from k8e.settings import Settings
 FEW_IDS = 2048
 """Uids of a sandbox where a user has not many: its own user is number 1000, few others exist."""
 GUEST_PYTHON = "/usr/bin/python3"
-KILL_ROUNDS = 5  # one may start another while it is looked for
 
 
 FORMAT = 1
@@ -276,12 +274,11 @@ def kill_mentioning(sandbox_id: str) -> None:
     The id is a random word of 100 bits, so a command line that has it can only be about it.
     """
     needle = sandbox_id.encode()
-    for _ in range(KILL_ROUNDS):
-        found = False
+
+    def find() -> Iterator[int]:
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 if needle in (folder / "cmdline").read_bytes() and int(folder.name) != os.getpid():
-                    os.kill(int(folder.name), signal.SIGKILL)
-                    found = True
-        if not found:
-            return
+                    yield int(folder.name)
+
+    end_all(find)

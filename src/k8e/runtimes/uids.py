@@ -12,13 +12,13 @@ import contextlib
 import fcntl
 import logging
 import os
-import signal
 import stat
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 
 from k8e import errors
+from k8e.processes import end_all
 from k8e.runtimes import bundle
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,6 @@ CLAIMS = Path("/run/k8e-uids")
 """Where root's gateways claim ranges. Not below the run folder: each gateway has one of its own.
 And not in /run/lock, where others may write. Processes do not outlive the machine's run either."""
 LOCK_SECONDS = 10.0
-KILL_ROUNDS = 5  # one may start another while it is looked for
 LOCK_STEP = 0.002  # whoever has the lock makes one link
 
 
@@ -124,13 +123,8 @@ class Uids:
         base = self._bases.get(sandbox_id)
         if base is None or list(self._bases.values()).count(base) > 1:
             return
-        for _ in range(KILL_ROUNDS):
-            found = [pid for pid, uids in _processes() if any(map(self._range(base), uids))]
-            for pid in found:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            if not found:
-                return
+        ours = self._range(base)
+        end_all(lambda: [pid for pid, uids in _processes() if any(map(ours, uids))])
 
     def _range(self, base: int) -> Callable[[int], bool]:
         return lambda uid: base <= uid < base + self.size
