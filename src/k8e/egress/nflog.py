@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import ipaddress
 import select
 import socket
@@ -23,6 +23,7 @@ _REQUEST_ACK = 0x5
 _HEADER = struct.Struct("=IHHII")
 _ATTRIBUTE = struct.Struct("=HH")
 _BUFFER = 1 << 20
+_MOST_READS = 4096
 PROTOCOLS = {1: "icmp", 6: "tcp", 17: "udp", 58: "icmp"}
 _MAX_EXTENSIONS = 8  # headers between IPv6 and what it carries
 
@@ -75,14 +76,12 @@ class PacketLog:
         found: list[Packet] = []
         if not self._news.poll(0):
             return found
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                try:
-                    found += parse(self._socket.recv(_BUFFER))
-                except OSError as error:
-                    if isinstance(error, BlockingIOError):
-                        raise
-                    # ENOBUFS: some were lost; the rest is still worth knowing.
+        for _ in range(_MOST_READS):  # what is refused meanwhile is for the next time
+            try:
+                found += parse(self._socket.recv(_BUFFER))
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:  # some were lost; the rest is worth knowing
+                    break
         return found
 
     def close(self) -> None:
