@@ -16,8 +16,8 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="the local runtimes need root"),
     pytest.mark.timeout(240),
 ]
-SECONDS = 20.0
-ROUNDS = 15
+SECONDS = 12.0
+ROUNDS = 12
 
 
 @pytest.mark.parametrize("runtime", ["gvisor", "container"])

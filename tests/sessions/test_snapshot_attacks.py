@@ -25,6 +25,8 @@ pytestmark = [
 ]
 RUNTIMES = ("container", "gvisor")
 MIB = 1 << 20
+LARGE = {"container": 150 * MIB, "gvisor": 64 * MIB}
+"""Bytes that take a while to save and to restore."""
 
 
 class Place(contextlib.AbstractContextManager["Place"]):
@@ -178,7 +180,7 @@ def test_a_gateway_that_dies_while_it_saves_leaves_no_half_snapshot(runtime: str
         place.client.call("save_snapshot", session_id=made, name="whole")
         other = place.client.create(runtime=runtime)
         for session_id in (made, other):
-            place.client.shell(session_id, "head -c 100M /dev/zero > big")
+            place.client.shell(session_id, f"head -c {LARGE[runtime]} /dev/zero > big")
         begin(place.client, "save_snapshot", session_id=made, name="half")
         begin(
             place.gateways.connect(), "save_snapshot", session_id=other, name="whole", replace=True
@@ -201,7 +203,7 @@ def test_a_gateway_that_dies_while_it_saves_leaves_no_half_snapshot(runtime: str
 def test_a_gateway_that_dies_while_it_restores_leaves_no_half_session(runtime: str) -> None:
     with Place() as place:
         made = place.client.create(runtime=runtime)
-        place.client.shell(made, "head -c 150M /dev/zero > big")
+        place.client.shell(made, f"head -c {LARGE[runtime]} /dev/zero > big")
         place.client.call("save_snapshot", session_id=made, name="big")
         spec = {"runtime": runtime, "snapshot": "big", "session_id": "half"}
         begin(place.client, "create_session", spec=spec)
@@ -212,7 +214,7 @@ def test_a_gateway_that_dies_while_it_restores_leaves_no_half_session(runtime: s
         half = place.gateways.sandboxes()["half"]
         assert place.gateways.traces(half) == []
         again = client.create(runtime=runtime, snapshot="big", session_id="half")
-        assert client.shell(again, "stat -c %s big") == f"{150 * MIB}\n"
+        assert client.shell(again, "stat -c %s big") == f"{LARGE[runtime]}\n"
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)

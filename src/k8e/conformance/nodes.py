@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from typing import Any
 
@@ -10,9 +9,9 @@ from k8e.conformance.behaviours import NotApplicable, behaviour, equal
 from k8e.conformance.sandbox import PATIENCE, Outcome, Sandbox
 from k8e.conformance.snippets import NODE, Snippet
 from k8e.conformance.stage import Stage
-from k8e.conformance.warmth import compare_all, ready, seen
+from k8e.conformance.warmth import EVERY_SNIPPET, compare_all, ready, seen
 
-_STEP = 1 if os.environ.get("K8E_EVERY_SNIPPET") else 7
+_STEP = 1 if EVERY_SNIPPET else 7
 """Nodes start slowly, and all programs are tried without a sandbox: here, one of so many."""
 _PID = re.compile(rb"\(node:\d+\)")
 # What cannot be run as a script goes to a new one, which has the words for it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import time
 from collections.abc import Awaitable, Callable
@@ -23,6 +24,8 @@ _SETUP = (
 _ADDRESS = re.compile(rb"0x[0-9a-f]+")
 # What does not compile goes to a new interpreter, which has the words for it.
 _NOT_COMPILED = (b"SyntaxError", b"IndentationError", b"TabError", b"RecursionError")
+EVERY_SNIPPET = bool(os.environ.get("K8E_EVERY_SNIPPET"))
+"""Whether all programs are compared on each runtime, which takes a minute more."""
 Compare = Callable[[Sandbox, Snippet], Awaitable[str]]
 _SITE = "import site, os\nprint(site.getusersitepackages())"
 
@@ -93,7 +96,11 @@ async def compare_all(stage: Stage, snippets: list[Snippet], compare: Compare) -
 
 
 async def _compare_family(stage: Stage, family: str) -> None:
-    await compare_all(stage, FAMILIES[family], _compare)
+    """Every second program: the other runtime has the others, and the guest is the same."""
+    chosen = FAMILIES[family]
+    if not EVERY_SNIPPET:
+        chosen = chosen[int(stage.runtime.name == "container") :: 2]
+    await compare_all(stage, chosen, _compare)
 
 
 @behaviour("warm.leaving")
