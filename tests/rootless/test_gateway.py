@@ -285,3 +285,5 @@ def test_checks_that_run_already_are_not_disturbed_by_others(user_place: UserPla
     first.terminate()
     first.communicate(timeout=60)
     eventually(lambda: holder.find(checks) is None)
+    left = [path.name for path in Path("/tmp").glob("k8e-*") if path.stat().st_uid == UID]
+    assert left == [user_place.folder.name], "of the checks"

@@ -24,13 +24,16 @@ OPEN_FOLDER = 0o711  # sandboxes have uids of their own and pass through it
 @contextlib.asynccontextmanager
 async def own_host() -> AsyncGenerator[Host]:
     """A data and a run folder of our own; whatever is left of them is an error."""
-    folder = await asyncio.to_thread(_make_folder)
+    folder = _make_folder()  # not in a thread: who is cancelled would not know what it made
     places = {"K8E_DATA_DIR": str(folder / "d"), "K8E_RUN_DIR": str(folder / "r")}
     host = Host(settings.load({**_home(), **places}))
-    await asyncio.to_thread(host.prepare)
+    # No task: at the end of a loop all tasks are cancelled, and what a thread does goes on.
+    preparing = asyncio.get_running_loop().run_in_executor(None, host.prepare)
     try:
+        await asyncio.shield(preparing)
         yield host
     finally:
+        await asyncio.wait([preparing])
         await asyncio.to_thread(host.close)
         left = [*traces.mounts(str(folder)), *map(str, traces.processes(str(folder)))]
         if not left:
