@@ -9,7 +9,7 @@ import os
 import shutil
 import signal
 import textwrap
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from k8e import errors, settings
@@ -40,8 +40,10 @@ def run(options: argparse.Namespace) -> int:
 
         # Namespaces of their own: a gateway shows its sandboxes other files in the same place.
         rootless.enter(settings.load().run_dir / "checks", detach=False, shared=False)
-    with _signals_as_exceptions():
+    try:
         return asyncio.run(_run(options, chosen))
+    except asyncio.CancelledError:
+        return _INTERRUPTED + signal.SIGTERM
 
 
 def _list(behaviours: list[Any], *, json: bool) -> int:
@@ -58,6 +60,7 @@ def _list(behaviours: list[Any], *, json: bool) -> int:
 async def _run(options: argparse.Namespace, chosen: list[str]) -> int:
     from k8e.conformance import hosting
 
+    _end_at_sigterm()
     told: list[dict[str, Any]] = []
     show = _Lines(len(chosen), quiet=options.json)
     async with hosting.own_host() as host:
@@ -153,15 +156,17 @@ def _lines(row: dict[str, Any], *, colours: bool) -> Iterator[str]:
         yield from (f"{'':{_MARK + 4}}{line}" for line in textwrap.wrap(text, width - _MARK - 4))
 
 
-@contextlib.contextmanager
-def _signals_as_exceptions() -> Generator[None]:
-    """Let SIGTERM end the checks as Ctrl-C does, so that their sandboxes end too."""
+def _end_at_sigterm() -> None:
+    """Let SIGTERM end the checks as Ctrl-C does, so that their sandboxes end too.
 
-    def end(number: int, _: object) -> None:
-        raise SystemExit(_INTERRUPTED + number)
+    Only what asks for it is cancelled, and once: what cleans up must come to its end.
+    """
+    loop, checks = asyncio.get_running_loop(), asyncio.current_task()
 
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    def end() -> None:
+        loop.remove_signal_handler(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if checks is not None:
+            checks.cancel()
+
+    loop.add_signal_handler(signal.SIGTERM, end)

@@ -14,10 +14,12 @@ from k8e import errors, settings
 from k8e.conformance import running, traces
 from k8e.conformance.outcomes import Broken
 from k8e.model import Limits, Rootfs, SandboxSpec
+from k8e.processes import end_all
 from k8e.runtimes.base import Guest, Runtime, Support
 from k8e.runtimes.host import Host
 from k8e.runtimes.registry import Runtimes
 
+PATIENCE = 30.0
 OPEN_FOLDER = 0o711  # sandboxes have uids of their own and pass through it
 
 
@@ -27,19 +29,29 @@ async def own_host() -> AsyncGenerator[Host]:
     folder = _make_folder()  # not in a thread: who is cancelled would not know what it made
     places = {"K8E_DATA_DIR": str(folder / "d"), "K8E_RUN_DIR": str(folder / "r")}
     host = Host(settings.load({**_home(), **places}))
-    # No task: at the end of a loop all tasks are cancelled, and what a thread does goes on.
-    preparing = asyncio.get_running_loop().run_in_executor(None, host.prepare)
+    whole = False
     try:
-        await asyncio.shield(preparing)
+        await asyncio.to_thread(host.prepare)
         yield host
+        whole = True
     finally:
-        await asyncio.wait([preparing])
-        await asyncio.to_thread(host.close)
+        if not whole:  # a signal came
+            await _others_end()
+            end_all(lambda: traces.processes(str(folder)))
+        host.close()
         left = [*traces.mounts(str(folder)), *map(str, traces.processes(str(folder)))]
         if not left:
             shutil.rmtree(folder, ignore_errors=True)
     if left:
         raise Broken(f"left on this machine: {', '.join(left)}")
+
+
+async def _others_end() -> None:
+    """Wait for what goes on though nobody waits for it any more: a probe's sandbox, threads."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    if others:
+        await asyncio.wait(others, timeout=PATIENCE)
+    await asyncio.get_running_loop().shutdown_default_executor()
 
 
 def _make_folder() -> Path:
