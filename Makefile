@@ -14,7 +14,7 @@ PIP := $(PY) -m pip --disable-pip-version-check --quiet
 PYTEST_ARGS ?=
 # A file of tests stays with one worker, so that its tests share what is costly to make; tests/ordering.py says which
 # files come first.
-WORKERS ?= 3
+WORKERS ?= 4
 VM_ARGS ?=
 FUZZ_SECONDS ?= 600
 FUZZ_SEED ?= 0
