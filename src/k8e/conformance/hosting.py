@@ -14,9 +14,8 @@ from k8e import errors, settings
 from k8e.conformance import running, traces
 from k8e.conformance.outcomes import Broken
 from k8e.model import Limits, Rootfs, SandboxSpec
-from k8e.processes import end_all
 from k8e.runtimes.base import Guest, Runtime, Support
-from k8e.runtimes.host import Host
+from k8e.runtimes.host import Host, kill_mentioning
 from k8e.runtimes.registry import Runtimes
 
 PATIENCE = 30.0
@@ -37,7 +36,7 @@ async def own_host() -> AsyncGenerator[Host]:
     finally:
         if not whole:  # a signal came
             await _others_end()
-            end_all(lambda: traces.processes(str(folder)))
+            kill_mentioning(str(folder))
         host.close()
         left = [*traces.mounts(str(folder)), *map(str, traces.processes(str(folder)))]
         if not left:

@@ -268,12 +268,12 @@ class Host:
             return self._skeleton, None
 
 
-def kill_mentioning(sandbox_id: str) -> None:
+def kill_mentioning(word: str) -> None:
     """Kill what a gateway that died was still running for a sandbox, such as a ``runc run``.
 
-    The id is a random word of 100 bits, so a command line that has it can only be about it.
+    An id, or a folder's name, is random: a command line that has it can only be about it.
     """
-    needle = sandbox_id.encode()
+    needle = word.encode()
 
     def find() -> Iterator[int]:
         for folder in Path("/proc").glob("[0-9]*"):
