@@ -130,6 +130,23 @@ def test_version_one_needs_no_preparation(v1: Path) -> None:
     assert not (v1 / "cgroup.subtree_control").exists()
 
 
+def test_all_sandboxes_together_weigh_less_than_others_on_version_one(v1: Path) -> None:
+    write(v1 / "cpu/k8e/cpu.shares", "1024\n")
+    cgroups.weigh()
+    assert (v1 / "cpu/k8e/cpu.shares").read_text() == "256"
+
+
+def test_all_sandboxes_together_weigh_less_than_others_on_version_two(v2: Path) -> None:
+    write(v2 / "k8e/cpu.weight", "100\n")
+    cgroups.weigh()
+    assert (v2 / "k8e/cpu.weight").read_text() == "25"
+
+
+def test_a_host_without_weights_is_no_hindrance(v1: Path) -> None:
+    cgroups.weigh()
+    assert not (v1 / "cpu/k8e/cpu.shares").exists()
+
+
 OTHER_LIMITS = {
     "memory": {"limit": 200, "swap": 200},
     "cpu": {"quota": 50000, "period": 100000},

@@ -7,11 +7,12 @@ import contextlib
 import errno
 
 from k8e import errors
-from k8e.conformance.behaviours import Broken, behaviour, equal, expect
+from k8e.conformance.behaviours import Broken, NotApplicable, behaviour, equal, expect
 from k8e.conformance.confinement import ask
 from k8e.conformance.sandbox import PATIENCE, PYTHON, Outcome, Program, Sandbox
 from k8e.conformance.stage import Stage
 from k8e.model import MIB
+from k8e.runtimes import cgroups
 
 _SPIN = """
 import os, resource, time
@@ -81,6 +82,16 @@ async def check_quarter(tight: Sandbox, free: Sandbox) -> None:
             return
         seen.append(f"{share:.2f} CPUs, {slow / fast:.2f} of the work")
     raise Broken(f"a limit of 0.25 CPUs, against one of 2.0: {seen}")
+
+
+@behaviour("limits.cpu-weight")
+async def cpu_weight(stage: Stage) -> None:
+    """Where CPUs are busy, the gateway and the host come before all sandboxes together."""
+    await stage.launch()
+    weight = cgroups.relative_weight()
+    if weight is None:
+        raise NotApplicable("sandboxes have no control groups here")
+    expect(weight < 0.5, f"all sandboxes weigh {weight:g} times of another group")
 
 
 @behaviour("limits.memory")

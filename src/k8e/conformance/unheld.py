@@ -14,6 +14,7 @@ _COUNTED = "the kernel counts these for all sandboxes of a user who is not root 
 _GUEST = "without a control group the guest counts as one of the programs while it starts another"
 ALWAYS = {
     "limits.cpu": _WHOLE,
+    "limits.cpu-weight": _WHOLE,
     "limits.memory": _WHOLE,
     "limits.memory-together": _WHOLE,
     "bounds.memory-told": _WHOLE,

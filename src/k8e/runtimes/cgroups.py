@@ -19,6 +19,11 @@ PARENT = "k8e"
 NEIGHBOURS = "k8e-neighbours"
 """On v2 in a container: where the processes go that were in the container's own cgroup."""
 CONTROLLERS = ("cpu", "memory", "pids")
+V1_WEIGHT, V2_WEIGHT = 256, 25
+"""Of all sandboxes together, where any other group of the host has 1024 or 100. With as much as the
+others have, busy sandboxes keep a new process of the host, and the gateway that all of them need,
+waiting for a tenth of a second and more now and then; with a quarter, for a few milliseconds. Where
+nobody else wants the CPUs, sandboxes still have all of them."""
 CLEAR_ROUNDS = 3  # a process may fork while it is moved
 REMOVE_SECONDS = 5.0
 _FREEZER, _THAWED = "freezer.state", "THAWED"
@@ -70,6 +75,33 @@ def prepare() -> None:
                 raise
             _clear_root(switch)
             switch.write_text(text, "ascii")
+
+
+def weigh() -> None:
+    """Have the group of all sandboxes, with its weight; whoever starts a sandbox would make it too.
+
+    Where that is not possible, the host says who comes first.
+    """
+    file, ours, _ = _weight_file()
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(exist_ok=True)
+        if int(file.read_text("ascii")) != ours:
+            file.write_text(str(ours), "ascii")
+
+
+def relative_weight() -> float | None:
+    """What all sandboxes together weigh, where another group weighs 1; None if none is held."""
+    file, _, usual = _weight_file()
+    with contextlib.suppress(OSError):
+        return int(file.read_text("ascii")) / usual
+    return None
+
+
+def _weight_file() -> tuple[Path, int, int]:
+    """Where the weight of all sandboxes is, what it shall be, and what other groups have."""
+    if is_unified():
+        return root() / PARENT / "cpu.weight", V2_WEIGHT, 100
+    return root() / "cpu" / PARENT / "cpu.shares", V1_WEIGHT, 1024
 
 
 def path_of(sandbox_id: str) -> str:

@@ -172,6 +172,8 @@ class OciRuntime:
             self.user_namespace(record),
         )
         (folder / "config.json").write_text(json.dumps(config), "utf-8")
+        if self.host.has_cgroups:
+            cgroups.weigh()
         if self.group_is_ours:
             resources = bundle.make_resources(self.flavour(record), record.limits)
             cgroups.make(record.sandbox_id, resources)
