@@ -28,8 +28,13 @@ def sandboxes_mb(sandbox_ids: Iterable[str]) -> float:
 
 def members(sandbox_id: str) -> set[int]:
     """The processes in a sandbox's cgroups: its programs, and what runs them."""
+    return below(traces.cgroups(sandbox_id))
+
+
+def below(groups: Iterable[Path]) -> set[int]:
+    """The processes in some cgroups, and in those below them."""
     found: set[int] = set()
-    for group in traces.cgroups(sandbox_id):
+    for group in groups:
         for file in (group / "cgroup.procs", *group.glob("**/cgroup.procs")):
             with contextlib.suppress(OSError):
                 found.update(map(int, file.read_text("ascii").split()))

@@ -30,6 +30,7 @@ TITLES = {
     "files": "Files",
     "footprint": "The gateway itself",
     "memory": "Memory of idle sandboxes",
+    "peers": "Live sessions beside live containers of others",
     "churn": "Made and destroyed, sustained",
     "release": "Until everything is released",
     "leaks": "Leaks",

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from k8e.bench.timing import Timed, interleave, megabytes_per_second, milliseconds, timed
 
@@ -111,6 +112,18 @@ def burst(argvs: Sequence[Sequence[str]], env: Mapping[str, str] | None = None) 
         for pid in pids:
             _reap(pid)
     return took
+
+
+def staggered(work: Timed, count: int, spacing: float) -> list[float]:
+    """Seconds of each of many, begun one after the other whether or not those before are done."""
+
+    def one(number: int) -> float:
+        time.sleep(max(0.0, origin + number * spacing - time.perf_counter()))
+        return work()
+
+    origin = time.perf_counter()
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(one, range(count)))
 
 
 def _spawn_with_output(argv: Sequence[str], env: Mapping[str, str] | None, output: int) -> int:

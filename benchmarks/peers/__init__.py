@@ -19,10 +19,32 @@ HOW_TO_INSTALL = "not installed; make bench-peers installs it"
 SKELETON = ("usr", "etc", "proc", "sys", "dev", "tmp", "run", "var/tmp", "workspace")
 CGROUP = "k8e-bench-peers"
 LINKS = ("bin", "sbin", "lib", "lib64")
+IDLE = ["sleep", "infinity"]
+"""What a standing sandbox runs while it is not used."""
 
 
 class Unavailable(Exception):
     """A peer that does not work here; the message says why."""
+
+
+class Standing(NamedTuple):
+    """How a system keeps a sandbox for more than one command: its command lines."""
+
+    command: list[str]
+    flags: list[str]
+    """With which a sandbox is made, its root last."""
+    at_once: tuple[str, ...] = ()
+    """With which one is removed that does not end when it is asked to."""
+
+    def start(self, name: str) -> list[str]:
+        """Makes one of this name, in which nothing happens."""
+        return [*self.command, "run", "--detach", f"--name={name}", *self.flags, *IDLE]
+
+    def exec(self, name: str, argv: Sequence[str]) -> list[str]:
+        return [*self.command, "exec", name, *argv]
+
+    def remove(self, name: str) -> list[str]:
+        return [*self.command, "rm", "--force", *self.at_once, name]
 
 
 class Peer(NamedTuple):
@@ -35,6 +57,8 @@ class Peer(NamedTuple):
     """The command line that runs another one in a new sandbox, and removes the sandbox."""
     env: dict[str, str]
     note: str = ""
+    standing: Standing | None = None
+    """None for a system whose sandboxes end with their one command."""
 
     def first_line(self, argv: Sequence[str]) -> float:
         return timing.first_line(self.wrap(argv), self.env)

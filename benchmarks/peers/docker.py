@@ -14,7 +14,15 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 
 from benchmarks import timing
-from benchmarks.peers import CGROUP, HOW_TO_INSTALL, Peer, Unavailable, environment, make_root
+from benchmarks.peers import (
+    CGROUP,
+    HOW_TO_INSTALL,
+    Peer,
+    Standing,
+    Unavailable,
+    environment,
+    make_root,
+)
 
 START_SECONDS = 30.0
 STOP_SECONDS = 30.0
@@ -40,13 +48,14 @@ def found(folder: Path, tools: dict[str, str]) -> Generator[list[Peer]]:
 
 def _peer(client: str, name: str, kind: str, env: dict[str, str]) -> Peer:
     # Named by us: docker would look for its own runc under that name.
-    flags = ["--rm", "--network=none", f"--cgroup-parent=/{CGROUP}", f"--runtime=bench-{name}"]
+    flags = ["--network=none", f"--cgroup-parent=/{CGROUP}", f"--runtime=bench-{name}"]
     flags += ["--volume=/usr:/usr:ro", IMAGE]
 
     def wrap(argv: Sequence[str]) -> list[str]:
-        return [client, "run", *flags, *argv]
+        return [client, "run", "--rm", *flags, *argv]
 
-    return Peer(f"docker run ({name})", kind, wrap, env)
+    standing = Standing([client], flags)
+    return Peer(f"docker run ({name})", kind, wrap, env, standing=standing)
 
 
 def _image(folder: Path) -> Path:

@@ -12,7 +12,15 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 
 from benchmarks import timing
-from benchmarks.peers import CGROUP, HOW_TO_INSTALL, Peer, Unavailable, environment, make_root
+from benchmarks.peers import (
+    CGROUP,
+    HOW_TO_INSTALL,
+    Peer,
+    Standing,
+    Unavailable,
+    environment,
+    make_root,
+)
 from k8e.egress import namespaces
 from k8e.runtimes import mounts
 
@@ -59,13 +67,15 @@ def _peer(
     env: dict[str, str],
     note: str = "",
 ) -> Peer:
-    flags = ["--rm", "--network=none", f"--cgroup-parent=/{CGROUP}", *ULIMITS]
+    command = [*base, "--runtime", runtime]
+    flags = ["--network=none", f"--cgroup-parent=/{CGROUP}", *ULIMITS]
     flags += ["--volume=/usr:/usr:ro", "--rootfs", str(root)]
 
     def wrap(argv: Sequence[str]) -> list[str]:
-        return [*base, "--runtime", runtime, "run", *flags, *argv]
+        return [*command, "run", "--rm", *flags, *argv]
 
-    return Peer(f"podman run ({name})", kind, wrap, env, note)
+    standing = Standing(command, flags, ("--time=0",))
+    return Peer(f"podman run ({name})", kind, wrap, env, note, standing)
 
 
 def _is_hybrid() -> bool:

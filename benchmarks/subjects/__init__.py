@@ -19,6 +19,7 @@ from benchmarks.subjects import (
     noise,
     parallel,
     sdk,
+    standing,
     warm,
 )
 from k8e.bench.samples import Row, Skipped
@@ -38,6 +39,7 @@ SUBJECTS: dict[str, Subject] = {
     "parallel": parallel.measure,
     "egress": egress.measure,
     "memory": memory.measure,
+    "peers": standing.measure,
     "noise": noise.measure,
     "churn": churn.measure,
 }

@@ -1,9 +1,9 @@
 """From the request for a sandbox until its first result: sequential, staggered, and in a burst.
 
 "Result" is the first line that a command printed, for everybody: k8e's sessions made anew and from
-the warm pool, the same spec by hand, and other systems. Its end, and what each cleans up, is off the
-clock; of code that an interpreter runs for us, the end is the result. Sessions of k8e come with an
-egress policy.
+the warm pool, the same spec by hand, and other systems. Its end, and what each cleans up, is off
+the clock; of code that an interpreter runs for us, the end is the result. Sessions of k8e come with
+an egress policy.
 """
 
 from __future__ import annotations
@@ -200,6 +200,10 @@ def _together(
     argv = COMMANDS["echo"]
     bare = stage.bare(runtime)
     bare_burst = _burst_series(f"{bare.tool} run", [bare.burst(argv, burst)])
+    others = {f"{bare.tool} run": _call(bare.first_line, argv)} | {
+        peer.name: _call(peer.first_line, argv) for peer in peers if peer.kind == runtime
+    }
+    spreads = [_spread(name, work, staggered) for name, work in others.items()]
     with _staged(stage, [runtime], uplinked, burst) as (ours, missing):
         yield from missing
         bursts: dict[str, Series] = {}
@@ -207,8 +211,10 @@ def _together(
             each.first("echo")  # the first one of a gateway makes what the others share
             moments = [SPACING * number for number in range(staggered)]
             took = timing.milliseconds(asyncio.run(each.at(moments)))
-            spread = Series(f"{each.name}, staggered", "ms", took)
-            yield Row("first echo", runtime, spread, note=f"{staggered}, {SPACING:g} s apart")
+            mine = Series(f"{each.name}, staggered", "ms", took)
+            note = f"{staggered}, {SPACING:g} s apart"
+            for spread in spreads:
+                yield Row("first echo", runtime, mine, spread, sense="speed-up", note=note)
             rounds: list[list[float]] = []
             hits = each.hits()
             for _ in range(WARM_BURSTS if each.pool else 1):
@@ -229,8 +235,13 @@ def _together(
         except timing.ProgramFailed as error:
             yield Skipped("first", runtime, f"{peer.name}, burst", str(error)[:200])
             continue
-        for mine in bursts.values():
-            yield Row("first echo", runtime, mine, theirs, sense="speed-up")
+        for series in bursts.values():
+            yield Row("first echo", runtime, series, theirs, sense="speed-up")
+
+
+def _spread(name: str, work: timing.Timed, count: int) -> Series:
+    took = timing.staggered(work, count, SPACING)
+    return Series(f"{name}, staggered", "ms", timing.milliseconds(took))
 
 
 def _burst_series(name: str, rounds: Sequence[Sequence[float]]) -> Series:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,16 @@ def test_table_has_a_line_per_row() -> None:
     assert "2.50x faster" in lines[2]
     assert lines[2].endswith("pass")
     assert lines[3].endswith("MISSED")
+
+
+def test_staggered_work_begins_though_what_came_before_is_not_done() -> None:
+    both = threading.Barrier(2)
+
+    def meet() -> float:
+        both.wait(30)  # the first waits for the second, which must have begun
+        return 1.0
+
+    assert timing.staggered(meet, 2, 0.001) == [1.0, 1.0]
 
 
 @pytest.mark.slow
