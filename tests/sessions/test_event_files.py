@@ -185,3 +185,26 @@ def test_files_of_nobody_are_removed_at_the_start(events: Events, folder: Path) 
     (folder / "somebody-s").mkdir()
     Events(folder).start(["sb-kept"])
     assert sorted(file.name for file in folder.iterdir()) == ["kept.jsonl", "somebody-s"]
+
+
+async def test_a_sandbox_that_waits_has_its_file_and_its_session_goes_on_with_it(
+    events: Events, folder: Path
+) -> None:
+    events.expect("sb-one")
+    made = only(folder).stat().st_ino
+    events.begin(session())
+    events.write(session(), "session.created")
+    assert only(folder).stat().st_ino == made
+    assert [item["kind"] for item in await newest(events)] == ["session.created"]
+
+
+def test_nothing_is_left_of_a_sandbox_that_waited_for_nobody(events: Events, folder: Path) -> None:
+    before = sum(1 for _ in Path("/proc/self/fd").iterdir())
+    for number in range(3):
+        events.expect(f"sb-{number}")
+    events.expect_no_more("sb-0")
+    events.begin(session(sandbox_id="sb-1"))
+    events.expect_no_more("sb-1")  # it is a session's now
+    events.close()
+    assert [file.name for file in folder.iterdir()] == ["1.jsonl"]
+    assert sum(1 for _ in Path("/proc/self/fd").iterdir()) == before

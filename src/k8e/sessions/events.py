@@ -122,6 +122,7 @@ class Events:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._open: dict[str, Log] = {}  # of the sessions that live, by sandbox
+        self._ahead: dict[str, Log] = {}  # of the sandboxes that wait for one
         self.observers: list[Observer] = []
         """Told of every event, and of what is none; the audit trail is one."""
 
@@ -218,9 +219,21 @@ class Events:
 
     # Lives.
 
+    def expect(self, sandbox_id: str) -> None:
+        """A sandbox waits for a session, which shall not have to wait for a new file."""
+        self._ahead[sandbox_id] = Log(self._path(sandbox_id))
+
+    def expect_no_more(self, sandbox_id: str) -> None:
+        """A sandbox that waited has become nobody's."""
+        waiting = self._ahead.pop(sandbox_id, None)
+        if waiting is not None:
+            waiting.close()
+            self._path(sandbox_id).unlink(missing_ok=True)
+
     def begin(self, session: Session) -> None:
         """A session lives in this gateway: keep its file open."""
-        self._open[session.sandbox_id] = Log(self._path(session.sandbox_id))
+        waiting = self._ahead.pop(session.sandbox_id, None)
+        self._open[session.sandbox_id] = waiting or Log(self._path(session.sandbox_id))
 
     def end(self, session: Session, reason: str) -> None:
         """A session is over, and what ran in it."""
@@ -246,6 +259,8 @@ class Events:
                     path.unlink()
 
     def close(self) -> None:
+        for sandbox_id in list(self._ahead):
+            self.expect_no_more(sandbox_id)
         for sandbox_id in list(self._open):
             self._close(sandbox_id)
 

@@ -11,6 +11,7 @@ import os
 from k8e.model import SandboxSpec, new_id
 from k8e.runtimes.base import Guest
 from k8e.runtimes.registry import Runtimes
+from k8e.sessions.events import Events
 from k8e.sessions.network import Network
 from k8e.sessions.recipes import Recipe
 
@@ -18,9 +19,10 @@ from k8e.sessions.recipes import Recipe
 class Launcher:
     """Starts and discards sandboxes, network included."""
 
-    def __init__(self, runtimes: Runtimes, network: Network) -> None:
+    def __init__(self, runtimes: Runtimes, network: Network, events: Events) -> None:
         self._runtimes = runtimes
         self._network = network
+        self._events = events
         cpus = os.cpu_count() or 1
         # One more would only make each of them slower.
         self._gate = asyncio.Semaphore(max(2, cpus))
@@ -47,9 +49,11 @@ class Launcher:
             except BaseException:
                 await asyncio.shield(self.discard(guest))
                 raise
+            self._events.expect(guest.sandbox_id)
             return guest, left_out
 
     async def discard(self, guest: Guest) -> None:
+        self._events.expect_no_more(guest.sandbox_id)
         async with self._removing:
             try:
                 await guest.kill()

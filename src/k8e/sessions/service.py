@@ -68,7 +68,9 @@ class Sessions(Standing):
         )
         self.snapshots = Snapshots(settings.data_dir, self, max_bytes=settings.max_snapshot_bytes)
         furnisher = Furnisher(self._network, self.snapshots)
-        launcher = Launcher(runtimes, self._network)
+        self.events = Events(settings.data_dir / "events")
+        """What happened in each session: ``events.write(session, "noun.verb", **fields)``."""
+        launcher = Launcher(runtimes, self._network, self.events)
         self.pool = Pool(launcher, settings.pool_total)
         self.warming = Warming(settings, runtimes, self.pool, self.templates, self._tasks.spawn)
         self._maker = Maker(
@@ -78,8 +80,6 @@ class Sessions(Standing):
         self._pauses = Pauses(store)
         self.quotas = Quotas(settings)
         """How many sessions each may have; ``quotas.sessions_of`` knows who has other numbers."""
-        self.events = Events(settings.data_dir / "events")
-        """What happened in each session: ``events.write(session, "noun.verb", **fields)``."""
         store.on_forget.append(self.events.forget)
         self._ender = Ender(self._live, store, self._network, self.events, self._children)
         self._tender = Tender(self._tasks.spawn, self._ender.end)
