@@ -21,7 +21,7 @@ from k8e.guest.links import make_link, set_mode
 from k8e.guest.loop import READ, Loop
 from k8e.guest.ports import Ports
 from k8e.guest.processes import list_processes
-from k8e.guest.rehearsing import rehearse
+from k8e.guest.rehearsing import rehearse, rehearse_binding
 from k8e.guest.settling import Place, leave_log, own_home
 from k8e.guest.spawn import WORKSPACE, as_user, kill_others
 from k8e.guest.stock import STOCK
@@ -129,6 +129,7 @@ class Guest:
         self.place.renew_folders(spec.get("folders") or [])
         self._ahead = True
         rehearse(self.execs)
+        rehearse_binding()
         wanted, env = dict(spec.get("warm") or {}), dict(spec.get("env") or {})
         Preparation(channel, self.execs.warmth, wanted, env)
 

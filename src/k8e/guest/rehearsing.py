@@ -1,4 +1,4 @@
-"""Does once, before there is a session, what most sessions do first: start a program.
+"""Does once, before there is a session, what every session does first: be bound, start a program.
 
 In gVisor the first start takes twice as long as the next: gVisor makes a process of the host's for
 the program's memory, which it keeps for others, and brings in the guest's own code page by page.
@@ -6,9 +6,11 @@ the program's memory, which it keeps for others, and brings in the guest's own c
 
 from __future__ import annotations
 
+import resource
 from typing import Any
 
 from k8e.guest.execs import Exec
+from k8e.guest.spawn import kill_others
 from k8e.guest.table import Execs
 
 PROGRAM = ["env"]
@@ -40,3 +42,10 @@ def rehearse(execs: Execs) -> None:
         Rehearsal(execs, execs.begin_apart({"argv": PROGRAM, "output": "ring", "cwd": "/"}))
     except OSError:
         pass
+
+
+def rehearse_binding() -> None:
+    """Bind nobody: limits as they are, and nothing that has to end."""
+    for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC):
+        resource.setrlimit(kind, resource.getrlimit(kind))
+    kill_others(lambda _: True)
