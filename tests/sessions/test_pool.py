@@ -129,6 +129,43 @@ async def test_draining_replaces_what_is_ready(world: World, sessions: Sessions)
     assert made.sandbox_id not in {item.sandbox_id for item in old}
 
 
+async def test_draining_and_another_image_do_not_forget_a_rush(tmp_path: Path) -> None:
+    world = World(tmp_path, pool_min=0, pool_max=8)
+    async with world.running() as sessions:
+        await asyncio.gather(*(sessions.create(ME, SessionSpec()) for _ in range(4)))
+        await until(lambda: sessions.pool.ready == 4)
+        before = sessions.pool.listing()[0]
+        for renew in (lambda: sessions.warming.drain(""), lambda: sessions.pool.replace(bool)):
+            waiting = world.runtime.launched[-4:]
+            assert renew() == 4
+            for guest in waiting:
+                await guest.was_killed()
+            await until(lambda: sessions.pool.ready == 4)
+            assert sessions.pool.listing()[0] == before
+
+
+async def test_a_template_that_changes_keeps_its_demand_and_one_that_went_does_not(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path, pool_min=0, pool_max=8)
+    async with world.running() as sessions:
+        await sessions.templates.apply({"name": "data"}, "me")
+        spec = await sessions.templates.specify({"template": "data"})
+        await asyncio.gather(*(sessions.create(ME, spec) for _ in range(3)))
+        await until(lambda: sessions.pool.ready == 3)
+        old = world.runtime.launched[-3:]
+        changed = {"name": "data", "limits": {"memory": 512 * MIB}}
+        await sessions.templates.apply(changed, "me")
+        for guest in old:
+            await guest.was_killed()
+        await until(lambda: sessions.pool.ready == 3)
+        assert [numbers(sessions, what)["data"] for what in ("target", "misses")] == [3, 3]
+        await sessions.templates.delete("data", "me")
+        await sessions.templates.apply(changed, "me")
+        told = await sessions.warming.set("data", "", 0, 8, wait=True)
+        assert (told["target"], told["hits"], told["misses"]) == (0, 0, 0)
+
+
 async def test_sizes_can_be_changed_and_awaited(world: World, sessions: Sessions) -> None:
     told = await sessions.warming.set("", "", 3, None, wait=True)
     assert (told["ready"], told["min"], told["max"]) == (3, 3, 4)

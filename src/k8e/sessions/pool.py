@@ -40,8 +40,7 @@ class Pool:
         if self.stopped:
             raise errors.GatewayUnreachable("the gateway is being stopped", hint="try again")
         if shelf is None or shelf.recipe != recipe:
-            self._drop(key)
-            shelf = self._shelves[key] = Shelf(recipe, sizes, self._launcher, self)
+            shelf = self._renew(key, recipe, sizes)
         shelf.resize(sizes, after)
         return shelf
 
@@ -62,13 +61,22 @@ class Pool:
         """The runtimes for which there is a pool of a template."""
         return [runtime for name, runtime in self._shelves if name == template]
 
-    def _drop(self, key: tuple[str, str]) -> None:
+    def _renew(self, key: tuple[str, str], recipe: Recipe, sizes: Sizes) -> Shelf:
+        """An empty shelf in the place of what there is, for the demand that there was."""
+        before = self._drop(key)
+        shelf = self._shelves[key] = Shelf(recipe, sizes, self._launcher, self)
+        if before is not None:
+            shelf.succeed(before)
+        return shelf
+
+    def _drop(self, key: tuple[str, str]) -> Shelf | None:
         shelf = self._shelves.pop(key, None)
         if shelf is not None:
             shelf.close()
             self._old.add(shelf)
             task = asyncio.ensure_future(shelf.closed())
             task.add_done_callback(lambda _: self._old.discard(shelf))
+        return shelf
 
     @property
     def ready(self) -> int:
@@ -107,9 +115,7 @@ class Pool:
         for key, shelf in list(self._shelves.items()):
             if chosen(shelf.recipe):
                 drained += shelf.ready
-                self._drop(key)
-                self._shelves[key] = Shelf(shelf.recipe, shelf.sizes, self._launcher, self)
-                self._shelves[key].fill()
+                self._renew(key, shelf.recipe, shelf.sizes).fill()
         return drained
 
     def forget(self, template: str, runtime: str = "") -> None:

@@ -44,8 +44,7 @@ class Shelf:
     def __init__(self, recipe: Recipe, sizes: Sizes, launcher: Launcher, room: Room) -> None:
         self.recipe = recipe
         self.sizes = sizes
-        self.hits = 0
-        self.misses = 0
+        self.hits, self.misses = 0, 0
         self.failure = ""
         """Why the newest try to start one failed; empty after a success."""
         self.left_out: tuple[str, ...] = ()
@@ -99,6 +98,11 @@ class Shelf:
             "failure": self.failure,
             "left_out": list(self.left_out),
         }
+
+    def succeed(self, before: Shelf) -> None:
+        """Go on in the place of another one: whoever claimed from that will claim from this."""
+        self._demand = before._demand
+        self.hits, self.misses = before.hits, before.misses
 
     # Taking.
 
