@@ -211,9 +211,22 @@ async def linked(stage: Stage) -> None:
     """Where a session's environment has anything for the linker, each program starts anew."""
     sandbox = await stage.settle()
     await sandbox.guest.bind(Binding(env={**SHARED_ENV, "LD_LIBRARY_PATH": "/workspace"}))
+    await _stays_cold(sandbox)
+
+
+async def _stays_cold(sandbox: Sandbox) -> None:
     for _ in range(_TIMES):
         equal((await _run(sandbox, "print(1)")).exit["warm"], False, "whether it was warm")
-    equal((await sandbox.call("execs"))["warm"], 0, "interpreters that wait")
+    equal((await sandbox.call("execs"))["waiting"]["python"], 0, "interpreters that wait")
+
+
+@behaviour("warm.unnamed")
+async def unnamed(stage: Stage) -> None:
+    """No Python waits where only Node.js was asked for, or nothing."""
+    for warm in ({"node": ()}, {}):
+        sandbox = await stage.settle()
+        await sandbox.guest.bind(Binding(env=SHARED_ENV, warm=warm))
+        await _stays_cold(sandbox)
 
 
 @behaviour("warm.virtual")
