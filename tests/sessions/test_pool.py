@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
@@ -12,14 +12,7 @@ from k8e import errors
 from k8e.model import MIB, Limits, SessionSpec
 from k8e.sessions import shelf as shelves
 from k8e.sessions.service import Sessions
-from tests.sessions.fakes import ME, PATIENCE, FakeGuest, World
-
-
-async def until(holds: Callable[[], object]) -> None:
-    """Let everything run until something holds."""
-    async with asyncio.timeout(PATIENCE):
-        while not holds():  # noqa: ASYNC110 - what is awaited has no event
-            await asyncio.sleep(0.001)
+from tests.sessions.fakes import ME, PATIENCE, FakeGuest, World, until
 
 
 @pytest.fixture
@@ -78,18 +71,6 @@ async def test_a_rush_makes_the_pool_larger_and_more_than_it_has_starts_cold(
     (pool,) = sessions.pool.listing()
     assert (pool["hits"], pool["misses"], pool["target"]) == (2, 3, 4)
     await until(lambda: sessions.pool.ready == 4)
-
-
-@pytest.mark.parametrize(
-    "failure", [errors.GuestFailed("no answer"), FileNotFoundError("/proc/1/root"), TimeoutError()]
-)
-async def test_a_sandbox_that_cannot_be_bound_is_replaced_by_a_new_one(
-    world: World, sessions: Sessions, failure: Exception
-) -> None:
-    world.runtime.launched[0].unhealthy = failure
-    made = await sessions.create(ME, SessionSpec())
-    assert made.sandbox_id not in (item.sandbox_id for item in world.runtime.launched[:2])
-    assert world.runtime.launched[0].killed.is_set()
 
 
 async def test_a_sandbox_that_dies_while_it_waits_is_not_handed_out(

@@ -44,14 +44,26 @@ class Pool:
         shelf.resize(sizes, after)
         return shelf
 
-    def take(self, recipe: Recipe) -> Guest | None:
+    def take(self, recipe: Recipe, *, again: bool = False) -> Guest | None:
         """A sandbox of this recipe, whatever its limits, if one is ready."""
-        shelf = self._shelves.get((recipe.template, recipe.runtime))
-        if shelf is None or not shelf.sizes.max:
+        shelf = self._in_use(recipe)
+        if shelf is None:
             return None
         # A template may have changed since a session was told what it is made of.
         is_same = replace(recipe, limits=shelf.recipe.limits) == shelf.recipe
-        return shelf.take() if is_same and self._launcher.suits(recipe, shelf.recipe) else None
+        can_be = is_same and self._launcher.suits(recipe, shelf.recipe)
+        return shelf.take(again=again) if can_be else None
+
+    def count(self, recipe: Recipe, outcome: str) -> bool:
+        """What came of a claim; False where there is no pool of which it could be told."""
+        shelf = self._in_use(recipe)
+        if shelf is not None:
+            shelf.count(outcome)
+        return shelf is not None
+
+    def _in_use(self, recipe: Recipe) -> Shelf | None:
+        shelf = self._shelves.get((recipe.template, recipe.runtime))
+        return shelf if shelf is not None and shelf.sizes.max else None
 
     def keeps(self, recipe: Recipe) -> bool:
         """Whether there is a pool of this recipe's template and runtime, whatever its size."""

@@ -106,18 +106,25 @@ class Shelf:
 
     # Taking.
 
-    def take(self) -> Guest | None:
-        """A sandbox that is the caller's from now on; None if none is ready."""
-        self._demand.claimed(time.monotonic())
+    def take(self, *, again: bool = False) -> Guest | None:
+        """A sandbox that is the caller's from now on; None if none is ready.
+
+        Who takes ``again``, because the one before was no good, is no new demand.
+        """
+        if not again:
+            self._demand.claimed(time.monotonic())
         if not self._ready:
-            self.misses += 1
             self._plan(SOON)
             return None
         guest = next(iter(self._ready))  # the oldest
         self._ready.pop(guest).cancel()
-        self.hits += 1
         self._plan(QUIET if 2 * len(self._ready) >= self.target else SOON)
         return guest
+
+    def count(self, outcome: str) -> None:
+        """What came of a claim."""
+        self.hits += outcome == "hit"
+        self.misses += outcome == "miss"
 
     # Filling.
 

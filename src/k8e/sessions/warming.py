@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from k8e import errors
+from k8e import errors, metrics
 from k8e.model import DEFAULT_TEMPLATE
 from k8e.runtimes.base import Guest
 from k8e.runtimes.registry import Runtimes
@@ -111,10 +111,10 @@ class Warming:
 
     # Taking.
 
-    def claim(self, recipe: Recipe) -> Guest | None:
+    def claim(self, recipe: Recipe, *, again: bool = False) -> Guest | None:
         """A sandbox that waited for a session like this, whatever its limits.
 
-        Where there is none, the next claim may find one.
+        Where there is none, the next claim may find one. ``again`` if the one before was no good.
         """
         if not self._pool.keeps(recipe):
             try:
@@ -125,7 +125,12 @@ class Warming:
             if not sizes.max or self._pool.stopped:
                 return None
             self._pool.keep(recipes.of_template(template, recipe.runtime), sizes)
-        return self._pool.take(recipe)
+        return self._pool.take(recipe, again=again)
+
+    def count(self, recipe: Recipe, outcome: str) -> None:
+        """What came of a claim, for those who look at the pool and at the metrics."""
+        if self._pool.count(recipe, outcome):
+            metrics.count_claim(outcome)
 
     # What an operator sees and sets.
 
