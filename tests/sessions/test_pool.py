@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from k8e import errors
 from k8e.model import MIB, Limits, SessionSpec
 from k8e.sessions import shelf as shelves
 from k8e.sessions.service import Sessions
+from k8e.sessions.sizing import REMEMBERED
 from tests.sessions.fakes import ME, PATIENCE, FakeGuest, World, until
 
 
@@ -108,6 +110,41 @@ async def test_draining_replaces_what_is_ready(world: World, sessions: Sessions)
     await until(lambda: sessions.pool.ready == 2)
     made = await sessions.create(ME, SessionSpec())
     assert made.sandbox_id not in {item.sandbox_id for item in old}
+
+
+class Clock:
+    """The time of the pool and of the loop that wakes it, which the test can advance."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._ahead = 0.0
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", self.monotonic)
+        monkeypatch.setattr(shelves, "time", self)
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self._ahead
+
+    def advance(self, seconds: float) -> None:
+        self._ahead += seconds
+
+
+async def test_a_pool_shrinks_by_itself_when_its_rush_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    world = World(tmp_path, pool_min=1, pool_max=8)
+    async with world.running() as sessions:
+        made = await asyncio.gather(*(sessions.create(ME, SessionSpec()) for _ in range(4)))
+        await until(lambda: sessions.pool.ready == 4)
+        ready = waiting(world, {session.sandbox_id for session in made})
+        clock.advance(REMEMBERED - 2 * PATIENCE)
+        await until(lambda: sessions.pool.listing()[0]["target"] == 4)
+        assert sessions.pool.ready == 4
+        clock.advance(2 * PATIENCE)
+        await until(lambda: sessions.pool.ready == 1)
+        for guest in ready[1:]:
+            await guest.was_killed()
+        assert not ready[0].killed.is_set()
+        assert sessions.pool.listing()[0]["target"] == 1
 
 
 async def test_draining_and_another_image_do_not_forget_a_rush(tmp_path: Path) -> None:
