@@ -359,6 +359,34 @@ async def test_an_operator_who_asks_for_more_than_may_wait_is_told(tight: World)
         assert "K8E_POOL_TOTAL" in told.value.hint
 
 
+async def test_a_template_that_asks_for_more_than_may_wait_is_refused(tight: World) -> None:
+    async with tight.running() as sessions:
+        with pytest.raises(errors.InvalidRequest, match="more than all templates together") as told:
+            await sessions.templates.apply({"name": "a", "pool": {"min": 5}}, "me")
+        assert "K8E_POOL_TOTAL" in told.value.hint
+        await sessions.templates.apply({"name": "a", "pool": {"min": 4}}, "me")
+        await until(lambda: sessions.pool.ready == 4)
+
+
+async def test_a_file_that_asks_for_more_than_may_wait_gets_what_there_is_and_the_log_says_so(
+    tight: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    tight.settings.template_dir.mkdir(parents=True, exist_ok=True)
+    (tight.settings.template_dir / "a.yaml").write_text("pool: {min: 9}\n", "utf-8")
+    async with tight.running() as sessions:
+        await until(lambda: sessions.pool.ready == 4)
+    assert "template a wants 9 ready sandboxes, all together may have 4" in caplog.text
+
+
+async def test_without_a_usual_size_only_templates_that_say_how_many_are_started_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("k8e.sessions.warming.HEAD_START", 0.001)
+    async with World(tmp_path, pool_max=0).running() as sessions:
+        await sessions.templates.apply({"name": "a", "pool": {"min": 1}}, "me")
+        await until(lambda: numbers(sessions, "ready") == {"a": 1})
+
+
 async def test_with_no_room_at_all_sessions_start_cold(tmp_path: Path) -> None:
     world = World(tmp_path, pool_min=2, pool_max=4, pool_total=0)
     async with world.running() as sessions:

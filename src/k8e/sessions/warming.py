@@ -16,7 +16,7 @@ from k8e.runtimes.registry import Runtimes
 from k8e.sessions import recipes
 from k8e.sessions.pool import Pool
 from k8e.sessions.recipes import Recipe
-from k8e.sessions.sizing import Sizes
+from k8e.sessions.sizing import Sizes, check_total
 from k8e.sessions.templating import Templates
 from k8e.sessions.tending import Spawn
 from k8e.settings import Settings
@@ -70,6 +70,9 @@ class Warming:
             self._usual_runtime = runtime.name
         recipe = recipes.of_template(template, runtime.name)
         sizes = self._sizes(template, runtime.name)
+        if sizes.min > self._pool.total > 0:
+            told = "template %s wants %d ready sandboxes, all together may have %d (K8E_POOL_TOTAL)"
+            log.warning(told, template.name, sizes.min, self._pool.total)
         # If there is a pool already, somebody was quicker who knows what they want.
         if sizes.min and not self._pool.keeps(recipe):
             self._pool.keep(recipe, sizes, after=after)
@@ -146,12 +149,7 @@ class Warming:
         template = self._templates.get(name)  # as it is after that wait
         before = self._sizes(template, chosen.name)
         least = before.min if least is None else least
-        if least > self._pool.total:
-            raise errors.InvalidRequest(
-                f"{least} ready sandboxes are more than all templates together may have "
-                f"({self._pool.total})",
-                hint="K8E_POOL_TOTAL raises that number",
-            )
+        check_total(least, self._pool.total)
         sizes = Sizes(least, max(least, before.max) if most is None else most)
         self._set[template.name, chosen.name] = sizes
         shelf = self._pool.keep(recipes.of_template(template, chosen.name), sizes)
