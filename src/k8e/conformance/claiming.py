@@ -44,8 +44,7 @@ def claimed(room: Room) -> None:
 def _ready(room: Room, count: int) -> Generator[dict[str, Slot]]:
     """Have sandboxes wait, which reach nothing; none does after the block."""
     client, before = room.scene.client, _sandboxes(room)
-    sizes = {"min_ready": count, "max_ready": count}
-    client.set_pool(runtime=room.runtime, **sizes, wait=True)
+    client.set_pool(runtime=room.runtime, min_ready=count, max_ready=count, wait=True)
     try:
         waiting = {name: slot for name, slot in _sandboxes(room).items() if name not in before}
         equal(len(waiting), count, "sandboxes that wait")
