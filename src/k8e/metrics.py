@@ -62,11 +62,14 @@ _limits = _Counts(
     "k8e_limits_reached", "Limits that sessions have met.", label="limit", words=LIMITS
 )
 _claims = _Counts(
-    "k8e_pool_claims", "Sessions that asked the pool for a sandbox.", label="outcome", words=CLAIMS
+    "k8e_pool_claims",
+    "Sessions that got a ready sandbox (hit) or found none (miss), and ready ones of no use.",
+    label="outcome",
+    words=CLAIMS,
 )
 _claim_seconds = Histogram(
     "k8e_claim_seconds",
-    "From the wish for a session to a sandbox that is bound to it.",
+    "From the wish for a session until it is there, with its policy and its files; no sub-agents.",
     ("start",),
     buckets=CLAIM_SECONDS,
     registry=_registry,
@@ -92,7 +95,7 @@ def count_connection(outcome: str) -> None:
 
 
 def count_claim(outcome: str) -> None:
-    """A session asked the pool for a sandbox; one of ``CLAIMS``."""
+    """What came of a session's claim, or of a ready sandbox; one of ``CLAIMS``."""
     _claims.add(outcome)
 
 
@@ -102,7 +105,7 @@ def count_limit(name: str) -> None:
 
 
 def observe_claim(seconds: float, *, warm: bool) -> None:
-    """A session got its sandbox after so long, from the pool (``warm``) or not."""
+    """A session was made in so long, with a sandbox from the pool (``warm``) or a new one."""
     _by_start["warm" if warm else "cold"].observe(seconds)
 
 

@@ -112,7 +112,7 @@ class Settings:
     session need not wait for one to start."""
     pool_max: int = 8
     """K8E_POOL_MAX: how many sandboxes of one template and runtime are ready at most; as many as
-    were claimed at once of late. 0 means that none are."""
+    were claimed at once of late. 0 means that none are, but for templates that say how many."""
     pool_total: int = 32
     """K8E_POOL_TOTAL: how many sandboxes of all templates and runtimes together are ready at most;
     where they would be more, templates share the number fairly. 0 means that none are."""

@@ -30,12 +30,11 @@ MAX_DESCRIPTION = 1000
 MAX_HOSTS = 256
 MAX_MODULES = 64
 MAX_POOL = 1000
-LANGUAGES = ("python", "node", "bash")
+LANGUAGES = ("python", "node")
 """Whose interpreters can be kept warm."""
 _ROOTFS = "host, dir:/PATH, tar:/PATH or image:REFERENCE"
 _SHARED = ("limits", "env", "labels")
 _PYTHON_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*", re.ASCII)
-_NODE_MODULE = re.compile(r"(@[\w-]+/)?(node:)?[\w][\w.-]*(/[\w][\w.-]*)*", re.ASCII)
 _LIMITS = tuple(item.name for item in dataclasses.fields(Limits))
 
 
@@ -300,17 +299,20 @@ class _Reader:
 
     def warm(self, value: Any) -> Warm:
         """Languages in one order, whatever order they are written in."""
+        if isinstance(value, dict) and "bash" in value:
+            hint = "leave it out: a new bash starts as quickly as one that waits could be used"
+            raise self.wrong("warm.bash", "is refused: no bash is kept waiting", hint)
         found = self._mapping("warm", value, LANGUAGES)
         return tuple((key, self._modules(key, found[key])) for key in LANGUAGES if key in found)
 
     def _modules(self, language: str, value: Any) -> tuple[str, ...]:
         key = f"warm.{language}"
         modules = () if value is None else self._texts(key, value)
-        pattern = {"python": _PYTHON_MODULE, "node": _NODE_MODULE}.get(language)
-        if modules and pattern is None:
-            raise self.wrong(key, "must be an empty list: there is nothing to load ahead")
+        if modules and language != "python":
+            hint = f"write {language}: [] and import them in the code"
+            raise self.wrong(key, "must be []: modules are loaded ahead only for python", hint)
         for module in modules:
-            if pattern is None or len(module) > 200 or not pattern.fullmatch(module):
+            if len(module) > 200 or not _PYTHON_MODULE.fullmatch(module):
                 raise self.wrong(key, f"has {module[:80]!r}, which is not the name of a module")
         if len(modules) > MAX_MODULES:
             raise self.wrong(key, f"has more than {MAX_MODULES} modules")

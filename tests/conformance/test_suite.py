@@ -7,7 +7,7 @@ import re
 import pytest
 
 from k8e import conformance, errors
-from k8e.conformance import checklist
+from k8e.conformance import checklist, snippets
 from k8e.conformance.behaviours import Behaviour
 from k8e.model import Limits, Rootfs, SandboxSpec
 from k8e.runtimes.base import Guest, Support
@@ -91,6 +91,14 @@ def test_every_line_of_the_checklist_is_answered_by_behaviours_that_exist() -> N
     for line in lines:
         assert line.checks, f"nothing answers {line.key}: {line.text}"
         assert set(line.checks) <= set(conformance.ALL), line.key
+
+
+def test_as_many_programs_run_both_ways_as_the_documents_say() -> None:
+    page = (ROOT / "docs/howto/warm.md").read_text("utf-8")
+    told = [int(number) for number in re.findall(r"[Mm]ore than (\d+) programs", page)]
+    programs = {snippet for family in snippets.FAMILIES.values() for snippet in map(repr, family)}
+    for number, there_are in zip(told, (len(programs), len(snippets.NODE)), strict=True):
+        assert number < there_are < number + 100
 
 
 def test_a_known_gap_is_told_and_not_checked() -> None:

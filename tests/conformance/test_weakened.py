@@ -149,6 +149,7 @@ async def test_gvisor_on_the_hosts_network_stack_is_caught(
 async def test_a_router_that_forwards_everything_is_caught(host: Host) -> None:
     runtime = await _runtime(host, "container")
     ids = ["network.off", "network.private-addresses", "network.siblings", "names.known-address"]
+    ids += ["policy.claimed"]
     folders = (host.settings.data_dir, host.settings.run_dir)
     async with conformance.staged(runtime, folders=folders) as stage:
         room = await stage.room()

@@ -8,15 +8,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import ipaddress
+import json
 import socket
 
 import pytest
 
 from k8e.egress import namespaces
 from k8e.egress.netlink import Netlink
+from k8e.egress.router import Slot
 from tests.egress.far import OTHER, WEB, WEB6
 from tests.egress.internet import RESOLVER
-from tests.egress.places import Room
+from tests.egress.places import Room, Scene
 
 SYN = b"\0\0\0\1\0\0\0\0\x50\x02\xff\xff\0\0\0\0"  # of TCP, behind its ports
 
@@ -27,7 +29,7 @@ def test_frames_from_a_sandbox_that_was_broken_out_of_get_nothing_out(
 ) -> None:
     """Even whoever owns the sandbox's wire can use its own addresses only."""
     room.allow(*words)
-    wire = _Wire(room)
+    wire = _Wire(room.scene, room.slot)
     room.scene.tap.take()
     for source in ("198.18.77.2", OTHER, RESOLVER, str(room.slot.routers[0]), "127.0.0.1"):
         wire.send(source, WEB)
@@ -41,17 +43,38 @@ def test_frames_from_a_sandbox_that_was_broken_out_of_get_nothing_out(
     assert {text for text in room.scene.tap.take() if text.startswith("udp")} == expected
 
 
+def test_frames_from_a_sandbox_that_waits_in_the_pool_get_nothing_out(room: Room) -> None:
+    """Not even with the addresses that it will have once a session has claimed it."""
+    room.allow("open")  # a neighbour's policy is nobody else's
+    known = set((room.scene.net / "sandboxes").glob("*.json"))
+    room.scene.client.set_pool(runtime=room.runtime, min_ready=1, max_ready=1, wait=True)
+    try:
+        (waiting,) = set((room.scene.net / "sandboxes").glob("*.json")) - known
+        slot = Slot(json.loads(waiting.read_text("utf-8"))["slot"])
+        wire = _Wire(room.scene, slot)
+        room.scene.tap.take()
+        for source in (slot.address4, room.slot.address4):
+            wire.send(str(source), WEB)
+        for source in (slot.address6, room.slot.address6):
+            wire.send(str(source), WEB6)
+        assert room.scene.tap.take() == []
+        _Wire(room.scene, room.slot).send(str(room.slot.address4), WEB)
+        assert f"udp {WEB} 443" in room.scene.tap.take()  # the probe is not blind
+    finally:
+        room.scene.client.set_pool(runtime=room.runtime, min_ready=0, max_ready=0)
+
+
 class _Wire:
     """The sandbox's own end of its wire, for frames that no kernel would send."""
 
-    def __init__(self, room: Room) -> None:
-        self._namespace = room.scene.net / "slots" / str(room.slot.number)
+    def __init__(self, scene: Scene, slot: Slot) -> None:
+        self._namespace = scene.net / "slots" / str(slot.number)
 
         def inside() -> bytes:
             with contextlib.closing(Netlink()) as netlink:
-                return {link.name: link.hardware for link in netlink.links()}[room.slot.interface]
+                return {link.name: link.hardware for link in netlink.links()}[slot.interface]
 
-        self._router = namespaces.run_in(room.scene.router, inside)
+        self._router = namespaces.run_in(scene.router, inside)
 
     def send(self, source: str, target: str) -> None:
         """A datagram and the first packet of a connection."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from k8e.guest import contexts, executions, loop, talking, wire
+from k8e.guest import context_table, contexts, executions, loop, talking, wire
 from k8e.guest.wire import EXIT, HELLO, OUT, SHOW, WireError
 
 # The edges of a context are not public: its program is at the other end of them.
@@ -142,3 +142,49 @@ def test_what_programs_say_is_read() -> None:
     shown = {**RESULT, "waits": True}
     said = wire.frame(SHOW, 1, wire.pack(shown)) + wire.frame(EXIT, 1, wire.pack({"code": 3}))
     assert talking.FramedTalk([]).feed(said) == [(SHOW, 1, shown), (EXIT, 1, {"code": 3})]
+
+
+class Asked:
+    """A channel: what is said on it."""
+
+    handler: Any = None
+
+    def __init__(self) -> None:
+        self.said: list[dict[str, Any]] = []
+
+    def send(self, kind: int, body: bytes) -> None:
+        assert kind == wire.RESULT
+        self.said.append(wire.unpack_dict(body))
+
+
+def interrupted(stand: Stand) -> dict[str, Any]:
+    """What whoever interrupts the context is told at once."""
+    table = context_table.Contexts(stand._loop, None)
+    table._by_id["c"] = stand
+    channel = Asked()
+    table.operations()["interrupt_context"](channel, {"id": "c"})
+    (told,) = channel.said
+    return told
+
+
+def test_an_interrupt_while_a_context_starts_ends_the_first_cell_in_line(context: Stand) -> None:
+    context.cell.end(0)
+    context.state = "starting"
+    first, second = (
+        executions.Execution(context._loop, name, {"code": b"1"}, context) for name in "ab"
+    )
+    context.add(first)
+    context.add(second)
+    told = interrupted(context)
+    assert (told["interrupted"], told["stopped"], told["waiting"]) == (True, True, 1)
+    assert (first.code, second.code) == (130, None)
+    assert first.error is not None
+    assert first.error["name"] == "KeyboardInterrupt"
+    context.say(HELLO, 0, {})
+    assert context.current is second
+
+
+def test_an_interrupt_of_a_context_that_has_nothing_to_do_is_told_as_such(context: Stand) -> None:
+    context.cell.end(0)
+    told = interrupted(context)
+    assert (told["interrupted"], told["stopped"]) == (False, True)

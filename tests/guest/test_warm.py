@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
 from collections.abc import Callable, Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from k8e.guest import keeping, kinds, waiting, warm
+from k8e.guest import conditions, keeping, kinds, waiting, warm
 from k8e.guest.conditions import node_conditions, start_conditions, suits
 from k8e.guest.loop import Timer
 
@@ -95,14 +97,20 @@ def test_a_mailbox_without_room_is_not_used(stand: Stand) -> None:
 
 @pytest.mark.parametrize(
     "added",
-    [{"PYTHONPATH": "x"}, {"PYTHONUNBUFFERED": ""}, {"K8E_WARM": "0"}],
+    [{"K8E_WARM": "0"}, {"LD_PRELOAD": "/workspace/x.so"}, {"LD_LIBRARY_PATH": ""}],
 )
 def test_some_environments_always_get_a_new_interpreter(added: dict[str, str]) -> None:
     assert start_conditions({**ENV, **added}) is None
+    assert node_conditions({**ENV, **added}) is None
+
+
+@pytest.mark.parametrize("added", ["PYTHONPATH", "PYTHONUNBUFFERED"])
+def test_variables_of_python_mean_a_new_one(added: str) -> None:
+    assert start_conditions({**ENV, added: ""}) is None
 
 
 @pytest.mark.parametrize(
-    "added", ["PATH", "HOME", "LANG", "TZ", "LC_ALL", "LD_PRELOAD", "MALLOC_ARENA_MAX", "LANGUAGE"]
+    "added", ["PATH", "HOME", "LANG", "TZ", "LC_ALL", "MALLOC_ARENA_MAX", "LANGUAGE"]
 )
 def test_what_is_read_at_the_start_must_be_the_same(added: str) -> None:
     assert start_conditions({**ENV, added: "other"}) != start_conditions(ENV)
@@ -111,6 +119,37 @@ def test_what_is_read_at_the_start_must_be_the_same(added: str) -> None:
 @pytest.mark.parametrize("added", ["USER", "TMPDIR", "K8E_WARM", "MY_PYTHON", "PYTHON_VERSION"])
 def test_what_a_program_reads_itself_may_differ(added: str) -> None:
     assert start_conditions({**ENV, added: "other"}) == start_conditions(ENV)
+
+
+@pytest.fixture
+def unprivileged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever runs the tests looks at files as themselves."""
+    monkeypatch.setattr(conditions, "as_user", contextlib.nullcontext)
+    monkeypatch.setattr(conditions, "UID", os.getuid() + 1)
+
+
+@pytest.mark.usefixtures("unprivileged")
+@pytest.mark.parametrize("place", ["bin", "."])
+def test_a_python_of_a_virtual_environment_does_not_wait(tmp_path: Path, place: str) -> None:
+    program = tmp_path / "bin/python3"
+    program.parent.mkdir()
+    program.symlink_to("/usr/bin/python3")
+    seen = conditions.site_state(str(tmp_path), str(program))
+    assert conditions.is_installed(str(program))
+    (tmp_path / place / "pyvenv.cfg").write_text("home = /usr/bin\n")
+    assert not conditions.is_installed(str(program))
+    assert conditions.site_changed(seen)
+
+
+@pytest.mark.usefixtures("unprivileged")
+def test_a_python_that_is_the_users_own_does_not_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "python3"
+    program.symlink_to("/usr/bin/python3")
+    monkeypatch.setattr(conditions, "UID", os.getuid())
+    assert not conditions.is_installed(str(program))
+    assert not conditions.is_installed(str(tmp_path / "missing"))
 
 
 class Clock:
@@ -164,6 +203,7 @@ class Kept:
         monkeypatch.setattr(keeping, "end_process", self.killed.append)
         monkeypatch.setattr(keeping, "wait_for_ends", answering(None))
         monkeypatch.setattr(Stand, "is_current", answering(True))
+        monkeypatch.setattr(kinds.PythonKind, "obstacle", answering(""))
         loop: Any = self.clock
         self.warmth = warm.Warmth(loop, lambda: self.busy)
         self.keeper = self.warmth.keepers["python"]
@@ -188,6 +228,20 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Generator[Kept]:
     kept = Kept(monkeypatch)
     yield kept
     kept.warmth.clear()
+
+
+def test_none_is_started_where_each_must_start_anew(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kinds.PythonKind, "obstacle", answering("it starts anew"))
+    monkeypatch.setattr(kinds.PythonKind, "is_there", answering(True))
+    kept.keeper.prepare(ENV, [])
+    assert (kept.made, kept.keeper.left_out) == ([], ["python: it starts anew"])
+    kept.keeper.bind(ENV, allowed=True)
+    kept.run()
+    kept.warmth.on_quiet()
+    kept.clock.fire(keeping.PATIENCE)
+    assert kept.made == []
 
 
 def test_nothing_waits_before_python_was_used(kept: Kept) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -20,6 +20,13 @@ from k8e.sessions.store import Store
 PATIENCE = 5.0
 ME = Principal("me")
 OTHER = Principal("somebody-else")
+
+
+async def until(holds: Callable[[], object]) -> None:
+    """Let everything run until something holds."""
+    async with asyncio.timeout(PATIENCE):
+        while not holds():  # noqa: ASYNC110 - what is awaited has no event
+            await asyncio.sleep(0.001)
 
 
 class FakeLink:
@@ -70,6 +77,9 @@ class FakeGuest:
         self.settled: Mapping[str, Sequence[str]] | None = None
         self.limits: Limits | None = None
         self.unhealthy: Exception | None = None
+        self.answers = asyncio.Event()
+        """Binding waits for it."""
+        self.answers.set()
 
     @property
     def link(self) -> Link:
@@ -85,6 +95,7 @@ class FakeGuest:
     async def bind(self, binding: Binding) -> None:
         if self.unhealthy is not None:
             raise self.unhealthy
+        await self.answers.wait()
         self.limits = binding.limits
         self.env = binding.env
         self.cwd = binding.cwd

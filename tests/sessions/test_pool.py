@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+import time
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
@@ -12,14 +13,8 @@ from k8e import errors
 from k8e.model import MIB, Limits, SessionSpec
 from k8e.sessions import shelf as shelves
 from k8e.sessions.service import Sessions
-from tests.sessions.fakes import ME, PATIENCE, FakeGuest, World
-
-
-async def until(holds: Callable[[], object]) -> None:
-    """Let everything run until something holds."""
-    async with asyncio.timeout(PATIENCE):
-        while not holds():  # noqa: ASYNC110 - what is awaited has no event
-            await asyncio.sleep(0.001)
+from k8e.sessions.sizing import REMEMBERED
+from tests.sessions.fakes import ME, PATIENCE, FakeGuest, World, until
 
 
 @pytest.fixture
@@ -80,18 +75,6 @@ async def test_a_rush_makes_the_pool_larger_and_more_than_it_has_starts_cold(
     await until(lambda: sessions.pool.ready == 4)
 
 
-@pytest.mark.parametrize(
-    "failure", [errors.GuestFailed("no answer"), FileNotFoundError("/proc/1/root"), TimeoutError()]
-)
-async def test_a_sandbox_that_cannot_be_bound_is_replaced_by_a_new_one(
-    world: World, sessions: Sessions, failure: Exception
-) -> None:
-    world.runtime.launched[0].unhealthy = failure
-    made = await sessions.create(ME, SessionSpec())
-    assert made.sandbox_id not in (item.sandbox_id for item in world.runtime.launched[:2])
-    assert world.runtime.launched[0].killed.is_set()
-
-
 async def test_a_sandbox_that_dies_while_it_waits_is_not_handed_out(
     world: World, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,6 +110,78 @@ async def test_draining_replaces_what_is_ready(world: World, sessions: Sessions)
     await until(lambda: sessions.pool.ready == 2)
     made = await sessions.create(ME, SessionSpec())
     assert made.sandbox_id not in {item.sandbox_id for item in old}
+
+
+class Clock:
+    """The time of the pool and of the loop that wakes it, which the test can advance."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._ahead = 0.0
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", self.monotonic)
+        monkeypatch.setattr(shelves, "time", self)
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self._ahead
+
+    def advance(self, seconds: float) -> None:
+        self._ahead += seconds
+
+
+async def test_a_pool_shrinks_by_itself_when_its_rush_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    world = World(tmp_path, pool_min=1, pool_max=8)
+    async with world.running() as sessions:
+        made = await asyncio.gather(*(sessions.create(ME, SessionSpec()) for _ in range(4)))
+        await until(lambda: sessions.pool.ready == 4)
+        ready = waiting(world, {session.sandbox_id for session in made})
+        clock.advance(REMEMBERED - 2 * PATIENCE)
+        await until(lambda: sessions.pool.listing()[0]["target"] == 4)
+        assert sessions.pool.ready == 4
+        clock.advance(2 * PATIENCE)
+        await until(lambda: sessions.pool.ready == 1)
+        for guest in ready[1:]:
+            await guest.was_killed()
+        assert not ready[0].killed.is_set()
+        assert sessions.pool.listing()[0]["target"] == 1
+
+
+async def test_draining_and_another_image_do_not_forget_a_rush(tmp_path: Path) -> None:
+    world = World(tmp_path, pool_min=0, pool_max=8)
+    async with world.running() as sessions:
+        await asyncio.gather(*(sessions.create(ME, SessionSpec()) for _ in range(4)))
+        await until(lambda: sessions.pool.ready == 4)
+        before = sessions.pool.listing()[0]
+        for renew in (lambda: sessions.warming.drain(""), lambda: sessions.pool.replace(bool)):
+            waiting = world.runtime.launched[-4:]
+            assert renew() == 4
+            for guest in waiting:
+                await guest.was_killed()
+            await until(lambda: sessions.pool.ready == 4)
+            assert sessions.pool.listing()[0] == before
+
+
+async def test_a_template_that_changes_keeps_its_demand_and_one_that_went_does_not(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path, pool_min=0, pool_max=8)
+    async with world.running() as sessions:
+        await sessions.templates.apply({"name": "data"}, "me")
+        spec = await sessions.templates.specify({"template": "data"})
+        await asyncio.gather(*(sessions.create(ME, spec) for _ in range(3)))
+        await until(lambda: sessions.pool.ready == 3)
+        old = world.runtime.launched[-3:]
+        changed = {"name": "data", "limits": {"memory": 512 * MIB}}
+        await sessions.templates.apply(changed, "me")
+        for guest in old:
+            await guest.was_killed()
+        await until(lambda: sessions.pool.ready == 3)
+        assert [numbers(sessions, what)["data"] for what in ("target", "misses")] == [3, 3]
+        await sessions.templates.delete("data", "me")
+        await sessions.templates.apply(changed, "me")
+        told = await sessions.warming.set("data", "", 0, 8, wait=True)
+        assert (told["target"], told["hits"], told["misses"]) == (0, 0, 0)
 
 
 async def test_sizes_can_be_changed_and_awaited(world: World, sessions: Sessions) -> None:
@@ -302,6 +357,34 @@ async def test_an_operator_who_asks_for_more_than_may_wait_is_told(tight: World)
         with pytest.raises(errors.InvalidRequest, match="more than all templates together") as told:
             await sessions.warming.set("", "", 5, 5, wait=True)
         assert "K8E_POOL_TOTAL" in told.value.hint
+
+
+async def test_a_template_that_asks_for_more_than_may_wait_is_refused(tight: World) -> None:
+    async with tight.running() as sessions:
+        with pytest.raises(errors.InvalidRequest, match="more than all templates together") as told:
+            await sessions.templates.apply({"name": "a", "pool": {"min": 5}}, "me")
+        assert "K8E_POOL_TOTAL" in told.value.hint
+        await sessions.templates.apply({"name": "a", "pool": {"min": 4}}, "me")
+        await until(lambda: sessions.pool.ready == 4)
+
+
+async def test_a_file_that_asks_for_more_than_may_wait_gets_what_there_is_and_the_log_says_so(
+    tight: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    tight.settings.template_dir.mkdir(parents=True, exist_ok=True)
+    (tight.settings.template_dir / "a.yaml").write_text("pool: {min: 9}\n", "utf-8")
+    async with tight.running() as sessions:
+        await until(lambda: sessions.pool.ready == 4)
+    assert "template a wants 9 ready sandboxes, all together may have 4" in caplog.text
+
+
+async def test_without_a_usual_size_only_templates_that_say_how_many_are_started_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("k8e.sessions.warming.HEAD_START", 0.001)
+    async with World(tmp_path, pool_max=0).running() as sessions:
+        await sessions.templates.apply({"name": "a", "pool": {"min": 1}}, "me")
+        await until(lambda: numbers(sessions, "ready") == {"a": 1})
 
 
 async def test_with_no_room_at_all_sessions_start_cold(tmp_path: Path) -> None:

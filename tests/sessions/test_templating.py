@@ -297,7 +297,7 @@ async def test_a_session_keeps_what_it_was_made_of_whatever_becomes_of_the_templ
         "name": "a",
         "rootfs": "image:r.example/x:1",
         "limits": {"pids": 10},
-        "warm": {"bash": []},
+        "warm": {"node": []},
     }
     async with world.running() as sessions:
         await sessions.templates.apply(recipe, "me")
@@ -309,7 +309,7 @@ async def test_a_session_keeps_what_it_was_made_of_whatever_becomes_of_the_templ
         assert child.spec.template == "a"
         assert world.runtime.specs[-1].rootfs == Rootfs("image", "r.example/x:1")
         assert world.runtime.specs[-1].limits == Limits(pids=10)
-        assert child.spec.warm == (("bash", ()),)
+        assert child.spec.warm == (("node", ()),)
         assert made.to_json()["template"] == "a"
     world.runtime.survivors = world.runtime.launched
     async with world.running() as sessions:

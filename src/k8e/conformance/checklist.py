@@ -169,7 +169,7 @@ _PARTS: Mapping[str, tuple[Try, ...]] = {
         Try(
             "the filter cannot be stopped, reconfigured or outlived; it fails closed without its "
             "process and while a sandbox starts",
-            "policy.first-moment policy.gateway-dies policy.strict-gateway-dies "
+            "policy.first-moment policy.claimed policy.gateway-dies policy.strict-gateway-dies "
             "policy.nothing-left",
         ),
         Try(
@@ -215,8 +215,8 @@ _PARTS: Mapping[str, tuple[Try, ...]] = {
         ),
         Try(
             "what was made ready, or was another one's, leaks nothing: variables, files, programs",
-            "keep.nothing-of-others settle.strays settle.ready warm.alone life.workspace-empty "
-            "confinement.neighbours",
+            "keep.nothing-of-others policy.claimed settle.strays settle.ready warm.alone "
+            "life.workspace-empty confinement.neighbours",
         ),
         Try("pauses, ten times over, lose nothing", "keep.pauses pause"),
     ),

@@ -230,6 +230,13 @@ async def interrupting(stage: Stage) -> None:
         await context.call("restart")
         equal((await program.finish()).status, "killed", "the run that was ended by a restart")
         equal(error_of(await context.run("kept"))["name"], "NameError", "after a restart")
+        await context.call("restart")
+        early = await context.start("while True: pass")
+        next_ = await context.start("7")
+        told = await context.call("interrupt")
+        equal((told["interrupted"], told["stopped"]), (True, True), "while it starts")
+        equal((await early.finish()).code, 130, "code that was interrupted before it began")
+        equal((await next_.finish()).code, 0, "what was behind it in the line")
 
 
 @behaviour("context.timeouts")

@@ -16,6 +16,7 @@ from k8e.conformance.stage import SHARED_ENV, Stage
 from k8e.runtimes.base import Binding
 
 _LANES = 2  # sandboxes that run programs at the same time: much of a comparison is waiting
+_TIMES = 20  # long enough for an interpreter to be started, if it were
 _PAUSE = 0.01  # seconds between two looks whether an interpreter is ready
 _SETUP = (
     "mkdir -p deep/er; ln -sfn deep/er linked; echo VALUE = 5 > helper_of_snippets.py; "
@@ -175,6 +176,7 @@ async def off(stage: Stage) -> None:
         {"env": {"LC_ALL": "C"}},
         {"env": {"HOME": "/tmp"}},  # noqa: S108 - a path in the sandbox
         {"env": {"LD_DEBUG_OUTPUT": "/dev/null"}},
+        {"env": {"LD_LIBRARY_PATH": ""}},
         {"tty": [24, 80]},
     )
     for call in calls:
@@ -202,6 +204,47 @@ async def packages(stage: Stage) -> None:
         await ready(sandbox)
         done = await _run(sandbox, code)
         equal((done.stdout, done.exit["warm"]), (b"7\n", True), f"{name}, the second time")
+
+
+@behaviour("warm.linked")
+async def linked(stage: Stage) -> None:
+    """Where a session's environment has anything for the linker, each program starts anew."""
+    sandbox = await stage.settle()
+    await sandbox.guest.bind(Binding(env={**SHARED_ENV, "LD_LIBRARY_PATH": "/workspace"}))
+    await _stays_cold(sandbox)
+
+
+async def _stays_cold(sandbox: Sandbox) -> None:
+    for _ in range(_TIMES):
+        equal((await _run(sandbox, "print(1)")).exit["warm"], False, "whether it was warm")
+    equal((await sandbox.call("execs"))["waiting"]["python"], 0, "interpreters that wait")
+
+
+@behaviour("warm.unnamed")
+async def unnamed(stage: Stage) -> None:
+    """No Python waits where only Node.js was asked for, or nothing."""
+    for warm in ({"node": ()}, {}):
+        sandbox = await stage.settle()
+        await sandbox.guest.bind(Binding(env=SHARED_ENV, warm=warm))
+        await _stays_cold(sandbox)
+
+
+@behaviour("warm.virtual")
+async def virtual(stage: Stage) -> None:
+    """What changes in a virtual environment on the session's PATH is there for the next run."""
+    sandbox = await stage.settle()
+    path = "/workspace/env/bin:/usr/local/bin:/usr/bin:/bin"
+    await sandbox.guest.bind(Binding(env={**SHARED_ENV, "PATH": path}))
+    equal((await _run(sandbox, "print(1)")).code, 0, "before there is one")
+    equal((await sandbox.shell("python3 -m venv --without-pip env")).code, 0, "making one")
+    found = (await sandbox.shell("echo env/lib/python*/site-packages")).text.strip()
+    for number in range(_TIMES):
+        # Of the same size, and often of the same moment.
+        text = f"import sys; sys.from_pth = {100 + number}"
+        await sandbox.write(f"/workspace/{found}/start.pth", text.encode())
+        done = await _run(sandbox, "import sys; print(sys.prefix, sys.from_pth)")
+        equal(done.text, f"/workspace/env {100 + number}\n", f"what it finds: {done.story()}")
+        equal(done.exit["warm"], False, "whether it was warm")
 
 
 @behaviour("warm.crowded")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 
-from k8e.guest.spawn import as_user
+from k8e.guest.spawn import STEADY, UID, as_user
 
 NAMES_MOST = 5000  # in a folder of the user's packages; looking through more would keep us
 READ_MOST = 64  # files in there that Python reads at its start
@@ -19,8 +19,10 @@ _OF_IMAGES = (
     "PYTHON_VERSION PYTHON_SHA256 PYTHON_PIP_VERSION PYTHON_SETUPTOOLS_VERSION "
     "PYTHON_GET_PIP_URL PYTHON_GET_PIP_SHA256"
 ).split()
-_DECISIVE_PREFIXES = ("PYTHON", "LD_", "LC_", "MALLOC_", "GLIBC_")
-_NODE_PREFIXES = (*_DECISIVE_PREFIXES[1:], "UV_", "V8_", "ICU_", "OPENSSL_", "SSL_")
+# Of the linker: what they name may be the user's, and change while an interpreter waits.
+_LINKING = "LD_"
+_DECISIVE_PREFIXES = ("LC_", "MALLOC_", "GLIBC_")
+_NODE_PREFIXES = (*_DECISIVE_PREFIXES, "UV_", "V8_", "ICU_", "OPENSSL_", "SSL_")
 # What libraries read that are not written in Python, when a module of theirs is loaded.
 _NATIVE_PREFIXES = (
     *("OMP_", "GOMP_", "KMP_", "OPENBLAS_", "GOTO_", "MKL_", "BLIS_", "NPY_", "NUMEXPR_", "NUMBA_"),
@@ -33,24 +35,21 @@ FileState = tuple[str, int, int, int]
 
 def start_conditions(env: dict[str, str]) -> dict[str, str] | None:
     """What of an environment decides how Python starts; None if no warm one may be used."""
-    python = [name for name in env if name.startswith("PYTHON") and name not in _OF_IMAGES]
-    if env.get("K8E_WARM") == "0" or python:
-        return None
-    return {
-        name: value
-        for name, value in env.items()
-        if name in _DECISIVE or (name.startswith(_DECISIVE_PREFIXES) and name not in _OF_IMAGES)
-    }
+    own = [name for name in env if name.startswith("PYTHON") and name not in _OF_IMAGES]
+    return None if own else _conditions(env, _DECISIVE_PREFIXES)
 
 
 def node_conditions(env: dict[str, str]) -> dict[str, str] | None:
     """What of an environment decides how Node.js starts; None if no warm one may be used."""
-    if env.get("K8E_WARM") == "0" or any(name.startswith("NODE_") for name in env):
+    own = any(name.startswith("NODE_") for name in env)
+    return None if own else _conditions(env, _NODE_PREFIXES)
+
+
+def _conditions(env: dict[str, str], prefixes: tuple[str, ...]) -> dict[str, str] | None:
+    if env.get("K8E_WARM") == "0" or any(name.startswith(_LINKING) for name in env):
         return None
     return {
-        name: value
-        for name, value in env.items()
-        if name in _DECISIVE or name.startswith(_NODE_PREFIXES)
+        name: value for name, value in env.items() if name in _DECISIVE or name.startswith(prefixes)
     }
 
 
@@ -63,7 +62,26 @@ def suits(read: list[str], started_with: dict[str, str], env: dict[str, str]) ->
     return all(started_with.get(name) == env.get(name) for name in [*read, *native])
 
 
-def site_state(home: str) -> list[FileState]:
+def is_installed(program: str) -> bool:
+    """Whether a Python is of the machine or the image, and has no packages but theirs.
+
+    One in a virtual environment, or one of the user's, has them where we do not look.
+    """
+    with as_user():
+        try:
+            owner = os.lstat(program).st_uid
+        except OSError:
+            return False
+        return owner != UID and not any(map(os.path.exists, _venv_files(program)))
+
+
+def _venv_files(program: str) -> list[str]:
+    """What makes a Python one of a virtual environment; it goes by the name, not by the file."""
+    folder = os.path.dirname(program)
+    return [os.path.join(place, "pyvenv.cfg") for place in (folder, os.path.dirname(folder))]
+
+
+def site_state(home: str, program: str) -> list[FileState]:
     """The user's own folders of packages, and the files in there that Python reads at its start.
 
     OSError if there are more than we want to look at before every run.
@@ -71,6 +89,8 @@ def site_state(home: str) -> list[FileState]:
     library = os.path.join(home, ".local/lib")
     with as_user():
         paths = [library]
+        if not program.startswith(STEADY):  # on the way to it there may be links of the user's
+            paths += [program, *_venv_files(program)]
         for name in _names_in(library):
             folder = os.path.join(library, name, "site-packages")
             paths.append(folder)

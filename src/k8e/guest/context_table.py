@@ -115,7 +115,8 @@ class Contexts:
         context = self._get(spec)
         grace = min(max(0.0, float(spec.get("grace", INTERRUPT_GRACE))), LONGEST_PATIENCE)
         if context.current is None:
-            answer = {"interrupted": False, "stopped": True}
+            # It is starting, perhaps: then the one for which it starts is meant.
+            answer = {"interrupted": context.skip(), "stopped": True}
             channel.send(RESULT, pack(dict(context.describe(), **answer)))
             return
         Interruption(self._loop, context, channel).begin(grace)

@@ -279,6 +279,15 @@ class Context:
             # Not from within the end of the one before.
             self._loop.later(0, self._next)
 
+    def skip(self) -> bool:
+        """End the cell that would run next; whether there was one."""
+        if not self._line:
+            return False
+        value = "it was interrupted before it began"
+        told = {"name": "KeyboardInterrupt", "value": value, "traceback": value + "\n"}
+        self._line[0].end(128 + signal.SIGINT, error=told)
+        return True
+
     def interrupt(self) -> None:
         """What Ctrl-C would do."""
         if self.current is not None:

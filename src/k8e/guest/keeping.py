@@ -49,7 +49,17 @@ class Keeper:
         self.allowed = self.kind.is_there()
         self._wanted = 1
         self._load_ahead(modules)
+        if self.allowed and (why := self._obstacle()):
+            self._tell(why)
+            self.allowed = False
         self._fill()
+
+    def _obstacle(self) -> str:
+        """Why none may wait; what is not there is told when it is to be started."""
+        try:
+            return self.kind.obstacle(self.env)
+        except OSError:
+            return ""
 
     def _load_ahead(self, modules: list[str]) -> None:
         for name in modules:
@@ -144,7 +154,7 @@ class Keeper:
         self._due = 0.0
         # One after the other: there is no hurry.
         starting = any(not item.ready for item in self.kept.values())
-        if starting or not self.allowed or len(self.kept) >= self._wanted:
+        if starting or not self.allowed or len(self.kept) >= self._wanted or self._obstacle():
             return
         try:
             item = Waiting(self.kind, self.env, self.modules)

@@ -8,13 +8,16 @@ from typing import Any
 
 from k8e.guest.conditions import (
     FileState,
+    is_installed,
     node_conditions,
     site_state,
     start_conditions,
 )
+from k8e.guest.spawn import find_program
 
 CODE_MOST = 32 << 10  # bytes; longer code takes longer to compile than we may wait for an answer
 BOOT_FILE = "/proc/self/fd/100"  # boot.py makes it
+_ANEW = "it starts anew each time"
 
 
 def boot_folder(guest_file: str) -> str:
@@ -45,8 +48,16 @@ class PythonKind:
     def conditions(self, env: dict[str, str]) -> dict[str, str] | None:
         return start_conditions(env)
 
+    def obstacle(self, env: dict[str, str]) -> str:
+        """Why none may wait in this environment; empty if one may."""
+        if start_conditions(env) is None:
+            return f"{_ANEW} with PYTHON…, LD_… or K8E_WARM=0 in its environment"
+        if not is_installed(find_program(self.program, env["PATH"], "/")):
+            return f"{_ANEW} in a virtual environment, or where it is the session's own"
+        return ""
+
     def site(self, env: dict[str, str]) -> list[FileState]:
-        return site_state(env["HOME"])
+        return site_state(env["HOME"], find_program(self.program, env["PATH"], "/"))
 
     def takes(self, spec: dict[str, Any]) -> bool:
         """Whether a warm one could run this as a new one would."""
@@ -78,6 +89,10 @@ class NodeKind:
 
     def conditions(self, env: dict[str, str]) -> dict[str, str] | None:
         return node_conditions(env)
+
+    def obstacle(self, env: dict[str, str]) -> str:
+        refused = node_conditions(env) is None
+        return f"{_ANEW} with NODE_…, LD_… or K8E_WARM=0 in its environment" if refused else ""
 
     def site(self, env: dict[str, str]) -> list[FileState]:
         return []

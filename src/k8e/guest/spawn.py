@@ -40,7 +40,7 @@ BASE_ENV = {
     "PIP_NO_CACHE_DIR": "1",
 }
 # Looking through PATH costs a tenth of a start in gVisor. Nobody in the sandbox can change these.
-_STEADY = ("/usr/", "/bin/", "/sbin/")
+STEADY = ("/usr/", "/bin/", "/sbin/")
 _REMEMBERED = 5.0  # seconds
 _MOST_PROGRAMS = 1000
 _programs: dict[str, tuple[bool, float]] = {}
@@ -86,7 +86,7 @@ def _look_for(name: str, candidates: list[str], now: float) -> str:
     """The first that the user may execute; what is in the host's folders is remembered."""
     for path in candidates:
         found = os.access(path, os.X_OK, effective_ids=True) and not os.path.isdir(path)
-        if path.startswith(_STEADY):
+        if path.startswith(STEADY):
             if len(_programs) >= _MOST_PROGRAMS:
                 _programs.clear()
             _programs[path] = (found, now + _REMEMBERED)

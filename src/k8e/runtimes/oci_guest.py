@@ -144,9 +144,12 @@ class OciGuest:
             await to_the_end(self._runtime.hold_limits, self.record)
 
     def _warm_languages(self, asked: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-        """The languages whose interpreters may wait, each with its modules; none if none shall."""
+        """The languages whose interpreters may wait, each with its modules; none if none shall.
+
+        Node.js need not be asked for by name: nobody's waits before the first use.
+        """
         roomy = bundle.warm_languages(self.record.limits) if asked else []
-        return {name: list(asked.get(name, ())) for name in roomy}
+        return {name: list(asked.get(name, ())) for name in roomy if name in {*asked, "node"}}
 
     async def _mount_workspace(self) -> None:
         if not self.record.settled:

@@ -27,7 +27,9 @@ from k8e.settings import Settings
 log = logging.getLogger(__name__)
 
 BIND_SECONDS = 10.0
-"""That a sandbox from the pool has to become a session's; another one is started then."""
+"""That sandboxes from the pool have to become a session's; another one is started then."""
+CLAIMS_MOST = 2
+"""Sandboxes from the pool that are tried: if it is the session's fault, others would fail too."""
 LOG_SECONDS = 0.05  # until a line of the log is written that whoever asked need not wait for
 
 T = TypeVar("T")
@@ -216,19 +218,24 @@ class Maker:
 
     async def _claim(self, session: Session, policy: Policy) -> Guest | None:
         """A sandbox that waited, bound to this session; None if there is none in good health."""
-        guest = self._warming.claim(recipes.of_session(session.spec, session.runtime))
-        if guest is None:
-            metrics.count_claim("miss")
-            return None
-        try:
-            async with asyncio.timeout(BIND_SECONDS):
-                await self._or_discard(guest, self._bind(guest, session, policy))
-        except (errors.K8eError, OSError) as error:  # if it is the session's fault, it comes again
-            log.warning("sandbox %s waited and cannot be used: %s", guest.sandbox_id, error)
-            metrics.count_claim("unhealthy")
-            return None
-        metrics.count_claim("hit")
-        return guest
+        recipe = recipes.of_session(session.spec, session.runtime)
+        now = asyncio.get_running_loop().time
+        until = now() + BIND_SECONDS
+        for turn in range(CLAIMS_MOST):
+            guest = self._warming.claim(recipe, again=turn > 0) if now() < until else None
+            if guest is None:
+                break
+            try:
+                async with asyncio.timeout_at(until):
+                    await self._or_discard(guest, self._bind(guest, session, policy))
+            except (errors.K8eError, OSError) as error:
+                log.warning("sandbox %s waited and cannot be used: %s", guest.sandbox_id, error)
+                self._warming.count(recipe, "unhealthy")
+                continue
+            self._warming.count(recipe, "hit")
+            return guest
+        self._warming.count(recipe, "miss")
+        return None
 
     async def _bind(
         self,

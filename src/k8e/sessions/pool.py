@@ -40,19 +40,30 @@ class Pool:
         if self.stopped:
             raise errors.GatewayUnreachable("the gateway is being stopped", hint="try again")
         if shelf is None or shelf.recipe != recipe:
-            self._drop(key)
-            shelf = self._shelves[key] = Shelf(recipe, sizes, self._launcher, self)
+            shelf = self._renew(key, recipe, sizes)
         shelf.resize(sizes, after)
         return shelf
 
-    def take(self, recipe: Recipe) -> Guest | None:
+    def take(self, recipe: Recipe, *, again: bool = False) -> Guest | None:
         """A sandbox of this recipe, whatever its limits, if one is ready."""
-        shelf = self._shelves.get((recipe.template, recipe.runtime))
-        if shelf is None or not shelf.sizes.max:
+        shelf = self._in_use(recipe)
+        if shelf is None:
             return None
         # A template may have changed since a session was told what it is made of.
         is_same = replace(recipe, limits=shelf.recipe.limits) == shelf.recipe
-        return shelf.take() if is_same and self._launcher.suits(recipe, shelf.recipe) else None
+        can_be = is_same and self._launcher.suits(recipe, shelf.recipe)
+        return shelf.take(again=again) if can_be else None
+
+    def count(self, recipe: Recipe, outcome: str) -> bool:
+        """What came of a claim; False where there is no pool of which it could be told."""
+        shelf = self._in_use(recipe)
+        if shelf is not None:
+            shelf.count(outcome)
+        return shelf is not None
+
+    def _in_use(self, recipe: Recipe) -> Shelf | None:
+        shelf = self._shelves.get((recipe.template, recipe.runtime))
+        return shelf if shelf is not None and shelf.sizes.max else None
 
     def keeps(self, recipe: Recipe) -> bool:
         """Whether there is a pool of this recipe's template and runtime, whatever its size."""
@@ -62,13 +73,22 @@ class Pool:
         """The runtimes for which there is a pool of a template."""
         return [runtime for name, runtime in self._shelves if name == template]
 
-    def _drop(self, key: tuple[str, str]) -> None:
+    def _renew(self, key: tuple[str, str], recipe: Recipe, sizes: Sizes) -> Shelf:
+        """An empty shelf in the place of what there is, for the demand that there was."""
+        before = self._drop(key)
+        shelf = self._shelves[key] = Shelf(recipe, sizes, self._launcher, self)
+        if before is not None:
+            shelf.succeed(before)
+        return shelf
+
+    def _drop(self, key: tuple[str, str]) -> Shelf | None:
         shelf = self._shelves.pop(key, None)
         if shelf is not None:
             shelf.close()
             self._old.add(shelf)
             task = asyncio.ensure_future(shelf.closed())
             task.add_done_callback(lambda _: self._old.discard(shelf))
+        return shelf
 
     @property
     def ready(self) -> int:
@@ -107,9 +127,7 @@ class Pool:
         for key, shelf in list(self._shelves.items()):
             if chosen(shelf.recipe):
                 drained += shelf.ready
-                self._drop(key)
-                self._shelves[key] = Shelf(shelf.recipe, shelf.sizes, self._launcher, self)
-                self._shelves[key].fill()
+                self._renew(key, shelf.recipe, shelf.sizes).fill()
         return drained
 
     def forget(self, template: str, runtime: str = "") -> None:

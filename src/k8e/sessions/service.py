@@ -65,6 +65,7 @@ class Sessions(Standing):
             settings.template_dir,
             settings.data_dir / "templates.db",
             checker(runtimes, settings.max_lifetime, settings.default_registry),
+            pool_total=settings.pool_total,
         )
         self.snapshots = Snapshots(settings.data_dir, self, max_bytes=settings.max_snapshot_bytes)
         furnisher = Furnisher(self._network, self.snapshots)

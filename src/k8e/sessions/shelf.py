@@ -44,8 +44,7 @@ class Shelf:
     def __init__(self, recipe: Recipe, sizes: Sizes, launcher: Launcher, room: Room) -> None:
         self.recipe = recipe
         self.sizes = sizes
-        self.hits = 0
-        self.misses = 0
+        self.hits, self.misses = 0, 0
         self.failure = ""
         """Why the newest try to start one failed; empty after a success."""
         self.left_out: tuple[str, ...] = ()
@@ -100,20 +99,32 @@ class Shelf:
             "left_out": list(self.left_out),
         }
 
+    def succeed(self, before: Shelf) -> None:
+        """Go on in the place of another one: whoever claimed from that will claim from this."""
+        self._demand = before._demand
+        self.hits, self.misses = before.hits, before.misses
+
     # Taking.
 
-    def take(self) -> Guest | None:
-        """A sandbox that is the caller's from now on; None if none is ready."""
-        self._demand.claimed(time.monotonic())
+    def take(self, *, again: bool = False) -> Guest | None:
+        """A sandbox that is the caller's from now on; None if none is ready.
+
+        Who takes ``again``, because the one before was no good, is no new demand.
+        """
+        if not again:
+            self._demand.claimed(time.monotonic())
         if not self._ready:
-            self.misses += 1
             self._plan(SOON)
             return None
         guest = next(iter(self._ready))  # the oldest
         self._ready.pop(guest).cancel()
-        self.hits += 1
         self._plan(QUIET if 2 * len(self._ready) >= self.target else SOON)
         return guest
+
+    def count(self, outcome: str) -> None:
+        """What came of a claim."""
+        self.hits += outcome == "hit"
+        self.misses += outcome == "miss"
 
     # Filling.
 

@@ -33,6 +33,15 @@ class Sizes:
         return min(self.max, max(self.min, wanted))
 
 
+def check_total(least: int, total: int) -> None:
+    """Refuse to promise more ready sandboxes of one template than all may have together."""
+    if least > total:
+        raise errors.InvalidRequest(
+            f"{least} ready sandboxes are more than all templates together may have ({total})",
+            hint="K8E_POOL_TOTAL raises that number",
+        )
+
+
 def share(total: int, wishes: Sequence[tuple[int, int]]) -> list[int]:
     """How many of ``total`` each gets who wishes for at least so many, and would like so many.
 

@@ -21,6 +21,7 @@ from k8e.images import references
 from k8e.model import DEFAULT_TEMPLATE, SessionSpec
 from k8e.runtimes.registry import Runtimes
 from k8e.sessions import template_files
+from k8e.sessions.sizing import check_total
 from k8e.sessions.template_files import Stamp
 from k8e.sessions.template_store import TemplateStore
 from k8e.templates import BUILT_IN, Template
@@ -67,12 +68,21 @@ def checker(
 class Templates:
     """All templates of this gateway, by name. Used on one event loop."""
 
-    def __init__(self, folder: Path, database: Path, check: Callable[[Template], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        database: Path,
+        check: Callable[[Template], None],
+        *,
+        pool_total: int = 0,
+    ) -> None:
+        """Who applies one may ask for ``pool_total`` ready sandboxes; 0 does not look at that."""
         self.folder = folder
         self.on_change: list[Callable[[str], None]] = []
         """Called with the name of each template that came, went or became another."""
         self._database = database
         self._check = check
+        self._pool_total = pool_total
         self._opened: TemplateStore | None = None
         self._turn = asyncio.Lock()  # one reader of the folder at a time
         self._stamps: dict[str, Stamp] = {}
@@ -149,6 +159,9 @@ class Templates:
         """Keep a recipe under its name, in the place of the one before."""
         template = templates.parse(recipe, "", "the template")
         self._check(template)
+        # Of one that is there already, sessions are made all the same, and what is ready is shared.
+        if self._pool_total:
+            check_total(template.pool_min or 0, self._pool_total)
         await self.refresh()
         self._refuse_if_file(template.name)
         if template.name not in self._applied and len(self._applied) >= MAX_APPLIED:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from k8e import errors
+from k8e import errors, metrics
 from k8e.model import DEFAULT_TEMPLATE
 from k8e.runtimes.base import Guest
 from k8e.runtimes.registry import Runtimes
 from k8e.sessions import recipes
 from k8e.sessions.pool import Pool
 from k8e.sessions.recipes import Recipe
-from k8e.sessions.sizing import Sizes
+from k8e.sessions.sizing import Sizes, check_total
 from k8e.sessions.templating import Templates
 from k8e.sessions.tending import Spawn
 from k8e.settings import Settings
@@ -70,6 +70,9 @@ class Warming:
             self._usual_runtime = runtime.name
         recipe = recipes.of_template(template, runtime.name)
         sizes = self._sizes(template, runtime.name)
+        if sizes.min > self._pool.total > 0:
+            told = "template %s wants %d ready sandboxes, all together may have %d (K8E_POOL_TOTAL)"
+            log.warning(told, template.name, sizes.min, self._pool.total)
         # If there is a pool already, somebody was quicker who knows what they want.
         if sizes.min and not self._pool.keeps(recipe):
             self._pool.keep(recipe, sizes, after=after)
@@ -111,10 +114,10 @@ class Warming:
 
     # Taking.
 
-    def claim(self, recipe: Recipe) -> Guest | None:
+    def claim(self, recipe: Recipe, *, again: bool = False) -> Guest | None:
         """A sandbox that waited for a session like this, whatever its limits.
 
-        Where there is none, the next claim may find one.
+        Where there is none, the next claim may find one. ``again`` if the one before was no good.
         """
         if not self._pool.keeps(recipe):
             try:
@@ -125,7 +128,12 @@ class Warming:
             if not sizes.max or self._pool.stopped:
                 return None
             self._pool.keep(recipes.of_template(template, recipe.runtime), sizes)
-        return self._pool.take(recipe)
+        return self._pool.take(recipe, again=again)
+
+    def count(self, recipe: Recipe, outcome: str) -> None:
+        """What came of a claim, for those who look at the pool and at the metrics."""
+        if self._pool.count(recipe, outcome):
+            metrics.count_claim(outcome)
 
     # What an operator sees and sets.
 
@@ -141,12 +149,7 @@ class Warming:
         template = self._templates.get(name)  # as it is after that wait
         before = self._sizes(template, chosen.name)
         least = before.min if least is None else least
-        if least > self._pool.total:
-            raise errors.InvalidRequest(
-                f"{least} ready sandboxes are more than all templates together may have "
-                f"({self._pool.total})",
-                hint="K8E_POOL_TOTAL raises that number",
-            )
+        check_total(least, self._pool.total)
         sizes = Sizes(least, max(least, before.max) if most is None else most)
         self._set[template.name, chosen.name] = sizes
         shelf = self._pool.keep(recipes.of_template(template, chosen.name), sizes)
