@@ -207,10 +207,10 @@ class SessionSpec:
         return {**vars(self), **parts, "manifest": self.manifest.digest}
 
     @classmethod
-    def from_json(cls, data: dict[str, Any], *, stored: bool = False) -> SessionSpec:
+    def from_json(cls, data: dict[str, Any], *, stored: bool = False, **chosen: Any) -> SessionSpec:
         """Build from untrusted or stored data; unknown keys are refused.
 
-        What only templates decide is taken from what is ``stored`` alone.
+        What only templates decide is taken from what is ``stored``, or ``chosen`` by the caller.
         """
         known = {item.name: item for item in dataclasses.fields(cls)}
         unknown = set(data) - (set(known) if stored else set(known) - _OF_TEMPLATES)
@@ -236,7 +236,7 @@ class SessionSpec:
                 values["warm"] = tuple((str(k), tuple(map(str, v))) for k, v in values["warm"])
         except (TypeError, ValueError, AttributeError, OverflowError) as error:
             raise errors.InvalidRequest(f"malformed session: {error}") from None
-        return cls(**values)
+        return cls(**values, **chosen)
 
 
 def pip_command(packages: Sequence[str]) -> list[str]:

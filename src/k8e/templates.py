@@ -118,8 +118,7 @@ def specify(template: Template, asked: dict[str, Any]) -> SessionSpec:
             raise errors.InvalidRequest(f"malformed session: {key} must be a mapping")
         said = {name: value for name, value in given.items() if value or key != "limits"}
         filled[key] = {**getattr(template, key), **said}
-    spec = SessionSpec.from_json(filled)
-    return dataclasses.replace(spec, rootfs=template.rootfs, warm=template.warm)
+    return SessionSpec.from_json(filled, rootfs=template.rootfs, warm=template.warm)
 
 
 # Root file systems.
