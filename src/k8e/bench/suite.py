@@ -27,7 +27,12 @@ MAKING_SECONDS = 3.0  # that a gateway may take to make a session for somebody w
 LIFETIME = 900.0  # seconds; a suite takes less than a minute
 PATIENCE = 120.0
 PROGRAM = ["true"]
-CODE = "print(1)"
+LANGUAGES = {
+    "python": ("print(1)", ("python3", "-c")),
+    "node": ("console.log(1)", ("node", "-e")),
+    "bash": ("echo 1", ("bash", "-c")),
+}
+"""A program in each, and the command that starts an interpreter for it."""
 SMALL = 1 << 10
 FILE = "bench.bin"
 WARM_SECONDS = 0.4  # after which an interpreter is started ahead even in a busy session
@@ -67,7 +72,8 @@ class Suite:
             yield from self._first_results()
             with self._session() as session_id:
                 yield from self._execs(session_id)
-                yield from self._python(session_id)
+                for language in LANGUAGES:
+                    yield from self._run(session_id, language)
                 yield from self._files(session_id)
         finally:
             for session_id in tuple(self._made):
@@ -144,31 +150,36 @@ class Suite:
 
     def _execs(self, session_id: str) -> Iterator[Row]:
         self._tell("exec")
-        rounds, width = 5 * self._plan.rounds, self._plan.at_once
+        rounds = 5 * self._plan.rounds
         work = timed(lambda: self._exec(session_id, *PROGRAM))
         one = interleave(rounds, {"": work, NOTHING: self._nothing()}, warm_up=1)
         nothing = Series(NOTHING, "ms", milliseconds(one[NOTHING]))
         yield self._row("exec true", milliseconds(one[""]), nothing)
-        with ThreadPoolExecutor(width) as pool:
-            tasks = [pool.submit(work) for _ in range(max(rounds, width))]
-            many = [task.result() for task in tasks]
-        yield self._row(f"exec true, {width} at once", milliseconds(many), nothing)
+        for width in (self._plan.at_once, 10 * self._plan.at_once):
+            with ThreadPoolExecutor(width) as pool:
+                tasks = [pool.submit(work) for _ in range(max(rounds, width))]
+                many = [task.result() for task in tasks]
+            yield self._row(f"exec true, {width} at once", milliseconds(many), nothing)
 
-    def _python(self, session_id: str) -> Iterator[Row]:
-        self._tell("run python")
-        floor = f'python3 -c "{CODE}" in it'
+    def _run(self, session_id: str, language: str) -> Iterator[Row]:
+        """Code in a language; nothing where the sandbox does not have it."""
+        code, command = LANGUAGES[language]
+        if self._client.exec(session_id, f"command -v {command[0]}", PATIENCE).exit_code:
+            return
+        self._tell(f"run {language}")
+        floor = f'{" ".join(command)} "{code}" in it'
 
         def run() -> float:
             time.sleep(WARM_SECONDS)
-            return timed(lambda: self._client.run(CODE, "python", session_id=session_id))()
+            return timed(lambda: self._client.run(code, language, session_id=session_id))()
 
         contenders: dict[str, Timed] = {
             "": run,
-            floor: timed(lambda: self._exec(session_id, "python3", "-c", CODE)),
+            floor: timed(lambda: self._exec(session_id, *command, code)),
         }
         took = interleave(self._plan.rounds, contenders, warm_up=1)
         peer = Series(floor, "ms", milliseconds(took[floor]))
-        yield self._row("run python", milliseconds(took[""]), peer)
+        yield self._row(f"run {language}", milliseconds(took[""]), peer)
 
     def _files(self, session_id: str) -> Iterator[Row]:
         for size in (SMALL, self._plan.large):
