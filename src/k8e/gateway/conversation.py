@@ -145,6 +145,8 @@ class Conversation:
             self._fail(channel, error)
         except (TypeError, ValueError, AttributeError) as error:
             self._fail(channel, errors.InvalidRequest(f"malformed call: {error}"))
+        except Exception as error:  # one call has failed, not the connection with all others
+            self._fail_surprised(channel, error)
 
     async def _answer(self, channel: int, call: dict[str, Any], handler: Handler) -> None:
         if call.get("progress"):
@@ -250,10 +252,14 @@ class Conversation:
             except errors.K8eError as error:
                 self._fail(channel, error)
             except Exception as error:  # the client waits for an answer, whatever went wrong
-                log.exception("operation failed")
-                self._fail(channel, errors.K8eError(f"{type(error).__name__}: {error}"))
+                self._fail_surprised(channel, error)
 
         pending.task = self._gateway.spawn(run())
+
+    def _fail_surprised(self, channel: int, error: Exception) -> None:
+        """Answer what nobody has thought of; what it says is for our log alone."""
+        log.error("operation failed", exc_info=error)
+        self._fail(channel, errors.K8eError(errors.INTERNAL))
 
     def _fail(self, channel: int, error: errors.K8eError) -> None:
         self._gateway.refused(error)
