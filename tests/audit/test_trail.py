@@ -330,6 +330,7 @@ def test_what_is_refused_leaves_a_row_and_mistakes_leave_none(tmp_path: Path) ->
     with acts(ME, "exec", "sess-of-others"):
         trail.refused(errors.SessionNotFound("session sess-of-others not found"))
         trail.refused(errors.InvalidRequest("argv must be a list"))
+        trail.refused(errors.Conflict("session 'sess-of-others' exists already"))
     trail.refused(Refusal("not a key"), Act(Caller("", "grpc", "192.0.2.9:1"), "Exec"))
     told = [
         (row["principal"], row["peer"], row["session"], row["detail"]["code"])
@@ -337,6 +338,7 @@ def test_what_is_refused_leaves_a_row_and_mistakes_leave_none(tmp_path: Path) ->
     ]
     assert told == [
         ("key:me", "192.0.2.7:40000", "sess-of-others", "session_not_found"),
+        ("key:me", "192.0.2.7:40000", "sess-of-others", "conflict"),
         ("", "192.0.2.9:1", "", "unauthenticated"),
     ]
     assert {row["outcome"] for row in read(tmp_path)} == {"denied"}

@@ -36,7 +36,15 @@ IDLE_SECONDS = 3600.0  # after which to look for old rows, where nothing happens
 FOLLOW_SECONDS = 0.1
 MAX_FOLLOWERS = 64  # calls of all who are no admins that wait for rows
 GATEWAY = Caller("", "gateway")
-_REFUSALS = frozenset(("PERMISSION_DENIED", "UNAUTHENTICATED", "RESOURCE_EXHAUSTED", "NOT_FOUND"))
+_REFUSALS = frozenset(
+    (
+        "PERMISSION_DENIED",
+        "UNAUTHENTICATED",
+        "RESOURCE_EXHAUSTED",
+        "NOT_FOUND",
+        "ALREADY_EXISTS",  # perhaps somebody else's
+    )
+)
 
 
 class Trail:

@@ -34,6 +34,9 @@ MAX_EARLY = wire.WINDOW  # bytes held for an operation whose session is still be
 MAX_EARLY_FRAMES = 64  # … in so many pieces, where they cannot be joined …
 MAX_ALL_EARLY = 64 << 20  # … and for all operations of one client
 
+_NAMING = {"create_session": ("spec", "session_id"), "run_subagent": ("", "parent_session_id")}
+"""Where calls of the gateway name a session, if that is not ``session_id``."""
+
 Send = Callable[[int, int, bytes], None]
 Handler = Callable[[Principal, dict[str, Any]], Awaitable[dict[str, Any]]]
 
@@ -277,9 +280,11 @@ class Conversation:
 
 def _act(caller: Caller, call: dict[str, Any]) -> Act:
     """What a client is about to do, for those who write it down; nothing is checked yet."""
-    target: Any = call.get("session")
-    named: Any = target.get("id") if isinstance(target, dict) else call.get("session_id")  # pyright: ignore[reportUnknownMemberType]
-    return Act(caller, str(call.get("op")), named if isinstance(named, str) else "")
+    op = str(call.get("op"))
+    within, key = ("session", "id") if "session" in call else _NAMING.get(op, ("", "session_id"))
+    place: Any = call.get(within) if within else call
+    named: Any = place.get(key) if isinstance(place, dict) else ""  # pyright: ignore[reportUnknownMemberType]
+    return Act(caller, op, named if isinstance(named, str) else "")
 
 
 def _add_session(body: bytes, session_id: str, warning: str) -> bytes:
