@@ -195,6 +195,23 @@ def test_a_client_that_sends_beyond_its_credit_is_told(channel: grpc.Channel, se
     assert "credit" in failed.details
 
 
+def test_a_time_out_is_named_as_the_limit_that_ended_a_run(frames: Frames, session: str) -> None:
+    for number, (script, code) in enumerate(
+        [("sleep 60", 143), ("trap 'exit 0' TERM; while :; do sleep 0.01; done", 0)], 1
+    ):
+        argv = ["/bin/bash", "-c", script]
+        frames.ask(number, op="exec", argv=argv, timeout=0.5, session={"id": session})
+        end = wire.unpack_dict(frames.until(wire.EXIT)[-1].body)
+        assert (end["status"], end["code"]) == ("timed_out", code)
+        assert [(item["limit"], item["value"]) for item in end["limits"]] == [("timeout", 0.5)]
+    call = {"op": "exec", "code": b"import time; time.sleep(60)", "context": "slow"}
+    frames.ask(3, **call, make_context="python", timeout=0.5, session={"id": session})
+    end = wire.unpack_dict(frames.until(wire.EXIT)[-1].body)
+    assert [(item["limit"], item["value"]) for item in end["limits"]] == [("timeout", 0.5)]
+    frames.ask(4, op="remove_context", id="slow", session={"id": session})
+    frames.result(4)
+
+
 @pytest.fixture
 def terse(frames: Frames) -> Iterator[str]:
     """A session whose programs may print 4 KiB."""
