@@ -19,6 +19,7 @@ from k8e.audit.acting import Act, Caller
 from k8e.audit.files import Writer
 from k8e.audit.folding import Folding
 from k8e.audit.looks import Looks
+from k8e.audit.pending import Begun, Pending
 from k8e.audit.reading import Checked, Page
 from k8e.audit.rows import ALLOWED, DENIED, Filter, Link, Row
 from k8e.lines import long_text, to_json
@@ -60,6 +61,7 @@ class Trail:
         self._folder = folder
         self._content = content
         self._writer = Writer(folder, max_bytes=max_bytes, max_age=max_age)
+        self._pending = Pending(folder)
         self._folding = Folding()
         self._lost = 0  # rows that could not be written
         self._synced = self._writer.seq
@@ -75,6 +77,7 @@ class Trail:
         if self._writer.repaired:
             self.record("audit.repaired", bytes=self._writer.repaired)
         self.record("gateway.started", version=__version__, pid=os.getpid())
+        self._tell_left()
         keeper = asyncio.create_task(self._keep())
         try:
             yield
@@ -104,6 +107,22 @@ class Trail:
         """
         told = {name: to_json(value) for name, value in detail.items() if value is not None}
         self._record(action, outcome, session, owner, act or acting.current(), told)
+
+    def during(self, action: str, **detail: Any) -> contextlib.AbstractContextManager[None]:
+        """While the block runs, whoever acts now changes something, and then writes its row.
+
+        Who is killed in between leaves a row as well: the next gateway writes it.
+        """
+        told = {name: to_json(value) for name, value in detail.items() if value is not None}
+        act = acting.current() or Act(GATEWAY, "")
+        return self._pending.during(Begun(act, action, told))
+
+    def _tell_left(self) -> None:
+        try:
+            for act, action, detail in self._pending.left():
+                self._record(action, ALLOWED, "", "", act, {**detail, "left": "true"})
+        except OSError as error:
+            log.error("what had begun cannot be read: %s", error)
 
     def _record(
         self,
