@@ -33,6 +33,9 @@ from __future__ import annotations
 
 import errno
 
+INTERNAL = "internal error; the gateway's log has it"
+"""All that a caller is told of what should not have happened: the rest names files of the host."""
+
 
 class K8eError(Exception):
     """Something that k8e could not do, with what the caller can do about it."""

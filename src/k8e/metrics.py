@@ -26,7 +26,7 @@ DENIALS = ("name", "address", "port", "private", "resolver", "upstream", "strict
 QUERIES = ("answered", "refused", "failed", "dropped")
 CONNECTIONS = ("allowed", "refused", "failed")
 CLAIMS = ("hit", "miss", "unhealthy")
-LIMITS = ("memory", "pids", "disk", "inodes", "open_files", "output")
+LIMITS = ("memory", "pids", "disk", "inodes", "open_files", "output", "timeout")
 STARTS = ("warm", "cold")
 CLAIM_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 

@@ -260,34 +260,6 @@ async def test_rows_that_find_no_room_are_counted_and_told_by_the_next_one(tmp_p
 # Bounds.
 
 
-async def test_the_oldest_rows_go_when_there_are_too_many_and_that_is_no_gap(
-    tmp_path: Path,
-) -> None:
-    trail = make(tmp_path, max_bytes=256 << 10)
-    for number in range(2000):
-        trail.record("file.written", path=f"{number:0200d}")
-    assert len(segments(tmp_path)) > 8
-    trail.prune()
-    found = await trail.verify()
-    assert found.first > 1
-    assert found.problems == []
-    assert sum(path.stat().st_size for path in segments(tmp_path)) <= 256 << 10
-    assert read(tmp_path)[-1]["action"] == "audit.pruned"
-    segments(tmp_path)[0].unlink()
-    assert len((await trail.verify()).problems) == 1
-
-
-async def test_rows_go_when_they_are_too_old(tmp_path: Path) -> None:
-    trail = make(tmp_path, max_bytes=1 << 20, max_age=3600)
-    for number in range(400):
-        trail.record("file.written", path=f"{number:01000d}")
-    first, second, *_ = segments(tmp_path)
-    os.utime(first, (0, time.time() - 3601))
-    trail.prune()
-    assert segments(tmp_path)[0] == second
-    assert (await trail.verify()).problems == []
-
-
 def test_a_row_costs_the_hot_path_next_to_nothing(tmp_path: Path) -> None:
     trail = make(tmp_path)
     fields = {"exec_id": "0123456789abcdef", "background": False, "command": "echo hello"}
@@ -358,6 +330,7 @@ def test_what_is_refused_leaves_a_row_and_mistakes_leave_none(tmp_path: Path) ->
     with acts(ME, "exec", "sess-of-others"):
         trail.refused(errors.SessionNotFound("session sess-of-others not found"))
         trail.refused(errors.InvalidRequest("argv must be a list"))
+        trail.refused(errors.Conflict("session 'sess-of-others' exists already"))
     trail.refused(Refusal("not a key"), Act(Caller("", "grpc", "192.0.2.9:1"), "Exec"))
     told = [
         (row["principal"], row["peer"], row["session"], row["detail"]["code"])
@@ -365,6 +338,7 @@ def test_what_is_refused_leaves_a_row_and_mistakes_leave_none(tmp_path: Path) ->
     ]
     assert told == [
         ("key:me", "192.0.2.7:40000", "sess-of-others", "session_not_found"),
+        ("key:me", "192.0.2.7:40000", "sess-of-others", "conflict"),
         ("", "192.0.2.9:1", "", "unauthenticated"),
     ]
     assert {row["outcome"] for row in read(tmp_path)} == {"denied"}

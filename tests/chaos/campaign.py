@@ -28,6 +28,7 @@ ROUND_SECONDS = 60.0
 GONE_SECONDS = 15.0  # within which everything of a dead gateway is removed
 MANY = 1 << 40  # steps that no action has
 MOST_PEOPLE = 4
+AUDIT_BYTES = 128 << 10  # so few that old rows go, and gateways die at it
 STARTING = "start"
 """The moment of a gateway's own start, which can be cut short as well."""
 
@@ -82,6 +83,7 @@ class Campaign:
         self.gateways = Stepping(
             self._folder,
             K8E_ALLOWED_HOSTS="none",
+            K8E_AUDIT_MAX_BYTES=str(AUDIT_BYTES),
             K8E_POOL_MIN="1",
             K8E_POOL_MAX="2" if pool else "0",
             K8E_RESOLVERS=RESOLVER,
@@ -237,6 +239,8 @@ class Campaign:
         """Nothing is lost, nothing is left, and nobody got out."""
         client = self.gateways.connect()
         self.world.check(client)
+        if problems := client.call("verify_audit")["problems"]:
+            raise Wrong("\n".join(["the audit trail is damaged", *problems]))
         until = time.monotonic() + GONE_SECONDS
         while left := self._left(client):
             if time.monotonic() > until:

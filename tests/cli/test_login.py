@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Generator, Iterator
 from concurrent import futures
 from contextlib import contextmanager
@@ -109,6 +110,53 @@ def test_a_login_makes_a_profile_that_needs_nothing_else(
     place.json("sandbox", "api-key", "delete", "tester")
     assert "key tester was deleted" in place.error("sandbox", "sessions", **far)
     assert not (tmp_path / "run").exists(), "no gateway was started here"
+
+
+def test_a_key_comes_from_a_file_or_from_stdin(
+    place: Place, far: dict[str, Any], key: str, login: list[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "key.txt"
+    file.write_text(f"{key}\n")
+    place.json(*login, "--apikey-file", str(file), "--profile", "work", **far)
+    assert place.json("sandbox", "run", "echo far", **far)["stdout"] == "far\n"
+    target = ["--endpoint", place.environ["K8E_LISTEN"]]
+    anew: dict[str, Any] = far | {"K8E_SANDBOX_CERT": str(place.data / "tls/ca.crt")}
+    told = place.json(
+        "sandbox", "sessions", *target, "--apikey-file", "-", stdin=key.encode(), **anew
+    )
+    assert told["sessions"]
+    told = place.json(*login, "--apikey-file", "-", "--key-only", stdin=f"{key}\n".encode(), **far)
+    assert Path(told["cert_dir"], "api_key").read_text() == f"{key}\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "stdin", "message"),
+    [
+        (["--apikey-file", "/no/such"], "", "cannot be read from /no/such"),
+        (["--apikey-file", "/dev/null"], "", "no API key in /dev/null"),
+        (["--apikey-file", "-"], "\n", "no API key in stdin"),
+        (["--apikey-file", "-", "--apikey", "k"], "k", "two ways"),
+    ],
+)
+def test_a_file_without_a_key_is_refused(
+    place: Place, far: dict[str, Any], flags: list[str], stdin: str, message: str
+) -> None:
+    command = ["sandbox", "sessions", "--endpoint", "127.0.0.1:9", *flags]
+    assert message in place.error(*command, stdin=stdin.encode(), **far)
+
+
+def test_a_key_does_not_come_by_the_stdin_that_speaks_mcp(
+    place: Place, far: dict[str, Any]
+) -> None:
+    assert "stdin is the client's" in place.error("sandbox-mcp", "--apikey-file", "-", **far)
+
+
+def test_nobody_is_shown_a_command_with_a_key_in_it() -> None:
+    folder = Path(__file__).parents[2]
+    files = [*folder.glob("src/k8e/**/*.py"), *folder.glob("docs/**/*.md"), folder / "README.md"]
+    shown = re.compile(r"--apikey[ =](KEY|\$|[\"']|k8e-)")
+    assert len(files) > 300
+    assert [str(path) for path in files if shown.search(path.read_text())] == []
 
 
 def test_a_profile_is_chosen_by_flag_variable_and_command(

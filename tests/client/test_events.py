@@ -38,10 +38,13 @@ def test_every_run_leaves_a_start_and_an_end(client: SandboxClient, fresh: str) 
     with pytest.raises(FileNotFoundError):
         client.exec(fresh, ["/no/such/program"])
     found = client.events(fresh)
-    assert [item.seq for item in found] == list(range(1, 10))
+    assert [item.seq for item in found] == list(range(1, 11))
     assert all(item.session_id == fresh for item in found)
     assert [item.at for item in found] == sorted(item.at for item in found)
     assert found[0].kind == "session.created"
+    met = found.pop(7)  # behind the end of the run that took too long
+    assert (met.kind, met.fields["limit"], met.fields["value"]) == ("limit.reached", "timeout", 0.2)
+    assert met.fields["exec_id"] == found[6].fields["exec_id"]
     assert [item.kind for item in found[1:]] == ["exec.started", "exec.finished"] * 4
     starts, ends = found[1::2], found[2::2]
     assert [item.fields["exec_id"] for item in starts] == [item.fields["exec_id"] for item in ends]

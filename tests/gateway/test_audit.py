@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from k8e._generated import sandbox_pb2 as pb
 from k8e._generated import sandbox_pb2_grpc as pb_grpc
+from k8e.guest import wire
 from tests.gateway import serving
 from tests.gateway.devices import WRONG, Metadata, Stub, ask, bearer, log_in, new_key
 from tests.gateway.serving import Running, failing
@@ -148,6 +150,48 @@ def test_refusals_leave_rows(stub: Stub, agent: Metadata, other: Metadata, mine:
     assert theirs["detail"]["code"] == "session_not_found"
     assert (named(agents), agents["detail"]["code"]) == ("key:agent", "denied")
     assert theirs["seq"] not in [row["seq"] for row in rows(stub, agent, limit=5000)]
+
+
+def probes(mine: str) -> dict[str, Any]:
+    """Calls that name a session, each in its own way."""
+    terminal = f"{mine}.tty"
+    return {
+        "GetSession": pb.GetSessionRequest(session_id=mine),
+        "PollRun": pb.PollRunRequest(run_id=f"{mine}.run"),
+        "GetTranscript": pb.GetTranscriptRequest(session_id=f"{mine}.run"),
+        "RunSubAgent": pb.RunSubAgentRequest(parent_session_id=mine),
+        "TerminalWrite": pb.TerminalWriteRequest(terminal_id=terminal, data=b"x"),
+        "TerminalResize": pb.TerminalResizeRequest(terminal_id=terminal, rows=1, cols=1),
+        "TerminalForeground": pb.TerminalForegroundRequest(terminal_id=terminal),
+        "TerminalSignal": pb.TerminalSignalRequest(
+            terminal_id=terminal, signal=pb.TERMINAL_SIGNAL_INT
+        ),
+        "TerminalDestroy": pb.TerminalDestroyRequest(terminal_id=terminal),
+        "CreateSession": pb.CreateSessionRequest(session_id=mine, runtime_class="container"),
+    }
+
+
+def test_a_refused_call_names_the_session_whichever_way_it_was_meant(
+    running: Running, stub: Stub, mine: str
+) -> None:
+    prober = new_key(running, "prober")
+    for name, request in probes(mine).items():
+        call = functools.partial(getattr(stub, name), request, metadata=prober, timeout=20)
+        failing(call)
+    stream = pb.TerminalStreamRequest(terminal_id=f"{mine}.tty")
+    failing(lambda: list(stub.TerminalStream(stream, metadata=prober, timeout=20)))
+    frames: list[dict[str, Any]] = [
+        {"op": "run_subagent", "parent_session_id": mine},
+        {"op": "create_session", "spec": {"session_id": mine, "runtime": "container"}},
+        {"op": "ping", "session": {"id": mine}},
+    ]
+    with running.channel() as channel, serving.Frames(channel, prober) as run:
+        for number, asked in enumerate(frames, 1):
+            run.send(wire.CALL, number, wire.pack(asked))
+            run.until(wire.ERROR)
+    found = {row["detail"]["call"]: row["session"] for row in rows(stub, prober, denied=True)}
+    names = [*probes(mine), "TerminalStream", *(str(asked["op"]) for asked in frames)]
+    assert found == dict.fromkeys(names, mine)
 
 
 def test_a_refused_stranger_leaves_a_row_without_what_it_showed() -> None:

@@ -18,6 +18,7 @@ import grpc
 import pytest
 
 from k8e import errors, settings
+from k8e._generated import sandbox_pb2 as pb
 from k8e.auth.keys import Keys
 from k8e.auth.store import KeyStore
 from k8e.gateway import peers, rpc, rpc_errors, rpc_server, tls
@@ -186,3 +187,9 @@ def test_every_error_of_ours_has_a_grpc_status() -> None:
 def test_text_that_is_no_utf8_can_be_sent() -> None:
     text: Any = b"a\xff".decode("utf-8", "surrogateescape")
     assert rpc_errors.as_text(text) == "a\ufffd"
+
+
+def test_no_request_names_a_session_in_two_ways() -> None:
+    for message in pb.DESCRIPTOR.message_types_by_name.values():
+        if message.name.endswith("Request"):
+            assert len({field.name for field in message.fields} & {*rpc_server.NAMING}) <= 1

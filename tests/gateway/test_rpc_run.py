@@ -193,3 +193,62 @@ def test_a_client_that_sends_beyond_its_credit_is_told(channel: grpc.Channel, se
         failed = failing(lambda: list(frames.call))
     assert failed.status is grpc.StatusCode.INVALID_ARGUMENT
     assert "credit" in failed.details
+
+
+def test_a_time_out_is_named_as_the_limit_that_ended_a_run(frames: Frames, session: str) -> None:
+    for number, (script, code) in enumerate(
+        [("sleep 60", 143), ("trap 'exit 0' TERM; while :; do sleep 0.01; done", 0)], 1
+    ):
+        argv = ["/bin/bash", "-c", script]
+        frames.ask(number, op="exec", argv=argv, timeout=0.5, session={"id": session})
+        end = wire.unpack_dict(frames.until(wire.EXIT)[-1].body)
+        assert (end["status"], end["code"]) == ("timed_out", code)
+        assert [(item["limit"], item["value"]) for item in end["limits"]] == [("timeout", 0.5)]
+    call = {"op": "exec", "code": b"import time; time.sleep(60)", "context": "slow"}
+    frames.ask(3, **call, make_context="python", timeout=0.5, session={"id": session})
+    end = wire.unpack_dict(frames.until(wire.EXIT)[-1].body)
+    assert [(item["limit"], item["value"]) for item in end["limits"]] == [("timeout", 0.5)]
+    frames.ask(4, op="remove_context", id="slow", session={"id": session})
+    frames.result(4)
+
+
+@pytest.fixture
+def terse(frames: Frames) -> Iterator[str]:
+    """A session whose programs may print 4 KiB."""
+    spec = {"runtime": "container", "limits": {"output": 4096}}
+    frames.ask(900, op="create_session", spec=spec)
+    session_id = str(frames.result(900)["session"]["session_id"])
+    yield session_id
+    frames.ask(900, op="destroy_session", session_id=session_id)
+    frames.result(900)
+
+
+def printing(frames: Frames, session_id: str, size: int, **call: object) -> pb.RunFrame:
+    """The last frame of a program that prints ``size`` random bytes."""
+    argv = ["head", "-c", str(size), "/dev/urandom"]
+    frames.ask(1, op="exec", argv=argv, session={"id": session_id}, **call)
+    return frames.until(wire.EXIT, wire.ERROR)[-1]
+
+
+def test_no_client_lifts_the_output_limit_of_its_session(frames: Frames, terse: str) -> None:
+    for most in (1 << 62, 4097):
+        refused = printing(frames, terse, 100_000, most_output=most)
+        assert refused.kind == wire.ERROR
+        told = wire.unpack_dict(refused.body)
+        assert told["code"] == "limit_exceeded"
+        assert "the limit output of the session is 4096 bytes" in told["message"]
+    for fields in ({}, {"most_output": 0}, {"most_output": 4096}, {"most_output": 100}):
+        ended = wire.unpack_dict(printing(frames, terse, 100_000, **fields).body)
+        assert (ended["status"], ended["limits"][0]["limit"]) == ("killed", "output")
+        assert ended["seq"] <= 4096
+    assert wire.unpack_dict(printing(frames, terse, 4000).body)["code"] == 0
+
+
+def test_the_gateways_own_programs_are_not_bound_by_it(frames: Frames, terse: str) -> None:
+    argv = ["sh", "-c", "head -c 100000 /dev/urandom > random"]
+    frames.ask(1, op="exec", argv=argv, session={"id": terse})
+    frames.until(wire.EXIT)
+    frames.ask(2, op="save_snapshot", session_id=terse, name="of-a-terse-one")
+    assert frames.result(2)["size_bytes"] > 100_000
+    frames.ask(3, op="delete_snapshot", name="of-a-terse-one")
+    frames.result(3)

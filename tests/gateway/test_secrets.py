@@ -13,6 +13,9 @@ import http.client
 import json
 import os
 import secrets
+import subprocess
+import sys
+import tempfile
 import threading
 from collections.abc import Generator, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -146,6 +149,7 @@ class Busy:
         self.hear(op="pull_image", reference=f"{registry}/nothing:latest")
         self.hear(agent, op="events", session_id=session)
         self.hear(agent, op="get_session", session_id=session)
+        self.command_line(session)
         self.hear(agent, op="list_sessions", ended=True)
         for name in ("status", "metrics", "doctor", "list_api_keys", "list_templates"):
             asked = self.hear if name != "list_templates" else self.tell
@@ -214,6 +218,38 @@ class Busy:
                 connection.close()
         self.tell(agent, op="list_exposed", session_id=session)
 
+    def command_line(self, session: str) -> None:
+        """The same from another machine's command line: as a file, on stdin, in a profile."""
+        made = self.tell(op="create_api_key", name="typed")
+        self.planted["typed key"] = made["key"].removeprefix("k8e-")
+        with tempfile.TemporaryDirectory(prefix="k8e-typing-") as home:
+            file = Path(home, "key.txt")
+            file.write_text(made["key"])
+            environ = {"PATH": os.environ["PATH"], "HOME": home, "K8E_DATA_DIR": f"{home}/d"}
+            environ |= {"K8E_RUN_DIR": f"{home}/r", "K8E_SANDBOX_CERT": str(self.running.ca)}
+            target = ["--endpoint", self.running.address]
+            from_file, from_stdin = ["--apikey-file", str(file)], ["--apikey-file", "-"]
+            for command, code in (
+                (["login", *target, *from_file, "--profile", "work"], 0),
+                (["login", *target, *from_stdin, "--profile", "kept", "--key-only"], 0),
+                (["sessions", *target, *from_stdin], 0),
+                (["get", session, *target, *from_file], 1),  # which is another key's
+                (["sessions", "--profile", "work"], 0),
+                (["sessions", "--profile", "kept"], 0),
+            ):
+                argv = [sys.executable, "-m", "k8e", "sandbox", *command]
+                done = subprocess.run(
+                    argv,
+                    env=environ,
+                    input=made["key"].encode(),
+                    capture_output=True,
+                    timeout=50,
+                    check=False,
+                )
+                said = (done.stdout + done.stderr).decode(errors="replace")
+                assert done.returncode == code, said
+                self.said.append(said)
+
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
@@ -279,6 +315,7 @@ def test_no_answer_has_a_secret(watched: Watched) -> None:
 
 def test_no_command_line_has_a_secret(watched: Watched) -> None:
     assert any("sleep" in line for line in watched.commands), "nothing was watched"
+    assert any("--apikey-file" in line for line in watched.commands), "nobody typed anything"
     found = [
         (what, line)
         for what, secret in watched.planted.items()

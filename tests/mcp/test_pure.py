@@ -221,6 +221,11 @@ def test_errors_own_hints_are_kept_but_for_those_that_agents_cannot_follow() -> 
     assert tools.describe(errors.SessionNotFound("session \ud83d")).isprintable()
 
 
+def test_a_defect_is_told_without_what_it_says_of_this_machine() -> None:
+    for error in (OSError(2, "No such file", "/srv/k8e/keys.db"), ValueError("/srv/k8e/keys.db")):
+        assert "/srv" not in tools.describe(error)
+
+
 def test_token_is_kept_and_must_be_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(tokens.VARIABLE, raising=False)
     path = tmp_path / "below" / "token"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -53,7 +54,7 @@ def test_each_limit_has_words_that_name_it_its_value_and_how_to_raise_it() -> No
     assert "(64 MiB in all)" in told["memory"]["message"]
     assert "--open-files" in told["open_files"]["message"]
     assert "--max-output" in told["output"]["message"]
-    assert set(MET) == set(metrics.LIMITS)
+    assert {*MET, "timeout"} == set(metrics.LIMITS)
 
 
 def test_a_run_that_ends_well_is_passed_on_as_it_is(watch: Watch, hits: dict[str, int]) -> None:
@@ -81,6 +82,39 @@ def test_what_the_kernel_did_before_a_restart_is_not_told_again(
 def test_what_a_guest_says_of_its_limits_is_told_in_our_words(watch: Watch) -> None:
     (told,) = amended(watch, limits=["disk", "disk"])["limits"]
     assert told == describe(Limits(disk=8 * MIB), "disk")
+
+
+def timed_out(watch: Watch, **told: Any) -> dict[str, Any]:
+    return amended(watch, status="timed_out", **told)
+
+
+@pytest.mark.parametrize("code", [0, 143])
+def test_a_time_out_is_named_also_where_the_program_ended_well(
+    watch: Watch, hits: dict[str, int], code: int
+) -> None:
+    hits["memory"] = 1
+    told = timed_out(watch, code=code, timeout=0.5)
+    assert (told["status"], told["code"], "timeout" in told) == ("timed_out", code, False)
+    first, second = told["limits"]
+    assert (first["limit"], first["value"]) == ("timeout", 0.5)
+    assert "(0.5 s)" in first["message"]
+    assert "--timeout" in first["message"]
+    assert second["limit"] == "memory"
+
+
+def test_the_seconds_of_a_time_out_are_a_whole_number_where_they_can_be(watch: Watch) -> None:
+    assert str(timed_out(watch, timeout=30.0)["limits"][0]["value"]) == "30"
+
+
+@pytest.mark.parametrize("said", [None, 0, -1, True, "9", [9], math.nan, math.inf, 1e9, 1 << 62])
+def test_a_time_out_that_cannot_be_has_no_number(watch: Watch, said: Any) -> None:
+    (told,) = timed_out(watch, timeout=said)["limits"]
+    assert (told["limit"], told["value"]) == ("timeout", 0)
+    assert "than it may, and" in told["message"]
+
+
+def test_who_was_not_timed_out_cannot_say_so(watch: Watch) -> None:
+    assert amended(watch, limits=["timeout"], timeout=9) == EXIT
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,13 @@ class Tar:
         return Session(session_id, "me", spec, "gvisor", "sb", Phase.ACTIVE, 0, 0)
 
     async def open(
-        self, principal: Principal, session_id: str, call: dict[str, Any], on_frame: FrameSink
+        self,
+        principal: Principal,
+        session_id: str,
+        call: dict[str, Any],
+        on_frame: FrameSink,
+        *,
+        own: bool = False,
     ) -> Operation:
         self.call = call
         self._operation = Operation("exec", on_frame, lambda kind, body: None, lambda body: body)

@@ -25,14 +25,23 @@ LONGEST_LINE = 64 << 10
 MAX_LEFT = 64  # segments that were left and are not on the disk yet
 
 
-class Removed(NamedTuple):
-    """Rows that are no longer kept."""
+class Excess(NamedTuple):
+    """Segments that are no longer to be kept."""
 
-    files: int
+    paths: list[Path]
+    """Oldest first."""
     first: int
-    """The number of the oldest row that is left, …"""
+    """The number of the oldest row that stays, …"""
     prev: str
     """… and the hash that it gives for the row before it."""
+
+    def remove(self) -> None:
+        """Remove them, once a row that is on the disk says so.
+
+        The oldest first: whenever this is cut short, what is left has no gap.
+        """
+        for path in self.paths:
+            path.unlink(missing_ok=True)
 
 
 def segments(folder: Path) -> list[Path]:
@@ -134,8 +143,8 @@ class Writer:
         found, self._left = self._left, []
         return [*found, os.dup(self._fd)] if self._fd >= 0 else found
 
-    def prune(self, now: float) -> Removed | None:
-        """Remove segments that are too many or too old, never the newest."""
+    def excess(self, now: float) -> Excess | None:
+        """The segments that are too many or too old, never the newest."""
         kept = segments(self._folder)
         sizes = {path: path.stat() for path in kept}
         total = sum(info.st_size for info in sizes.values())
@@ -149,9 +158,7 @@ class Writer:
         if not gone:
             return None
         first = _first(kept[0]) or rows.Link(int(kept[0].stem), "", "")
-        for path in gone:
-            path.unlink(missing_ok=True)
-        return Removed(len(gone), first.seq, first.prev)
+        return Excess(gone, first.seq, first.prev)
 
     def close(self) -> None:
         for fd in self._left:

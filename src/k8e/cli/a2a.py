@@ -11,7 +11,7 @@ from pathlib import Path
 
 from k8e import errors
 from k8e.a2a.tokens import Tokens
-from k8e.cli import parsing, printing
+from k8e.cli import keyfiles, parsing, printing
 
 
 def serve(options: argparse.Namespace) -> int:
@@ -35,11 +35,11 @@ def serve(options: argparse.Namespace) -> int:
         running=options.max_running,
         longest=options.max_timeout,
     )
-    given = vars(options)
+    given, api_key = vars(options), keyfiles.api_key(options)
 
     def connect() -> AsyncSandboxClient:
         return AsyncSandboxClient(
-            given.get("endpoint"), api_key=given.get("apikey"), profile=given.get("profile")
+            given.get("endpoint"), api_key=api_key, profile=given.get("profile")
         )
 
     async def main() -> None:

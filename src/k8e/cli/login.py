@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from k8e import errors, settings
-from k8e.cli import approvals, printing, sandbox
+from k8e.cli import approvals, keyfiles, printing, sandbox
 from k8e.client import credentials, endpoints, profiles, renewing
 from k8e.client import login as client_login
 
@@ -67,11 +67,11 @@ def _where(options: argparse.Namespace, named: str) -> tuple[endpoints.Endpoint,
     given = getattr(options, "endpoint", None) or os.environ.get("K8E_SANDBOX_ENDPOINT")
     known = file.profiles.get(named or ("" if given else file.current), profiles.Profile(""))
     text = given or known.endpoint
-    found = endpoints.resolve(text or None, getattr(options, "apikey", None), named or None)
+    found = endpoints.resolve(text or None, keyfiles.api_key(options), named or None)
     if not found.target:
         raise errors.InvalidRequest(
             "no gateway is named to log in to; this host's own needs no login",
-            hint="k8e sandbox login --endpoint gateway.example:50051 --apikey KEY",
+            hint="k8e sandbox login --endpoint gateway.example:50051 --apikey-file key.txt",
         )
     same = endpoints.parse(known.endpoint).target == found.target if known.endpoint else False
     return replace(found, cert_dir=found.cert_dir or (known.cert_dir if same else "")), known
@@ -84,7 +84,7 @@ def _profile_name(target: str) -> str:
 def _checked_key(endpoint: endpoints.Endpoint, ca: bytes | None) -> bytes:
     if not endpoint.api_key:
         raise errors.InvalidRequest(
-            "there is no API key to keep", hint="pass it with --apikey or K8E_SANDBOX_APIKEY"
+            "there is no API key to keep", hint="pass it with --apikey-file or K8E_SANDBOX_APIKEY"
         )
     client_login.check(endpoint, ca)
     return f"{endpoint.api_key}\n".encode()

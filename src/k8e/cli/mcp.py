@@ -7,7 +7,7 @@ import importlib.util
 import os
 
 from k8e import errors
-from k8e.cli import parsing
+from k8e.cli import keyfiles, parsing
 from k8e.mcp import stdio
 from k8e.mcp.options import Options
 
@@ -18,12 +18,16 @@ DEFAULT_ADDRESS = ":8811"
 
 def serve(options: argparse.Namespace) -> int:
     given = vars(options)
+    if given.get("apikey_file") == keyfiles.STDIN and not options.http:
+        raise errors.InvalidRequest(
+            "stdin is the client's here", hint="give --apikey-file a path, or use a profile"
+        )
     for variable, path in zip(TLS_VARIABLES, (options.tls_cert, options.tls_key), strict=True):
         if path:
             os.environ[variable] = path
     chosen = Options(
         endpoint=given.get("endpoint"),
-        api_key=given.get("apikey"),
+        api_key=keyfiles.api_key(options),
         profile=given.get("profile"),
         tenant=parsing.tenant(options),
         allowed_hosts=tuple(parsing.hosts(options.allowed_hosts) or ()),

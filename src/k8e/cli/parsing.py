@@ -155,7 +155,14 @@ def _add_sandbox(commands: Any) -> None:
         metavar="HOST:PORT",
         help="a gateway elsewhere [K8E_SANDBOX_ENDPOINT]; by default this host's own",
     )
-    common.add_argument("--apikey", metavar="KEY", help="key for it [K8E_SANDBOX_APIKEY]")
+    common.add_argument(
+        "--apikey",
+        metavar="KEY",
+        help="key for it [K8E_SANDBOX_APIKEY]; every user of this machine can see it here",
+    )
+    common.add_argument(
+        "--apikey-file", metavar="PATH", help="a file that has the key in it; - is stdin"
+    )
     common.add_argument(
         "--profile", metavar="NAME", help="a gateway of the profiles file [K8E_SANDBOX_PROFILE]"
     )

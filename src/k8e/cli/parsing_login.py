@@ -137,7 +137,7 @@ def _add_login(command: Command, group: Any, common: argparse.ArgumentParser) ->
         "login",
         "get a client certificate from a gateway elsewhere, or renew it, and make the gateway the "
         "current profile",
-        "k8e sandbox login --endpoint gateway.example:50051 --apikey KEY "
+        "k8e sandbox login --endpoint gateway.example:50051 --apikey-file key.txt "
         "--ca-fingerprint sha256:…\n"
         "         k8e sandbox login --profile work",
         "login.login",

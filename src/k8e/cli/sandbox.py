@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from k8e import errors
-from k8e.cli import fast, manifests, parsing, printing, state
+from k8e.cli import fast, keyfiles, manifests, parsing, printing, state
 from k8e.client import driving, endpoints, operations, requests
 from k8e.client.blocking import SandboxClient
 from k8e.client.operations import Operation
@@ -34,7 +34,7 @@ def connect(options: argparse.Namespace) -> SandboxClient:
 def _chosen(options: argparse.Namespace) -> tuple[str | None, str | None, str | None]:
     """What the flags of every command say about the gateway."""
     given = vars(options)
-    return given.get("endpoint"), given.get("apikey"), given.get("profile")
+    return given.get("endpoint"), keyfiles.api_key(options), given.get("profile")
 
 
 def ask(options: argparse.Namespace, operation: Operation[Any]) -> Any:

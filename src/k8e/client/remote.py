@@ -23,8 +23,8 @@ CLOSE_SECONDS = 1.0
 FRESH_SECONDS = 3600.0
 """After which a stream is not used again, and certificates are looked at: they may be new ones."""
 _KEY_HINT = (
-    "k8e sandbox api-key create NAME on the gateway's machine makes a key; pass it with --apikey "
-    "or K8E_SANDBOX_APIKEY"
+    "k8e sandbox api-key create NAME on the gateway's machine makes a key; pass it with "
+    "--apikey-file or K8E_SANDBOX_APIKEY"
 )
 OPTIONS = [
     ("grpc.max_send_message_length", MAX_MESSAGE),

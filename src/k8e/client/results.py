@@ -46,12 +46,13 @@ def no_denials() -> list[Denial]:
 
 
 class ReachedLimit(Record):
-    """A limit of the session that a command met, and may have failed for."""
+    """A limit that a command met, and may have failed for."""
 
     limit: str
-    """``memory``, ``pids``, ``disk``, ``inodes``, ``open_files`` or ``output``."""
+    """``memory``, ``pids``, ``disk``, ``inodes``, ``open_files`` or ``output`` of the session, or
+    ``timeout`` of the run."""
     value: float
-    """How much the session may have."""
+    """How much the session may have; the seconds of a run, 0 if they are not known."""
     message: str
     """What it means, and how to have more, in words."""
 

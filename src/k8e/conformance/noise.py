@@ -13,7 +13,7 @@ from k8e.conformance.sandbox import PATIENCE, Program, Sandbox
 from k8e.conformance.stage import Stage
 from k8e.guest import wire
 from k8e.model import MIB, Limits
-from k8e.sessions.limiting import Watch
+from k8e.sessions.limiting import TIMEOUT, Watch
 
 SPIN = "for i in 1 2 3 4; do while :; do :; done & done; wait"
 BOMB = """
@@ -55,6 +55,7 @@ SLACK = 0.25  # seconds: with so few rounds, the worst is luck
 TRIES = 3  # a busy host can spoil a measurement, hardly all of them
 NOISE_SECONDS = 20.0  # by which a noise ends that nothing else has ended
 LOUD_SECONDS = 0.3
+SHORT_SECONDS = 1.0
 _SAYING = ("pids", "disk")
 """Limits of which a noise says when it has met them."""
 _STOPPING = ("memory", "output")
@@ -64,8 +65,8 @@ LIMITS = Limits(memory=512 * MIB, pids=64, disk=16 * MIB, output=64 * MIB)
 
 @behaviour("noise.cpu")
 async def cpu(stage: Stage) -> None:
-    """Beside a sandbox that burns CPU, another one answers about as quickly as alone."""
-    await _endure(stage, ["/bin/bash", "-c", SPIN])
+    """Beside a sandbox that burns CPU another one goes on; what ends the burner is named."""
+    await _endure(stage, ["/bin/bash", "-c", SPIN], TIMEOUT)
 
 
 @behaviour("noise.forks")
@@ -94,11 +95,11 @@ async def output(stage: Stage) -> None:
 
 @behaviour("noise.sockets")
 async def sockets(stage: Stage) -> None:
-    """Beside a sandbox that opens sockets without end, another one answers as it does alone."""
-    await _endure(stage, ["python3", "-c", SOCKETS])
+    """Beside a sandbox that opens sockets without end another one goes on; its end is named."""
+    await _endure(stage, ["python3", "-c", SOCKETS], TIMEOUT)
 
 
-async def _endure(stage: Stage, argv: list[str], limit: str = "") -> None:
+async def _endure(stage: Stage, argv: list[str], limit: str) -> None:
     quiet = await stage.shared()
     seen: list[str] = []
     for _ in range(TRIES):
@@ -113,6 +114,8 @@ async def _endure(stage: Stage, argv: list[str], limit: str = "") -> None:
             else:
                 await asyncio.sleep(LOUD_SECONDS)  # for it to get loud
             beside = await _worst(quiet)
+        if limit == TIMEOUT:
+            await _check_timed_out(loud, argv)
         await loud.guest.kill()
         if beside <= TIMES * alone + SLACK:
             return
@@ -148,8 +151,19 @@ async def _noise(loud: Sandbox, argv: list[str], limit: str) -> AsyncGenerator[a
                 await loud.call("signal", id=program.id, terminate=True)
         async with asyncio.timeout(PATIENCE):
             ended = await listening
-    if limit:
+    if limit != TIMEOUT:
         await _check_told(loud, ended, limit)
+
+
+async def _check_timed_out(loud: Sandbox, argv: list[str]) -> None:
+    """The noise once more, up to a time-out: nothing else stops who is only slowed or refused."""
+    program = await loud.start(argv, timeout=SHORT_SECONDS)
+    async with asyncio.timeout(PATIENCE):
+        ended = await _listen(program, asyncio.Event())
+    expect(bool(ended), "the sandbox ended with its noise")
+    told = wire.unpack_dict(ended)
+    expect(told.get("status") == "timed_out", f"the noise did not end by its time-out: {told}")
+    await _check_told(loud, ended, TIMEOUT)
 
 
 async def _listen(program: Program, said: asyncio.Event) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from k8e import errors
 from k8e.audit.rows import Filter, Link
@@ -31,7 +31,7 @@ _RECORDED: dict[str, tuple[str, tuple[str, ...]]] = {
     "create_api_key": ("key.created", ("name",)),
     "rotate_api_key": ("key.rotated", ("name",)),
     "set_approver": ("approver.set", ()),
-    "apply_template": ("template.applied", ()),
+    "apply_template": ("template.applied", ("template.name",)),
     "delete_template": ("template.deleted", ("name",)),
     "set_pool": ("pool.set", ("template", "runtime", "min", "max")),
     "drain_pool": ("pool.drained", ("template",)),
@@ -42,8 +42,9 @@ _RECORDED: dict[str, tuple[str, tuple[str, ...]]] = {
     "delete_snapshot": ("snapshot.deleted", ("name",)),
     "stop": ("gateway.stop", ("destroy",)),
 }
-"""Calls that leave a row when they have succeeded, or when nobody waits for their end: its action,
-and which arguments it keeps. Never one that may be a secret."""
+"""Calls that leave a row when they have succeeded, or when nobody waits for their end, or when the
+gateway was killed before it: its action, and which arguments it keeps. Never one that may be a
+secret."""
 _ANSWERED = {
     "create_api_key": ("roles", "expires_at"),
     "set_approver": ("keys_deleted",),
@@ -66,11 +67,20 @@ def attach(gateway: Gateway, trail: Trail) -> None:
 
     @functools.wraps(issue)
     async def issue_recorded(principal: Principal, csr: str, device: str) -> Issued:
-        issued = await issue(principal, csr, device)
-        trail.record("key.login", device=device, days=issued.days)
+        with trail.during("key.login", device=device):
+            issued = await issue(principal, csr, device)
+            trail.record("key.login", device=device, days=issued.days)
         return issued
 
     gateway.issue = issue_recorded
+    delete = gateway.call_delete_api_key
+
+    @functools.wraps(delete)
+    async def delete_recorded(principal: Principal, call: dict[str, Any]) -> dict[str, Any]:
+        with trail.during("key.deleted", name=call.get("name")):
+            return await delete(principal, call)  # its row comes from the keys
+
+    gateway.call_delete_api_key = delete_recorded
 
 
 def _recorded(
@@ -79,19 +89,27 @@ def _recorded(
     def wrap(handler: Handler) -> Handler:
         @functools.wraps(handler)
         async def handle(principal: Principal, call: dict[str, Any]) -> dict[str, Any]:
-            detail: dict[str, Any] = {name: call.get(name) for name in names}
-            try:
-                told = await handler(principal, call)
-            except asyncio.CancelledError:  # perhaps it is done, in part or as a whole
-                trail.record(action, **detail, left=True)
-                raise
-            detail |= {name: told.get(name) for name in answered}
-            trail.record(action, **detail)
+            detail = dict(_argument(call, name) for name in names)
+            with trail.during(action, **detail):
+                try:
+                    told = await handler(principal, call)
+                except asyncio.CancelledError:  # perhaps it is done, in part or as a whole
+                    trail.record(action, **detail, left=True)
+                    raise
+                detail |= {name: told.get(name) for name in answered}
+                trail.record(action, **detail)
             return told
 
         return handle
 
     return wrap
+
+
+def _argument(call: dict[str, Any], name: str) -> tuple[str, Any]:
+    """An argument by its name; ``a.b`` is what the argument ``a`` has as ``b``."""
+    outer, _, inner = name.rpartition(".")
+    place: Any = call.get(outer) if outer else call
+    return inner, cast("dict[str, Any]", place).get(inner) if isinstance(place, dict) else None
 
 
 class AuditCalls:

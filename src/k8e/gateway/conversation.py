@@ -34,6 +34,9 @@ MAX_EARLY = wire.WINDOW  # bytes held for an operation whose session is still be
 MAX_EARLY_FRAMES = 64  # … in so many pieces, where they cannot be joined …
 MAX_ALL_EARLY = 64 << 20  # … and for all operations of one client
 
+_NAMING = {"create_session": ("spec", "session_id"), "run_subagent": ("", "parent_session_id")}
+"""Where calls of the gateway name a session, if that is not ``session_id``."""
+
 Send = Callable[[int, int, bytes], None]
 Handler = Callable[[Principal, dict[str, Any]], Awaitable[dict[str, Any]]]
 
@@ -145,6 +148,8 @@ class Conversation:
             self._fail(channel, error)
         except (TypeError, ValueError, AttributeError) as error:
             self._fail(channel, errors.InvalidRequest(f"malformed call: {error}"))
+        except Exception as error:  # one call has failed, not the connection with all others
+            self._fail_surprised(channel, error)
 
     async def _answer(self, channel: int, call: dict[str, Any], handler: Handler) -> None:
         if call.get("progress"):
@@ -250,10 +255,14 @@ class Conversation:
             except errors.K8eError as error:
                 self._fail(channel, error)
             except Exception as error:  # the client waits for an answer, whatever went wrong
-                log.exception("operation failed")
-                self._fail(channel, errors.K8eError(f"{type(error).__name__}: {error}"))
+                self._fail_surprised(channel, error)
 
         pending.task = self._gateway.spawn(run())
+
+    def _fail_surprised(self, channel: int, error: Exception) -> None:
+        """Answer what nobody has thought of; what it says is for our log alone."""
+        log.error("operation failed", exc_info=error)
+        self._fail(channel, errors.K8eError(errors.INTERNAL))
 
     def _fail(self, channel: int, error: errors.K8eError) -> None:
         self._gateway.refused(error)
@@ -271,9 +280,11 @@ class Conversation:
 
 def _act(caller: Caller, call: dict[str, Any]) -> Act:
     """What a client is about to do, for those who write it down; nothing is checked yet."""
-    target: Any = call.get("session")
-    named: Any = target.get("id") if isinstance(target, dict) else call.get("session_id")  # pyright: ignore[reportUnknownMemberType]
-    return Act(caller, str(call.get("op")), named if isinstance(named, str) else "")
+    op = str(call.get("op"))
+    within, key = ("session", "id") if "session" in call else _NAMING.get(op, ("", "session_id"))
+    place: Any = call.get(within) if within else call
+    named: Any = place.get(key) if isinstance(place, dict) else ""  # pyright: ignore[reportUnknownMemberType]
+    return Act(caller, op, named if isinstance(named, str) else "")
 
 
 def _add_session(body: bytes, session_id: str, warning: str) -> bytes:

@@ -98,7 +98,7 @@ class KeyCalls:
         if key is None:
             raise errors.Denied(
                 "a certificate is issued for an API key, and this call came with none",
-                hint="k8e sandbox api-key create NAME makes one; pass it with --apikey",
+                hint="k8e sandbox api-key create NAME makes one; pass it with --apikey-file",
             )
         if not csr or len(csr) > MAX_CSR or not csr.isascii():
             raise errors.InvalidRequest(f"a CSR is PEM text of at most {MAX_CSR} bytes")

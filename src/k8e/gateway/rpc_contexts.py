@@ -11,7 +11,7 @@ from k8e._generated import sandbox_pb2 as pb
 from k8e.gateway import rpc_egress
 from k8e.gateway.calls import Call, decode
 from k8e.gateway.rpc_errors import as_text
-from k8e.gateway.rpc_runs import Runs, bounded, started
+from k8e.gateway.rpc_runs import Runs, bounded, limits, started
 from k8e.guest import wire
 from k8e.guest.records import Records
 from k8e.model import Principal
@@ -166,7 +166,7 @@ def _end(told: dict[str, Any]) -> pb.ExecutionEnd:
             duration_ms=told["duration_ms"],
             truncated=bool(told.get("truncated") or told.get("lost")),
             denials=rpc_egress.denials(told.get("denials")),
-            limits=[pb.ReachedLimit(**item) for item in told.get("limits") or ()],
+            limits=limits(told.get("limits")),
         )
         error = told.get("error")
         if error is not None:

@@ -53,7 +53,7 @@ def describe(error: Exception) -> Status:
     if isinstance(error, Refusal):
         return Status(grpc.StatusCode.UNAUTHENTICATED, str(error), "unauthenticated")
     log.error("a call failed unexpectedly", exc_info=error)
-    return Status(grpc.StatusCode.INTERNAL, "internal error; the gateway's log has it", "internal")
+    return Status(grpc.StatusCode.INTERNAL, errors.INTERNAL, "internal")
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception) -> NoReturn:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import math
 from typing import Any, NamedTuple
 
 from k8e import errors
@@ -209,6 +210,11 @@ class bounded:  # noqa: N801 - read as a statement: `async with bounded():`
             await self._timeout.__aexit__(*details)
         except TimeoutError:
             raise errors.GuestFailed("the guest did not answer in time") from None
+
+
+def limits(told: Any) -> list[pb.ReachedLimit]:
+    """The limits that a run met, in the gateway's own words; what the guest said was replaced."""
+    return [pb.ReachedLimit(**{**item, "value": math.ceil(item["value"])}) for item in told or ()]
 
 
 def _split(run_id: str) -> tuple[str, str]:

@@ -34,6 +34,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 Handler = Callable[..., Awaitable[Any]]
 Known = Callable[[Context], contextlib.AbstractAsyncContextManager[Principal]]
 """Says who makes a call, while it is answered; it is told which session the call names."""
+NAMING = ("session_id", "parent_session_id", "run_id", "terminal_id")
+"""Fields that name a session; no request has two of them. The ids of runs and terminals begin with
+that of their session."""
 SOCKET = "rpc.sock"
 """In the run folder: where the front passes connections on to gRPC."""
 
@@ -125,7 +128,7 @@ def _public(work: Handler, known: Known, asked: type[Any]) -> Handler:
 def _unary(work: Handler, known: Known, receiver: Receiver) -> Handler:
     async def handle(messages: Any, context: Context) -> Any:
         async with known(context) as caller, receiver.request(caller, messages) as request:
-            acting.about(getattr(request, "session_id", ""))
+            acting.about(_session_of(request))
             return await work(caller, request)
 
     return handle
@@ -134,10 +137,16 @@ def _unary(work: Handler, known: Known, receiver: Receiver) -> Handler:
 def _streaming(work: Handler, known: Known, receiver: Receiver) -> Handler:
     async def handle(messages: Any, context: Context) -> None:
         async with known(context) as caller, receiver.request(caller, messages) as request:
-            acting.about(getattr(request, "session_id", ""))
+            acting.about(_session_of(request))
             await work(caller, request, context)
 
     return handle
+
+
+def _session_of(request: Any) -> str:
+    """The session that a request names; nothing is checked."""
+    named = next(filter(None, (getattr(request, name, "") for name in NAMING)), "")
+    return named.partition(".")[0]
 
 
 def _both(work: Handler, known: Known) -> Handler:

@@ -18,7 +18,7 @@ from k8e.gateway.rpc_errors import as_text
 from k8e.gateway.rpc_events import EventRpcs
 from k8e.gateway.rpc_exposing import ExposureRpcs
 from k8e.gateway.rpc_login import LoginRpcs
-from k8e.gateway.rpc_runs import started
+from k8e.gateway.rpc_runs import limits, started
 from k8e.gateway.rpc_snapshots import SnapshotRpcs
 from k8e.gateway.rpc_steering import SteeringRpcs
 from k8e.gateway.rpc_templates import TemplateRpcs
@@ -378,8 +378,7 @@ def _ending(body: bytes) -> Ending:
     status = str(end.get("status"))
     known = status if status in ("completed", "timed_out", "killed") else "failed"
     denied = rpc_egress.denials(end.get("denials"))
-    # The gateway's own words: what the guest said of limits was replaced.
-    met = [pb.ReachedLimit(**item) for item in end.get("limits") or ()]
+    met = limits(end.get("limits"))
     return Ending(code, known, duration, bool(end.get("truncated")), denied, met)
 
 

@@ -388,6 +388,8 @@ class Exec:
     def _describe_end(self) -> dict[str, Any]:
         end = self.ended or time.monotonic()
         told: dict[str, Any] = {"limits": self.limits} if self.limits else {}
+        if self.status == "timed_out":
+            told["timeout"] = self._timeout
         return told | {
             "id": self.id,
             "pid": self.pid,

@@ -98,4 +98,4 @@ def _described(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno is not None:
         return f"{error.strerror}. What to do: {_FILE_HINT}"
     log.error("a tool failed: %s", error, exc_info=error)
-    return f"a defect of k8e: {type(error).__name__}: {error}"
+    return f"a defect of k8e ({type(error).__name__}); its log has the rest"

@@ -1,7 +1,8 @@
 """Which limits a session has met: told with the end of a run, and noted in its events.
 
 The guest says what it sees of its own sandbox, the kernel what it refused or killed. The guest is
-hostile, but may say of itself what it likes: only known names count, and every number is ours.
+hostile, but may say of itself what it likes: only known names count, and every number of a limit of
+the session is ours.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from k8e import metrics
 from k8e.guest import wire
 from k8e.model import MIB, Limits
 from k8e.runtimes import cgroups
+from k8e.sessions.operations import MAX_TIMEOUT
 
 MET = {
     "memory": "the session's memory, or a folder that is in memory, is full ({value} in all)",
@@ -22,12 +24,15 @@ MET = {
     "open_files": "a process has as many open files as it may ({value})",
     "output": "the run has printed as much as it may ({value}), and was stopped",
 }
-"""What it means to meet a limit."""
+"""What it means to meet a limit of the session."""
+TIMEOUT = "timeout"
+"""The limit that a run has of its own."""
 FLAGS = {"open_files": "--open-files", "output": "--max-output"}
 BYTES_PER_INODE = 8192  # where the limit does not say it
 _SIZES = ("memory", "disk", "output")
 _ALL_WELL = wire.pack({"code": 0})[len(wire.pack({})) :]
 """How the EXIT of most programs says that nothing is wrong."""
+_TIMED_OUT = b"timed_out"  # a program may end well when it is told to end
 
 
 def describe(limits: Limits, name: str) -> dict[str, Any]:
@@ -38,6 +43,19 @@ def describe(limits: Limits, name: str) -> dict[str, Any]:
     flag = FLAGS.get(name, f"--{name}")
     more = f"create a session with more: {flag}, or limits={{'{name}': …}}"
     return {"limit": name, "value": value, "message": f"limit {name}: {met}; {more}"}
+
+
+def describe_timeout(seconds: Any) -> dict[str, Any]:
+    """The time limit of a run that has met it; ``seconds`` is what its guest says that it was."""
+    known: float = seconds if type(seconds) in (int, float) and 0 < seconds <= MAX_TIMEOUT else 0
+    text = f" ({known:g} s)" if known else ""
+    met = f"the run took longer than it may{text}, and was stopped"
+    more = "run it with more: --timeout, or timeout=…"
+    return {
+        "limit": TIMEOUT,
+        "value": int(known) if known == int(known) else known,
+        "message": f"limit {TIMEOUT}: {met}; {more}",
+    }
 
 
 class Watch:
@@ -65,7 +83,7 @@ class Watch:
 
     def examine(self, body: bytes) -> tuple[bytes, list[dict[str, Any]]]:
         """An EXIT with the limits that the program may have failed for, and these limits."""
-        if _ALL_WELL in body and b"limits" not in body:
+        if _ALL_WELL in body and b"limits" not in body and _TIMED_OUT not in body:
             return body, []
         try:
             told = wire.unpack_dict(body)
@@ -73,6 +91,10 @@ class Watch:
             return body, self.tell(self.news())
         said: Any = told.pop("limits", None)
         met = self.tell([*self.news(), *(said if isinstance(said, list) else ())])
+        seconds = told.pop("timeout", 0)
+        if told.get("status") == "timed_out":
+            metrics.count_limit(TIMEOUT)
+            met.insert(0, describe_timeout(seconds))  # that is what stopped it
         return wire.pack({**told, "limits": met} if met else told), met
 
     def tell(self, names: Iterable[Any]) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from typing import Any
 from k8e import errors
 from k8e.guest import languages, ports, wire
 from k8e.link import Channel, FrameSink
-from k8e.model import check_env
+from k8e.model import Limits, check_env
 from k8e.sending import batch
 from k8e.sessions import contexts
 
@@ -114,11 +114,7 @@ def _check_exec(call: dict[str, Any]) -> None:
         if not isinstance(env, dict) or not all(isinstance(v, str) for v in env.values()):
             raise errors.InvalidRequest("env must map names to text")
         check_env(env)
-    if not call.get("most_output"):
-        call.pop("most_output", None)  # then it is the session's limit
-    most = call.get("most_output") or 0
-    if not isinstance(most, int) or most < 0:
-        raise errors.InvalidRequest("most_output must be a number of bytes")
+    _check_most_output(call)
     contexts.check_id(call.get("id"), "an exec id")
     if "context" in call:
         contexts.check_run(call)
@@ -133,6 +129,28 @@ def _check_exec(call: dict[str, Any]) -> None:
             raise errors.InvalidRequest("argv must be a list of at least one text")
         if "\0" in part:
             raise errors.InvalidRequest("an argument has a NUL byte")
+
+
+def _check_most_output(call: dict[str, Any]) -> None:
+    most = call.get("most_output") or 0
+    if not isinstance(most, int) or most < 0:
+        raise errors.InvalidRequest("most_output must be a number of bytes")
+    if not most:
+        call.pop("most_output", None)  # then it is the session's limit
+
+
+def check_limits(call: dict[str, Any], limits: Limits) -> None:
+    """Refuse a checked call that asks for more than its session may have.
+
+    Of all that an exec can be asked for, only this is a limit of the session: the others bound
+    what is kept and how long it runs, and what holds CPU, memory and disk does not ask.
+    """
+    if call.get("most_output", 0) > limits.output:
+        raise errors.LimitExceeded(
+            f"most_output is {call['most_output']}; the limit output of the session is "
+            f"{limits.output} bytes",
+            hint="create a session with more: --max-output, or limits={'output': …}",
+        )
 
 
 def _check_code(call: dict[str, Any]) -> None:

@@ -239,10 +239,19 @@ class Sessions(Standing):
     # Using.
 
     async def open(
-        self, principal: Principal, session_id: str, call: dict[str, Any], on_frame: FrameSink
+        self,
+        principal: Principal,
+        session_id: str,
+        call: dict[str, Any],
+        on_frame: FrameSink,
+        *,
+        own: bool = False,
     ) -> Operation:
-        """Start an operation on a session's guest; its frames come to ``on_frame``."""
-        operation = self.open_now(principal, session_id, call, on_frame)
+        """Start an operation on a session's guest; its frames come to ``on_frame``.
+
+        ``own`` says that the call is the gateway's, which the session's limits do not bind.
+        """
+        operation = self.open_now(principal, session_id, call, on_frame, own=own)
         while operation is None:
             live = self._live[session_id]
             try:
@@ -250,15 +259,23 @@ class Sessions(Standing):
             except errors.SandboxDied as error:
                 # Nothing was started, so this is as if the death had been noticed before.
                 await self._ender.end(live, error.message)
-            operation = self.open_now(principal, session_id, call, on_frame)
+            operation = self.open_now(principal, session_id, call, on_frame, own=own)
         return operation
 
     def open_now(
-        self, principal: Principal, session_id: str, call: dict[str, Any], on_frame: FrameSink
+        self,
+        principal: Principal,
+        session_id: str,
+        call: dict[str, Any],
+        on_frame: FrameSink,
+        *,
+        own: bool = False,
     ) -> Operation | None:
         """``open`` without a task, for the hot path; None while the guest is dialling."""
         operations.check(call)
         live = self._own(principal, session_id)
+        if not own:
+            operations.check_limits(call, live.session.spec.limits)
         if live.paused:
             raise refusals.paused(session_id)
         connected = live.guest.link

@@ -39,7 +39,13 @@ class Source(Protocol):
     def get(self, principal: Principal, session_id: str) -> Session: ...
 
     async def open(
-        self, principal: Principal, session_id: str, call: dict[str, Any], on_frame: FrameSink
+        self,
+        principal: Principal,
+        session_id: str,
+        call: dict[str, Any],
+        on_frame: FrameSink,
+        *,
+        own: bool = False,
     ) -> Operation: ...
 
 
@@ -137,7 +143,7 @@ class Snapshots:
                 async def hear(data: bytes) -> None:
                     quota.hear(len(data))
 
-                opening = partial(self._source.open, principal, session_id)
+                opening = partial(self._source.open, principal, session_id, own=True)
                 warning = await archives.pack(opening, take, hear, listing)
                 quota.check()
                 await writer.commit()
