@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ GATEWAY_MB = "gateway MB"
 """Memory is no count: an allocator keeps some, so it is judged apart."""
 TIMED = "nft elements that time out"
 """What the kernel removes by itself, a minute or a DNS answer's time later."""
+_SANDBOX = re.compile(r"sb-[a-z0-9]+")
 NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 
 
@@ -69,14 +71,38 @@ def elements(listed: str) -> Counts:
 def left_behind(sandbox_ids: Iterable[str], folder: Path) -> list[str]:
     """What carries the name of a sandbox that should be gone."""
     ids = set(sandbox_ids)
-    groups = [path for path in traces.CGROUPS.glob("*/k8e/sb-*") if path.name in ids]
-    groups += [path for path in traces.CGROUPS.glob("k8e/sb-*") if path.name in ids]
-    mounts = _lines(Path("/proc/self/mountinfo"))
-    return [
-        *(f"cgroup {path}" for path in groups),
-        *(f"mount {line}" for line in mounts if any(each in line for each in ids)),
-        *(f"file {path}" for path in folder.glob("run/*/sb-*") if path.name in ids),
-    ]
+    return [text for sandbox_id, text in _named(folder) if sandbox_id in ids]
+
+
+def unknown(sandbox_ids: Iterable[str], ready: int, folder: Path) -> list[str]:
+    """Sandboxes that no session ever had, if there are more than wait for one."""
+    found: dict[str, list[str]] = {}
+    for sandbox_id, text in _named(folder):
+        found.setdefault(sandbox_id, []).append(text)
+    strays = set(found) - set(sandbox_ids)
+    if len(strays) <= ready:
+        return []
+    return [f"of nobody: {text}" for sandbox_id in sorted(strays) for text in found[sandbox_id]]
+
+
+def _named(folder: Path) -> list[tuple[str, str]]:
+    """All that names a sandbox of the gateway whose folders are in ``folder``: the name, and what.
+
+    Others on this machine have sandboxes too: a cgroup or process is told by its folder, or by a
+    name that is in the folder as well.
+    """
+    files = [*folder.glob("run/*/sb-*"), *folder.glob("data/workspaces/sb-*")]
+    found = [(_SANDBOX.findall(path.name)[0], f"file {path}") for path in files]
+    for line in _mentions(Path("/proc/self/mountinfo"), str(folder)):
+        found += [(name, f"mount {line}") for name in set(_SANDBOX.findall(line))]
+    for pid in _parents():
+        with contextlib.suppress(OSError):
+            told = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace")
+            if str(folder) in told:
+                found += [(name, f"process {pid}") for name in set(_SANDBOX.findall(told))]
+    ours = {name for name, _ in found}
+    groups = [*traces.CGROUPS.glob("*/k8e/sb-*"), *traces.CGROUPS.glob("k8e/sb-*")]
+    return found + [(path.name, f"cgroup {path}") for path in groups if path.name in ours]
 
 
 def grown(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:

@@ -80,13 +80,16 @@ def judge_memory(samples: Sequence[tuple[int, float]], sessions: int) -> list[st
 class Soak:
     """One gateway, and those who use it."""
 
-    def __init__(self, config: Settings, gateway: serving.Gateway, runtimes: Sequence[str]) -> None:
+    def __init__(
+        self, config: Settings, gateway: serving.Gateway, runtimes: Sequence[str], *, seed: int = 0
+    ) -> None:
         self._config = config
         self._gateway = gateway
         self._runtimes = runtimes
         self._endpoint = f"unix:{config.socket}"
         self._works = mixing.everything(self._endpoint)
         self._lock = threading.Lock()
+        self._seed = seed
         self.course = Course()
 
     def run(self, sessions: int) -> Course:
@@ -123,17 +126,20 @@ class Soak:
                 if turn is None:
                     return
                 try:
-                    self._session(client, self._runtimes[turn % len(self._runtimes)])
+                    self._session(client, turn)
                 except Exception as error:  # one more reason to fail, at the end
                     self.course.problems.append(f"{type(error).__name__}: {error}")
                 self._count(every)
 
-    def _session(self, client: SandboxClient, runtime: str) -> None:
-        neglected = random.random() < NEGLECTED
+    def _session(self, client: SandboxClient, turn: int) -> None:
+        # Of its own number, so that it is the same one whichever thread has it.
+        chance = random.Random(f"{self._seed} {turn}")
+        runtime = self._runtimes[turn % len(self._runtimes)]
+        neglected = chance.random() < NEGLECTED
         lifetime = SHORT_LIFE if neglected else 0.0
         session_id = client.create_session(runtime, lifetime=lifetime)
         try:
-            for work in random.choices(self._works, k=PIECES):
+            for work in chance.choices(self._works, k=PIECES):
                 work(client, session_id)
                 self.course.works[work.__qualname__.partition(".")[0]] += 1
         except Exception:
@@ -176,12 +182,15 @@ class Soak:
         with SandboxClient(self._endpoint) as client:
             self._until(lambda: not client.list_sessions())
             self.course.problems += client.verify_audit()["problems"]
+            waiting = sum(int(pool["max"]) for pool in client.pool())
         self._until(lambda: not self._left(before))
         self.course.problems += self._left(before)
         store = Store(self._config.data_dir / "sessions.db")
         known = store.sandboxes()
         store.close()
-        self.course.problems += leaks.left_behind(known, self._config.data_dir.parent)
+        folder = self._config.data_dir.parent
+        self.course.problems += leaks.left_behind(known, folder)
+        self.course.problems += leaks.unknown(known, waiting, folder)
 
     def _left(self, before: leaks.Counts) -> list[str]:
         grown = leaks.grown(before, self._look())
@@ -193,7 +202,7 @@ class Soak:
 
 
 @contextlib.contextmanager
-def staged(runtimes: Sequence[str]) -> Generator[Soak]:
+def staged(runtimes: Sequence[str], *, seed: int = 0) -> Generator[Soak]:
     """A gateway in a world of its own."""
     with stage.staged(Amount(runtimes)) as place, world.made(place.folder / "world") as uplink:
         config = stage.make_settings(place.folder / "soak")
@@ -207,7 +216,7 @@ def staged(runtimes: Sequence[str]) -> Generator[Soak]:
         env = stage.environment(config, HOME=str(place.folder), **extra)
         gateway = serving.Gateway(config, env)
         try:
-            yield Soak(config, gateway, runtimes)
+            yield Soak(config, gateway, runtimes, seed=seed)
         finally:
             gateway.stop()
 
@@ -229,10 +238,13 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.soak", description=__doc__)
     parser.add_argument("--sessions", type=int, default=5000)
     parser.add_argument("--runtime", choices=list(stage.RUNTIMES), action="append")
+    parser.add_argument("--seed", type=int, help="repeat the sessions of an earlier run")
     parser.add_argument("--json", type=Path, help="write the report there too")
     options = parser.parse_args(arguments)
-    with staged(options.runtime or list(stage.RUNTIMES)) as soak:
-        told = report(soak.run(options.sessions))
+    seed = random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed
+    sys.stderr.write(f"seed {seed}\n")
+    with staged(options.runtime or list(stage.RUNTIMES), seed=seed) as soak:
+        told = {"seed": seed, **report(soak.run(options.sessions))}
     text = json.dumps(told, indent=1)
     sys.stdout.write(text + "\n")
     if options.json:

@@ -344,6 +344,16 @@ def test_what_is_refused_leaves_a_row_and_mistakes_leave_none(tmp_path: Path) ->
     assert {row["outcome"] for row in read(tmp_path)} == {"denied"}
 
 
+def test_a_key_that_stands_where_a_name_belongs_is_not_kept(tmp_path: Path) -> None:
+    digits = "0123456789abcdef" * 4
+    trail = make(tmp_path)
+    act = Act(Caller("", "grpc", "192.0.2.9:1"), "Exec", "k8e-" + digits)
+    trail.refused(errors.SessionNotFound(f"session 'k8e-{digits}' not found"), act)
+    (row,) = read(tmp_path)
+    assert row["session"] == "k8e-…"
+    assert row["detail"]["why"] == "session 'k8e-…' not found"
+
+
 def test_a_flood_of_refusals_is_a_few_rows_and_a_number(tmp_path: Path) -> None:
     trail = make(tmp_path)
     for number in range(1000):

@@ -6,6 +6,8 @@ import ctypes
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -85,6 +87,22 @@ def test_a_file_with_the_name_of_a_gone_sandbox_is_found(tmp_path: Path) -> None
     left = tmp_path / "run" / "sandboxes" / "sb-gone"
     left.mkdir(parents=True)
     assert leaks.left_behind(["sb-gone", "sb-other"], tmp_path) == [f"file {left}"]
+
+
+def test_a_process_with_the_name_of_a_gone_sandbox_is_found(tmp_path: Path) -> None:
+    script = "import sys; sys.stdin.read()"
+    argv = [sys.executable, "-c", script, f"{tmp_path}/run/sandboxes/sb-gone"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE) as left:
+        assert leaks.left_behind(["sb-gone", "sb-other"], tmp_path) == [f"process {left.pid}"]
+
+
+def test_more_sandboxes_of_nobody_than_wait_for_sessions_are_told(tmp_path: Path) -> None:
+    strays = [tmp_path / "run" / "sandboxes" / name for name in ("sb-a", "sb-b")]
+    for path in (*strays, tmp_path / "run" / "sandboxes" / "sb-known"):
+        path.mkdir(parents=True)
+    assert leaks.unknown(["sb-known"], 2, tmp_path) == []
+    told = [f"of nobody: file {path}" for path in strays]
+    assert leaks.unknown(["sb-known"], 1, tmp_path) == told
 
 
 def test_a_bundle_is_renamed_and_given_another_program() -> None:

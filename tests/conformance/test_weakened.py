@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
+import tempfile
 from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,12 +47,17 @@ def _privileges(config: Config) -> None:
     config["process"]["noNewPrivileges"] = False
 
 
+def _more_rights(config: Config) -> None:
+    config["process"]["capabilities"]["bounding"] = ["CAP_SETUID", "CAP_SYS_PTRACE"]
+
+
 WEAKER: dict[str, tuple[Weaken, dict[str, str]]] = {
     "no seccomp": (
         lambda config: config["linux"].pop("seccomp", None),
         {"container": "confinement.seccomp attacks.sockets attacks.system-calls"},
     ),
     "new privileges": (_privileges, {"container": "confinement.no-new-privileges"}),
+    "more rights to gain": (_more_rights, {"container": "confinement.no-capabilities"}),
     "host network": (
         _drop_namespace("network"),
         {"container": "confinement.network host.namespaces host.out-of-sight"},
@@ -122,6 +130,34 @@ async def test_a_weaker_sandbox_fails_the_checks_of_what_it_lacks(
 
     monkeypatch.setattr(oci.bundle, "make_config", make_weaker)
     assert sorted(await _failed(host, runtime, ids)) == sorted(ids)
+
+
+async def test_a_setuid_program_that_has_an_effect_is_caught(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = await _runtime(host, "container")
+    folder = Path(tempfile.mkdtemp(prefix="k8e-", dir="/tmp"))
+    make = bundle.make_config
+
+    def make_weaker(*arguments: Any) -> Config:
+        config = make(*arguments)
+        program = Path(shutil.copy("/usr/bin/id", folder / "setuid-id"))
+        # The sandbox's root: the host's own is nobody in there, whose programs lend nothing.
+        root = config["linux"]["uidMappings"][0]["hostID"]
+        os.chown(program, root, root)
+        program.chmod(0o4755)
+        folder.chmod(0o755)
+        _mount("bind", "/usr/local/bin", str(folder), "rbind", "ro")(config)
+        _privileges(config)
+        return config
+
+    monkeypatch.setattr(oci.bundle, "make_config", make_weaker)
+    try:
+        (found,) = await conformance.run(runtime, ["confinement.no-new-privileges"])
+    finally:
+        shutil.rmtree(folder)
+    assert found.verdict is conformance.Verdict.FAIL
+    assert "/usr/local/bin/setuid-id" in found.reason
 
 
 async def test_gvisor_on_the_hosts_network_stack_is_caught(

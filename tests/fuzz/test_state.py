@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import sqlite3
@@ -15,7 +16,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from k8e import errors
+from k8e import errors, settings
+from k8e.audit import files, reading, rows
 from k8e.auth.store import KeyStore
 from k8e.cli import state
 from k8e.egress import indexes
@@ -23,8 +25,9 @@ from k8e.egress.records import Records
 from k8e.gateway import tls
 from k8e.images import credentials
 from k8e.images.store import Store as ImageStore
-from k8e.runtimes import roots
-from k8e.runtimes.host import Record
+from k8e.runtimes import roots, uids
+from k8e.runtimes.host import Host, Record
+from k8e.runtimes.registry import Runtimes
 from k8e.sessions.approval_store import ApprovalStore
 from k8e.sessions.events import Log
 from k8e.sessions.exposure_store import ExposureStore
@@ -83,6 +86,76 @@ def in_folder(work: Callable[[Path], object]) -> None:
 
 
 # Files.
+
+
+ROW = rows.Row("a.b", rows.ALLOWED, "me", "key", "", "", "", {})
+
+
+def _trail(count: int) -> bytes:
+    lines, head = b"", rows.NO_HASH
+    for number in range(1, count + 1):
+        line, head = rows.encode(number, 1.5, ROW, head)
+        lines += line
+    return lines
+
+
+ROWS = _trail(4)
+
+
+@fuzz(120)
+@given(damaged(ROWS) | st.binary(max_size=200) | st.sampled_from([b"", DEEP, b"\n" * 5000]))
+@example(ROWS[:-20])
+def test_an_audit_trail_that_was_damaged_is_told_and_goes_on(data: bytes) -> None:
+    def read(folder: Path) -> None:
+        (folder / f"{1:015}.jsonl").write_bytes(data)
+        writer = files.Writer(folder, max_bytes=1 << 20, max_age=0)
+        before = writer.seq
+        writer.append(ROW)
+        assert writer.seq == before + 1
+        writer.close()
+        check = reading.Verifying(folder, None, rows.Link(writer.seq, "", writer.head))
+        while (found := check.step()) is None:
+            pass
+        assert found.problems or writer.repaired or data == ROWS[: len(data)] or not data.strip()
+        page = reading.following(folder, rows.Filter(), "", 100)
+        assert page.lines[-1].startswith(f'{{"seq":{writer.seq},')
+
+    in_folder(read)
+
+
+@fuzz(60)
+@given(st.text(max_size=30), st.text(max_size=30))
+@example("1879048192-sb-x", "/nowhere")
+@example("9" * 400 + "-sb-x", "x")
+def test_claims_of_uids_that_mean_nothing_stop_nobody(name: str, target: str) -> None:
+    def read(folder: Path) -> None:
+        claims = folder / "claims"
+        claims.mkdir()
+        with contextlib.suppress(OSError, ValueError):
+            (claims / (name or "x")).symlink_to(target or "x")
+        known = uids.Uids(folder / "sandboxes", claims=claims)
+        known.load({})
+        base = known.take("sb-new")
+        assert base >= uids.FIRST_ID
+        assert known.take("sb-other") != base
+        known.free("sb-new")
+
+    in_folder(read)
+
+
+@fuzz(60)
+@given(contents({"key": "", "support": [{"runtime": "container", "usable": True}]}))
+def test_what_was_found_out_about_runtimes_is_found_out_again(data: bytes) -> None:
+    def read(folder: Path) -> None:
+        given = {"K8E_DATA_DIR": str(folder / "d"), "K8E_RUN_DIR": str(folder / "r")}
+        (folder / "d").mkdir()
+        known = Runtimes(Host(settings.load(given)))
+        mine = json.dumps(known._key()).encode()  # pyright: ignore[reportPrivateUsage]
+        told = data.replace(b'"key": ""', b'"key": ' + mine)
+        (folder / "d" / "probe.json").write_bytes(told)
+        known._load()  # pyright: ignore[reportPrivateUsage]
+
+    in_folder(read)
 
 
 @fuzz(120)

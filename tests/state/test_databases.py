@@ -36,6 +36,26 @@ def restore(name: str, version: str, folder: Path) -> Path:
     return path
 
 
+def schema(path: Path) -> list[str]:
+    """How the tables of a database are made, whatever is in them."""
+    with contextlib.closing(sqlite3.connect(path)) as found:
+        query = "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name"
+        return [f"{name}: {' '.join(sql.split())}" for name, sql in found.execute(query)]
+
+
+@pytest.mark.parametrize("name", make.MAKERS)
+def test_the_newest_schema_is_written_down_and_is_still_what_it_was(
+    name: str, tmp_path: Path
+) -> None:
+    today = tmp_path / "today.db"
+    make.MAKERS[name](today)
+    version, _ = make.dump(today)
+    missing = "run tests/state/make.py: this version of the database is not written down"
+    assert (name, str(version)) in VERSIONS, missing
+    changed = "a migration that may be out there was changed: add another one instead"
+    assert schema(today) == schema(restore(name, str(version), tmp_path)), changed
+
+
 def check_sessions(path: Path) -> None:
     store = Store(path)
     live, over, half = (store.get(name) for name in ("live", "over", "half"))

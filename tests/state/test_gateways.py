@@ -14,6 +14,7 @@ import pytest
 from k8e import settings
 from k8e.conformance import traces
 from k8e.gateway import app
+from tests.docs.documents import ROOT
 from tests.sessions.gateways import Client, Gateways, eventually
 from tests.state import make
 
@@ -90,6 +91,59 @@ def test_sandboxes_of_the_release_before_live_on(
     assert (said, end["code"]) == (b"begin\nend\n", 7)
     client.call("destroy_session", session_id=session_id)
     assert gateways.traces(sandbox(gateways, session_id)) == []
+
+
+@pytest.fixture
+def older() -> Generator[Gateways]:
+    """Folders for gateways of two releases; which runtimes work here is known already."""
+    gateways = Gateways(K8E_POOL_MAX="0")
+    gateways.start().call("doctor")
+    gateways.kill()
+    yield gateways
+    gateways.close()
+
+
+@pytest.mark.parametrize("runtime", ["gvisor", "container"])
+def test_a_running_guest_of_an_earlier_release_is_adopted_and_used(
+    older: Gateways, runtime: str
+) -> None:
+    (fixture,) = make.FIXTURES.glob("guest-*.json.xz")
+    flag, today = older.program
+    use = f"from tests.state import make_guest; make_guest.use({fixture.stem[:-5]!r})"
+    older.program = [flag, f"import sys; sys.path.append({str(ROOT)!r}); {use}; {today}"]
+    client = older.start()
+    session_id = client.create(runtime=runtime, limits={"memory": 256 << 20})
+    client.shell(session_id, "echo kept > file")
+    whose = {"session": {"id": session_id}}
+    script = "echo begin; until test -e go; do sleep 0.02; done; echo end; exit 7"
+    call = {"op": "exec", **whose, "id": "run", "background": True}
+    client.receive(client.open({**call, "argv": ["bash", "-c", script]}))
+    older.program = [flag, today]
+    client = older.restart()
+    other = client.create(runtime=runtime, limits=SMALL)
+    assert len(list((older.data / "guest").glob("guest-*.pyc"))) == 2
+    # What was there: its files, its programs, and what they said meanwhile.
+    assert client.shell(session_id, "cat file; touch go") == "kept\n"
+    said, end = client.output(client.open({"op": "attach", **whose, "id": "run"}))
+    assert (said, end["code"]) == (b"begin\nend\n", 7)
+    # What is new: code, a terminal, lists, a signal, a pause.
+    python = {"op": "exec", **whose, "language": "python", "code": b"print(6 * 7)"}
+    assert client.output(client.open(python))[0] == b"42\n"
+    terminal = {"op": "exec", **whose, "argv": ["tty"], "tty": [24, 80], "output": "ring"}
+    assert b"/dev/pts/" in client.output(client.open(terminal))[0]
+    assert client.call("stat", **whose, path="file")["size"] == 5
+    assert client.call("execs", **whose)["execs"]
+    endless = {**call, "id": "endless", "argv": ["sleep", "600"]}
+    client.receive(client.open(endless))
+    assert client.call("processes", **whose)["processes"]
+    client.call("signal", **whose, id="endless", terminate=True)
+    client.call("pause_session", session_id=session_id)
+    client.call("resume_session", session_id=session_id)
+    assert client.shell(session_id, "cat file") == client.shell(other, "echo kept")
+    sandboxes = older.sandboxes()
+    for known in (session_id, other):
+        client.call("destroy_session", session_id=known)
+        assert older.traces(sandboxes[known]) == []
 
 
 def test_nothing_of_a_newer_release_is_touched(gateways: Gateways, client: Client) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import re
 import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -46,6 +47,10 @@ _REFUSALS = frozenset(
         "ALREADY_EXISTS",  # perhaps somebody else's
     )
 )
+
+
+_KEY = re.compile(r"(k8e-)[0-9a-f]{16,}")
+"""A key that somebody put where a name belongs."""
 
 
 class Trail:
@@ -197,11 +202,11 @@ class Trail:
             self.record(
                 "call.refused",
                 outcome=DENIED,
-                session=act.session[:64],
+                session=_without_keys(act.session)[:64],
                 act=act,
-                call=act.call[:64],
+                call=_without_keys(act.call)[:64],
                 code=code,
-                why=why[:300],
+                why=_without_keys(why)[:300],
             )
 
     def _flush(self, now: float) -> None:
@@ -321,6 +326,10 @@ class Trail:
 def _host(peer: str) -> str:
     """A stranger's address without its port; one host may have many of IPv6."""
     return addresses.group(peer.rpartition(":")[0].strip("[]"))
+
+
+def _without_keys(text: str) -> str:
+    return _KEY.sub(r"\1…", text)
 
 
 def _lost(count: int) -> Row:

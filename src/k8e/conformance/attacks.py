@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import secrets
+import socket
+from pathlib import Path
 
 from k8e.conformance.behaviours import Broken, behaviour, equal, expect
 from k8e.conformance.confinement import ask
+from k8e.conformance.sandbox import PYTHON
 from k8e.conformance.stage import Stage
 
 # Each prints the names of the attempts that succeeded.
@@ -151,6 +156,42 @@ if libc.unshare(0x10000000 | 0x00020000):
 for name, text in (('setgroups', 'deny'), ('uid_map', '0 1000 1'), ('gid_map', '0 1000 1')):
     with open('/proc/self/' + name, 'w') as file: file.write(text)
 """
+# Makes every kind of namespace, uses them, tries what its rights there must not allow, and waits.
+_SPACES = """
+import ctypes, os, sys
+libc, word = ctypes.CDLL(None, use_errno=True), sys.argv[1].encode()
+flags = {'user': 0x10000000, 'mount': 0x20000, 'pid': 0x20000000, 'net': 0x40000000,
+         'uts': 0x4000000, 'ipc': 0x8000000, 'cgroup': 0x2000000}
+made = [name for name, flag in flags.items() if libc.unshare(flag) == 0]
+if 'user' in made:
+    for name, text in (('setgroups', 'deny'), ('uid_map', '0 1000 1'), ('gid_map', '0 1000 1')):
+        with open('/proc/self/' + name, 'w') as file: file.write(text)
+libc.sethostname(word, len(word))
+libc.mount(b'none', b'/', None, 0x4000 | 0x40000, None)
+for place in (b'/workspace', b'/tmp', b'/etc'): libc.mount(word, place, b'tmpfs', 0, None)
+attempts = {
+    'signal': lambda: os.kill(1, 0), 'guest': lambda: os.listdir('/proc/1/fd'),
+    'root': lambda: os.listdir('/proc/1/root'), 'clock': lambda: libc.settimeofday(bytes(16), None)
+        and os.strerror(ctypes.get_errno()) and (_ for _ in ()).throw(OSError()),
+    'passwd': lambda: os.close(os.open('/usr/bin/env', os.O_WRONLY)),
+    'owner': lambda: os.chown('/var/tmp', 0, 0), 'mode': lambda: os.chmod('/usr', 0o777),
+    'pattern': lambda: os.close(os.open('/proc/sys/kernel/core_pattern', os.O_WRONLY)),
+    'device': lambda: os.close(os.open('/proc/kcore', os.O_RDONLY)),
+    'back': lambda: [libc.setns(os.open(f'/proc/1/ns/{kind}', os.O_RDONLY), 0) and
+                     (_ for _ in ()).throw(OSError()) for kind in ('mnt', 'net', 'uts')],
+}
+gained = []
+for name, attempt in attempts.items():
+    try: attempt(); gained.append(name)
+    except OSError: pass
+print((made, gained), flush=True)
+sys.stdin.read()
+"""
+_SURROUNDINGS = """
+import os, socket
+print((socket.gethostname(), sorted(open('/proc/self/mounts')), sorted(os.listdir('/workspace')),
+       sorted(os.listdir('/etc')), socket.if_nameindex(), os.getuid(), os.stat('/var/tmp').st_uid))
+"""
 
 
 @behaviour("attacks.system-calls")
@@ -164,19 +205,27 @@ async def system_calls(stage: Stage) -> None:
 
 @behaviour("attacks.namespaces")
 async def namespaces(stage: Stage) -> None:
-    """A program cannot make namespaces on the host's kernel; in gVisor's it gains nothing by it."""
-    sandbox = await stage.shared()
-    script = (
-        "import ctypes; libc = ctypes.CDLL(None)\n"
-        "flags = {'user': 0x10000000, 'mount': 0x20000, 'pid': 0x20000000, 'net': 0x40000000,"
-        " 'uts': 0x4000000, 'ipc': 0x8000000, 'cgroup': 0x2000000}\n"
-        "print([name for name, flag in flags.items() if libc.unshare(flag) == 0])"
-    )
-    made = await ask(sandbox, script)
-    if stage.runtime.name == "gvisor":
-        expect(made in ([], ["user"]) or made[0] == "user", f"namespaces {made}")
-    else:
+    """No namespaces on the host's kernel; in gVisor's they have no effect beyond the program."""
+    sandbox, word = await stage.shared(), f"n{secrets.token_hex(8)}"
+    await sandbox.write("seen-by-all", b"1")
+    before = await ask(sandbox, _SURROUNDINGS)
+    holding = await sandbox.start([PYTHON, "-I", "-c", _SPACES, word], stdin=True)
+    await holding.until(b"\n")
+    made, gained = ast.literal_eval(holding.outcome.text)
+    if stage.runtime.name != "gvisor":
         equal(made, [], "namespaces that were made")
+    # While they are there: what others see, and what the host does.
+    equal(await ask(sandbox, _SURROUNDINGS), before, "what another program sees")
+    equal(await sandbox.read("seen-by-all"), b"1", "a file that was covered elsewhere")
+    equal(gained, [], "rights over what is outside of the namespaces")
+    expect(not await asyncio.to_thread(_is_on_the_host, word), "the host has what was made")
+    holding.end_input()
+    await holding.finish()
+
+
+def _is_on_the_host(word: str) -> bool:
+    mounts = Path("/proc/self/mounts").read_text("utf-8", "surrogateescape")
+    return word in mounts or word == socket.gethostname()
 
 
 @behaviour("attacks.own-namespace")

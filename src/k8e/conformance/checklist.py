@@ -74,31 +74,37 @@ _PARTS: Mapping[str, tuple[Try, ...]] = {
     "resources": (
         Try(
             "fork bomb and thread bomb meet the limit, and the host answers",
-            "limits.pids limits.threads share.own-limits warm.room",
+            "limits.pids limits.threads bounds.pids-told noise.forks share.own-limits warm.room",
         ),
         Try(
             "memory balloon, full tmpfs, page cache and swap: only that sandbox suffers, and "
             "says so",
-            "limits.memory limits.memory-alone limits.memory-together limits.memory-files",
+            "limits.memory limits.memory-alone limits.memory-together limits.memory-files "
+            "bounds.memory-told bounds.files-in-memory noise.memory",
         ),
         Try(
             "disk filled by bytes, inodes, sparse files, attributes; the end of a sandbox "
             "gives all of it back",
-            "limits.disk limits.inodes hoard.attributes refusals.full-disk share.disk-limit "
-            "life.destroy",
+            "limits.disk limits.inodes bounds.places bounds.disk-told noise.disk hoard.attributes "
+            "refusals.full-disk share.disk-limit life.destroy",
         ),
-        Try("CPU spin on all cores stays within the limit", "limits.cpu pause.no-cpu"),
+        Try(
+            "CPU spin on all cores stays within the limit, and slows others by a bounded factor",
+            "limits.cpu limits.cpu-weight noise.cpu",
+            "there is no limit on the bandwidth of disks: a sandbox that writes without end can "
+            "slow others down until its disk limit is full",
+        ),
         Try(
             "endless output with and without a reader, no line ends, bytes that are no text, "
             "escape "
             "sequences",
-            "output exec.separate-streams control.terminal-escapes",
+            "output bounds.output noise.output exec.separate-streams control.terminal-escapes",
         ),
         Try(
             "thousands of sockets, files, watchers, terminals, kernel objects and operations "
             "at once",
-            "hoard limits.open-files files.list-many exec.parallel exec.many-listed ports.bounded "
-            "attacks.flood-of-calls",
+            "hoard limits.open-files bounds.open-files noise.sockets files.list-many "
+            "exec.parallel exec.many-listed ports.bounded attacks.flood-of-calls",
         ),
         Try(
             "daemons and zombies end with their command; nothing of a sandbox outlives it",
@@ -184,8 +190,11 @@ _PARTS: Mapping[str, tuple[Try, ...]] = {
     ),
     "control": (
         Try(
-            "DNS rebinding, CSRF and foreign WebSockets fail; a token is needed on loopback too",
-            "exposed.origin exposed.token control.wrong-key control.no-plain-text",
+            "DNS rebinding, CSRF and foreign WebSockets fail; by HTTP a token is needed on "
+            "loopback too",
+            "exposed.origin exposed.token control.http control.wrong-key control.no-plain-text",
+            "gRPC on loopback and the socket need no key of processes that have the gateway's own "
+            "uid, which the kernel tells; what such a process could do anyway, it may",
         ),
         Try(
             "a guest reaches no control API, and its key is good for its own sandbox alone",
@@ -201,7 +210,10 @@ _PARTS: Mapping[str, tuple[Try, ...]] = {
             "approvals: the text shown is the action, once, for one session; agents do not decide",
             "control.approvals control.roles",
         ),
-        Try("records are ordered, without secrets, and survive a crash", "control.events"),
+        Try(
+            "records are ordered, without secrets, and survive a crash",
+            "control.events control.audit control.no-plain-text",
+        ),
         Try(
             "a restart of the gateway finds everything again or cleans it up",
             "life.adopt life.purge life.launch-given-up pause.adopt share.adopt "
@@ -211,12 +223,15 @@ _PARTS: Mapping[str, tuple[Try, ...]] = {
     "state": (
         Try(
             "snapshots are whole; every sandbox has keys and randomness of its own",
-            "archives.snapshots host.identity files.atomic",
+            "archives.snapshots keep.snapshot-while-writing host.identity files.atomic",
+            "a snapshot does not stop the session: files that programs write meanwhile can be of "
+            "different moments, which it says; stop the writers first",
         ),
         Try(
-            "what was made ready, or was another one's, leaks nothing: variables, files, programs",
-            "keep.nothing-of-others policy.claimed settle.strays settle.ready warm.alone "
-            "life.workspace-empty confinement.neighbours",
+            "what was made ready, or was another one's, leaks nothing: variables, files, programs, "
+            "lookups, connections",
+            "keep.nothing-of-others keep.network-of-others policy.claimed settle.strays "
+            "settle.ready warm.alone life.workspace-empty confinement.neighbours",
         ),
         Try("pauses, ten times over, lose nothing", "keep.pauses pause"),
     ),

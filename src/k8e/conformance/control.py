@@ -2,144 +2,69 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
+import http.client
 import secrets
-import sqlite3
-from collections.abc import Generator, Iterator
-from pathlib import Path
 from typing import Any
 
 import grpc
 
 from k8e import errors
 from k8e._generated import sandbox_pb2 as pb
-from k8e._generated import sandbox_pb2_grpc as pb_grpc
+from k8e.conformance import calling
 from k8e.conformance.behaviours import Broken, equal, expect, in_a_room
 from k8e.conformance.lab.rooms import Room
+from k8e.gateway import roles as gateway_roles
+from k8e.model import Role
 
-SERVICE = pb.DESCRIPTOR.services_by_name["SandboxService"]
-SECONDS = 40.0
 WRONG = "k8e-" + "0" * 64
 REFUSED = ("UNAUTHENTICATED", "RESOURCE_EXHAUSTED")
 """How somebody is refused: at first, and after many others were, from the same address."""
-_WORDS: dict[str, Any] = {
-    "command": "true",
-    "path": "x",
-    "action": "x",
-    "context_id": "x",
-    "port": 8000,
-    "packages": ["x"],
-    "hosts": ["none"],
-}
-"""What calls need besides a session, by the names of their fields."""
-
-
-@contextlib.contextmanager
-def _channel(room: Room) -> Generator[grpc.Channel]:
-    place = room.scene.place
-    place.wait_for_grpc()
-    trusted = (place.data / "tls" / "ca.crt").read_bytes()
-    with grpc.secure_channel(
-        place.environ["K8E_LISTEN"], grpc.ssl_channel_credentials(trusted)
-    ) as channel:
-        yield channel
-
-
-@contextlib.contextmanager
-def _key(room: Room, *roles: str) -> Generator[str]:
-    """A key of somebody else, with these roles."""
-    name = f"somebody-{secrets.token_hex(4)}"
-    flags = [word for role in roles for word in ("--role", role)]
-    made = room.scene.place.json("sandbox", "api-key", "create", name, *flags)
-    try:
-        yield made["key"]
-    finally:
-        room.scene.place.json("sandbox", "api-key", "delete", name)
-
-
-# One chooses an id; the others choose by one among what is the caller's own.
-_NAMES_ONE = ("CreateSession", "ListApprovals", "GetAudit")
-
-
-def _calls(session_id: str) -> Iterator[tuple[str, Any]]:
-    """Every call that takes a session, aimed at this one."""
-    for method in SERVICE.methods:
-        names = method.input_type.fields_by_name
-        if method.client_streaming or method.name in _NAMES_ONE:
-            continue
-        fields = {key: value for key, value in _WORDS.items() if key in names}
-        if "code" in names and "command" not in fields:
-            fields["code"] = b"1" if names["code"].type == names["code"].TYPE_BYTES else "1"
-        for key in ("session_id", "parent_session_id", "run_id"):
-            if key in names:
-                fields[key] = f"{session_id}.abc" if key == "run_id" else session_id
-                yield method.name, getattr(pb, method.input_type.name)(**fields)
-                break
-
-
-def _status(channel: grpc.Channel, name: str, asked: Any, key: str) -> str:
-    """The status of a call; OK if it succeeds."""
-    stub = pb_grpc.SandboxServiceStub(channel)
-    metadata = (("authorization", f"Bearer {key}"),)
-    try:
-        answer = getattr(stub, name)(asked, metadata=metadata, timeout=SECONDS)
-        if SERVICE.methods_by_name[name].server_streaming:
-            list(answer)
-    except grpc.RpcError as error:
-        failed: Any = error
-        return failed.code().name
-    return "OK"
-
-
-@in_a_room("control.other-owner")
-def other_owner(room: Room) -> None:
-    """Another one's session is not found, in every call that takes one, and in no list."""
-    with _channel(room) as channel, _key(room) as key:
-        stub = pb_grpc.SandboxServiceStub(channel)
-        metadata = (("authorization", f"Bearer {key}"),)
-        listed = stub.ListSessions(
-            pb.ListSessionsRequest(phase="all"), metadata=metadata, timeout=SECONDS
-        )
-        equal([it.session_id for it in listed.sessions], [], "sessions that a stranger sees")
-        calls = list(_calls(room.session_id))
-        expect(len(calls) > 20, f"only {len(calls)} calls are known")
-        seen = {name: _status(channel, name, asked, key) for name, asked in calls}
-        found = {name: code for name, code in seen.items() if code != "NOT_FOUND"}
-        equal({n: c for n, c in found.items() if c != "UNIMPLEMENTED"}, {}, "other answers")
-        taking = pb.CreateSessionRequest(session_id=room.session_id, runtime_class=room.runtime)
-        equal(_status(channel, "CreateSession", taking, key), "ALREADY_EXISTS", "taking its id")
-    expect(room.is_alive(), "the session is gone")
+NO_TOKEN = (401, 429)
+"""The same by HTTP."""
+_ADMIN = frozenset({Role.ADMIN})
 
 
 @in_a_room("control.wrong-key")
 def wrong_key(room: Room) -> None:
     """A wrong key, or one that was deleted, is refused at once, though the caller is local."""
     asked = pb.ListSessionsRequest()
-    with _channel(room) as channel:
+    with calling.channel(room) as channel:
         for key in (WRONG, "", "x" * 5000, "k8e-", WRONG[:-1]):
-            code = _status(channel, "ListSessions", asked, key)
+            code = calling.status(channel, "ListSessions", asked, key)
             expect(code in REFUSED, f"{key[:70]!r} is answered by {code}")
-        with _key(room) as key:
-            equal(_status(channel, "ListSessions", asked, key), "OK", "a right key")
-        expect(_status(channel, "ListSessions", asked, key) in REFUSED, "a deleted key is let in")
+        with calling.key(room) as key:
+            equal(calling.status(channel, "ListSessions", asked, key), "OK", "a right key")
+        code = calling.status(channel, "ListSessions", asked, key)
+        expect(code in REFUSED, f"a deleted key is answered by {code}")
 
 
-@in_a_room("control.no-plain-text")
-def no_plain_text(room: Room) -> None:
-    """The gateway's port speaks TLS only; keys are kept as hashes, and are in no log."""
-    place = room.scene.place
-    place.wait_for_grpc()
-    with grpc.insecure_channel(place.environ["K8E_LISTEN"]) as channel:
-        code = _status(channel, "ListSessions", pb.ListSessionsRequest(), WRONG)
-        equal(code, "UNAVAILABLE", "a call without TLS")
-    with _key(room) as key:
-        for file in [path for path in place.folder.rglob("*") if _is_state(path)]:
-            expect(key.encode() not in file.read_bytes(), f"{file.name} has the key itself")
+@in_a_room("control.http")
+def http_endpoint(room: Room) -> None:
+    """The gateway's HTTP endpoint answers nobody without a token, nor foreign pages and names."""
+    address = str(room.scene.place.json("status")["http"])
+    host, _, port = address.removeprefix("http://").partition(":")
 
+    def ask(path: str, **headers: str) -> int:
+        connection = http.client.HTTPConnection(host, int(port), timeout=calling.SECONDS)
+        try:
+            given = {name.replace("_", "-"): value for name, value in headers.items()}
+            connection.request("GET", path, headers=given)
+            return connection.getresponse().status
+        finally:
+            connection.close()
 
-def _is_state(path: Path) -> bool:
-    return path.is_file() and path.suffix in (".db", ".log", ".json", ".toml", ".db-wal")
+    with calling.key(room) as key:
+        for path in ("/healthz", "/metrics", "/mcp", "/", "/nothing"):
+            expect(ask(path) in NO_TOKEN, f"{path} is answered without a token")
+            code = ask(path, Authorization=f"Bearer {WRONG}")
+            expect(code in NO_TOKEN, f"{path} with a wrong key is answered by {code}")
+        good = {"Authorization": f"Bearer {key}"}
+        equal(ask("/healthz", **good), 200, "a right key")
+        equal(ask("/metrics", **good), 403, "metrics for an agent")
+        equal(ask("/healthz", Host="rebound.example", **good), 421, "a rebound name")
+        for name, value in (("Origin", "https://evil.example"), ("Sec-Fetch-Site", "cross-site")):
+            equal(ask("/healthz", **{name: value}, **good), 403, f"a page with {name}: {value}")
+    expect(ask("/healthz", **good) in NO_TOKEN, "a deleted key is let in")
 
 
 @in_a_room("control.roles")
@@ -148,14 +73,32 @@ def roles(room: Room) -> None:
     client = room.scene.client
     asked = client.confirm_action(room.session_id, "delete everything", wait=False)
     decision = pb.ApproveActionRequest(approval_id=asked.approval_id, approved=True)
-    with _channel(room) as channel, _key(room, "agent") as key:
-        code = _status(channel, "ApproveAction", decision, key)
+    with calling.channel(room) as channel, calling.key(room, "agent") as key:
+        code = calling.status(channel, "ApproveAction", decision, key)
         expect(code in ("PERMISSION_DENIED", "NOT_FOUND"), f"an agent decides: {code}")
+        _no_management(channel, key)
     equal(client.get_approval(asked.approval_id).status, "pending", "the approval")
-    with _channel(room) as channel, _key(room, "approver") as key:
-        equal(_status(channel, "ApproveAction", decision, key), "OK", "an approver's decision")
+    with calling.channel(room) as channel, calling.key(room, "approver") as key:
+        equal(calling.status(channel, "ApproveAction", decision, key), "OK", "an approver's word")
         asked_run = pb.ExecRequest(session_id=room.session_id, command="true")
-        expect(_status(channel, "Exec", asked_run, key) != "OK", "an approver runs programs")
+        expect(calling.status(channel, "Exec", asked_run, key) != "OK", "an approver runs programs")
+        _no_management(channel, key)
+    expect(room.is_alive(), "the gateway or the session is gone")
+
+
+def _no_management(channel: grpc.Channel, key: str) -> None:
+    """Every call and operation that only an admin may use is denied to this key."""
+    methods = [name for name, needed in gateway_roles.RPCS.items() if needed == _ADMIN]
+    expect(len(methods) >= 3, f"only {methods} are calls of admins")
+    for name in methods:
+        asked = getattr(pb, calling.SERVICE.methods_by_name[name].input_type.name)()
+        equal(calling.status(channel, name, asked, key), "PERMISSION_DENIED", f"{name} by an agent")
+    known = gateway_roles.OPERATIONS.items()
+    operations = [name for name, needed in known if needed == _ADMIN]
+    expect({"create_api_key", "stop", "pull_image"} <= set(operations), f"admins' are {operations}")
+    for name in operations:
+        code = calling.operation(channel, {"op": name, "name": "x", "roles": ["admin"]}, key)
+        equal(code, errors.Denied.code, f"{name} by one who is no admin")
 
 
 @in_a_room("control.approvals")
@@ -234,25 +177,3 @@ def terminal_escapes(room: Room) -> None:
         equal(acting, [], f"characters that act on a terminal, by k8e sandbox {command[0]}")
     run.kill()
     client.exec(room.session_id, ["rm", "-rf", "/workspace/evil"])
-
-
-@in_a_room("control.events")
-def events(room: Room) -> None:
-    """What happened in a session is recorded in order, survives a crash, and holds no secret."""
-    client, word = room.scene.client, f"word-{secrets.token_hex(8)}"
-    client.exec(room.session_id, ["true"], env={"TOKEN": word})
-    before = [_plain(item) for item in client.events(room.session_id)]
-    expect(before, "nothing was recorded")
-    room.scene.place.kill_gateway()
-    room.scene.restart()
-    after = [_plain(item) for item in room.scene.client.events(room.session_id)]
-    equal(after[: len(before)], before, "what was recorded before the crash")
-    expect(word not in json.dumps(after), "a variable's value is in the record")
-    database = room.scene.place.data / "sessions.db"
-    with contextlib.closing(sqlite3.connect(database)) as connection:
-        dump = "\n".join(connection.iterdump())
-    expect(word not in dump, "a variable's value is in the database")
-
-
-def _plain(event: Any) -> dict[str, Any]:
-    return {name: getattr(event, name) for name in event.__match_args__}

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
+import warnings
 from functools import partial
 
+from k8e.client.results import Stdout
 from k8e.conformance.behaviours import equal, expect, in_a_room
+from k8e.conformance.lab.far import CALLING_PORT, OTHER, WEB
 from k8e.conformance.lab.gateways import eventually
 from k8e.conformance.lab.rooms import Room
 
 PAUSES = 10
+CALL = f"{OTHER}:{CALLING_PORT}"  # a way out for puppets that no name leads to
 
 
 @in_a_room("keep.pauses")
@@ -64,3 +69,66 @@ def nothing_of_others(room: Room) -> None:
         with room.beside(tenant="two") as after:
             seen = client.exec(after.session_id, ["bash", "-c", found]).stdout
             equal(seen, "", "what is found of another session")
+
+
+@in_a_room("keep.network-of-others")
+def network_of_others(room: Room) -> None:
+    """A session that comes after another has none of its connections, lookups and permissions."""
+    before = Room(room.scene, room.runtime, "web.test", CALL, tenant="one")
+    with contextlib.ExitStack() as stack:
+        equal(before.ask("tcp", "web.test", 8080).said, WEB, "what is allowed")
+        puppet = stack.enter_context(before.puppet(OTHER, CALLING_PORT))
+        expect(not puppet.attempt("address").error, "the probe is blind")
+        before.close()
+        expect(puppet.is_cut(), "a connection outlived its session")
+        room.scene.forget()
+        with room.beside("other.test", tenant="two") as after:
+            after.refused(["tcp", WEB, 8080], ["tcp", OTHER, CALLING_PORT], ["lookup", "web.test"])
+            equal(room.scene.internet.asked, [], "names that were asked for again")
+            equal(after.ask("tcp", "other.test", 8080).said, OTHER, "its own name")
+
+
+_WRITER = """
+import itertools, os
+for number in itertools.count():
+    with open('/workspace/new', 'w') as file: file.write(f'{number} ' * 20000)
+    os.rename('/workspace/new', '/workspace/whole')
+    with open('/workspace/log', 'a') as file: file.write(f'{number}\\n')
+    if number == 5: print('ready', flush=True)
+"""
+
+
+@in_a_room("keep.snapshot-while-writing")
+def snapshot_while_writing(room: Room) -> None:
+    """A snapshot taken while programs write restores files that were there, and says it is torn."""
+    client, name = room.scene.client, f"s-{secrets.token_hex(6)}"
+    with room.beside(tenant="") as busy:
+        client.write_file(busy.session_id, "still", "still")
+        client.write_file(busy.session_id, "writer.py", _WRITER)
+        run = client.start(busy.session_id, ["python3", "-S", "writer.py"])
+        for event in run.output():
+            if isinstance(event, Stdout) and b"ready" in event.data:
+                break
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            client.save_snapshot(busy.session_id, name)
+        expect("changed while they were read" in str([it.message for it in told]), f"{told}")
+        run.kill()
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            client.save_snapshot(busy.session_id, f"{name}-still")
+        equal([str(it.message) for it in told], [], "what is said where nothing writes")
+        whole = client.read_file(busy.session_id, "whole")
+    for saved in (name, f"{name}-still"):
+        session_id = client.create_session(room.runtime, (), snapshot=saved)
+        try:
+            equal(client.read_file(session_id, "still"), "still", "a file that nobody wrote")
+            # What is replaced by a rename is whole, and what is appended to has no gap.
+            words = client.read_file(session_id, "whole").split()
+            equal((len(words), len(set(words))), (20000, 1), "words of a file, and different ones")
+            log = client.read_file(session_id, "log").split("\n")[:-1]
+            equal(log, [str(at) for at in range(len(log))], "what was added to a file")
+        finally:
+            client.destroy_session(session_id)
+            client.delete_snapshot(saved)
+    equal(words, whole.split(), "the file in the snapshot of a session at rest")

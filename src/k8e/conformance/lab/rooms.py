@@ -20,7 +20,7 @@ from k8e.client.blocking import SandboxClient
 from k8e.client.results import Denial, ExecEvent, Exit, Stdout
 from k8e.conformance.lab import inside
 from k8e.conformance.lab.far import Far, Tap
-from k8e.conformance.lab.gateways import Place
+from k8e.conformance.lab.gateways import Place, free_port
 from k8e.conformance.lab.internet import RESOLVER, Internet
 from k8e.conformance.outcomes import Broken, equal, expect
 from k8e.egress import namespaces
@@ -251,6 +251,7 @@ class Scene:
         self.tap = Tap(self.internet.world)
         self._closing.callback(self.tap.close)
         named = {"K8E_RESOLVERS": RESOLVER, "K8E_UPLINK_NAMESPACE": str(self.internet.world)}
+        named["K8E_HTTP"] = f"127.0.0.1:{free_port()}"
         self.place = Place(probe=probe, **named, **environ)
         self._closing.callback(self._close_place)
         self.client = self._connected()
