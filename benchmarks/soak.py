@@ -162,7 +162,9 @@ class Soak:
         return found | leaks.count_router(self._config.run_dir / "net" / "router")
 
     def _settled(self) -> leaks.Counts:
-        """Counts that stay the same for a while: the gateway makes sandboxes ahead."""
+        """Counts that stay the same for a while, with all that the gateway makes ahead."""
+        with SandboxClient(self._endpoint) as client:
+            self._until(lambda: all(item["ready"] >= item["target"] for item in client.pool()))
         seen: list[leaks.Counts] = []
 
         def is_settled() -> bool:

@@ -69,6 +69,15 @@ def test_out_of_memory_is_counted_on_version_two(v2: Path) -> None:
     assert cgroups.memory_limit_hits(ID) == 2
 
 
+def test_cpu_time_is_read_on_both_versions(v1: Path, tmp_path: Path) -> None:
+    write(v1 / "cpuacct/k8e" / ID / "cpuacct.usage", "1500000000\n")
+    assert cgroups.cpu_seconds(ID) == 1.5
+    write(v1 / "cgroup.controllers", "cpu\n")  # and now it is version two
+    assert cgroups.cpu_seconds(ID) is None
+    write(v1 / "k8e" / ID / "cpu.stat", "usage_usec 2500000\nuser_usec 1\n")
+    assert cgroups.cpu_seconds(ID) == 2.5
+
+
 def test_no_group_means_no_hits_and_no_limit(v2: Path) -> None:
     assert cgroups.memory_limit_hits("sb-unknown") == 0
     assert cgroups.limit_of("sb-unknown", "memory") == ""

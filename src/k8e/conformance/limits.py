@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import time
 
 from k8e import errors
 from k8e.conformance.behaviours import Broken, NotApplicable, behaviour, equal, expect
@@ -73,7 +74,11 @@ async def check_quarter(tight: Sandbox, free: Sandbox) -> None:
     """The one has about a quarter of a CPU, where the other has all it wants."""
     seen: list[str] = []
     for _ in range(3):  # a busy host can spoil a measurement, hardly all of them
+        used, began = cgroups.cpu_seconds(tight.guest.sandbox_id), time.monotonic()
         slow, share = await ask(tight, _SPIN)
+        after = cgroups.cpu_seconds(tight.guest.sandbox_id)
+        if used is not None and after is not None:  # the host knows best
+            share = (after - used) / (time.monotonic() - began)
         if 0.05 < share < 0.35:
             return
         # gVisor counts the time for which it was held up; then the work done is what tells.

@@ -172,6 +172,18 @@ def set_limits(sandbox_id: str, resources: dict[str, Any]) -> None:
         _set(file, memory["limit"])
 
 
+def cpu_seconds(sandbox_id: str) -> float | None:
+    """The CPU time that a sandbox has used so far; None where nobody counts it."""
+    group = f"{PARENT}/{sandbox_id}"
+    with contextlib.suppress(OSError, ValueError):
+        if not is_unified():
+            return int((root() / "cpuacct" / group / "cpuacct.usage").read_text("ascii")) / 1e9
+        for line in (root() / group / "cpu.stat").read_text("ascii").splitlines():
+            if line.startswith("usage_usec "):
+                return int(line.split()[1]) / 1e6
+    return None
+
+
 def limit_sockets(sandbox_id: str, size: int) -> None:
     """Bound what the kernel holds for a sandbox's sockets.
 
