@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
+import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -11,15 +13,17 @@ import pytest
 
 from k8e import errors
 from k8e.model import Principal, Role, SessionSpec
-from k8e.sessions import approver
+from k8e.sessions import approvals as module
+from k8e.sessions import approver, clock
 from k8e.sessions.approval_store import Approval, ApprovalStore
-from k8e.sessions.approvals import MAX_PENDING, Approvals
+from k8e.sessions.approvals import MAX_EXPIRES, MAX_PENDING, Approvals
 from k8e.sessions.service import Sessions
 from tests.sessions.fakes import PATIENCE, World
 
 OWNER = frozenset({Role.AGENT, Role.ADMIN})
 ME, OTHER = Principal("me", OWNER), Principal("somebody-else", OWNER)
 SECRET = "correct horse battery"
+HOUR = 3600.0
 ACTION = "drop the table \x1b[2Kusers\n"
 
 
@@ -113,8 +117,72 @@ async def test_the_end_of_the_session_is_the_end_of_its_approvals(
         await task
     await sessions.create(ME, SessionSpec(session_id="mine"))
     assert approvals.pending(ME) == []
-    with pytest.raises(errors.SessionNotFound, match="approvals with it"):
+    with pytest.raises(errors.ApprovalNotFound, match="not found"):
         await approvals.decide(ME, asked.approval_id, approved=True)
+
+
+def rows(world: World) -> int:
+    with contextlib.closing(sqlite3.connect(world.settings.data_dir / "approvals.db")) as database:
+        return int(database.execute("SELECT count(*) FROM approvals").fetchone()[0])
+
+
+async def test_nothing_is_kept_of_the_approvals_of_sessions_that_ended(
+    approvals: Approvals, sessions: Sessions, asked: Approval, world: World
+) -> None:
+    other = await sessions.create(ME, SessionSpec())
+    approvals.ask(ME, other.session_id, ACTION, expires=MAX_EXPIRES)
+    await sessions.destroy(ME, "mine")
+    assert rows(world) == 1, "the other session lives on"
+    await sessions.destroy(ME, other.session_id)
+    assert rows(world) == 0
+
+
+async def test_approvals_of_sessions_that_ended_without_a_gateway_are_removed(
+    sessions: Sessions, world: World
+) -> None:
+    store = ApprovalStore(world.settings.data_dir / "approvals.db")
+    deadline = clock.now() + HOUR
+    gone = ("me", "gone", "sb-gone", ACTION, "pending", time.time(), time.time() + HOUR, deadline)
+    store.insert(Approval("approval-gone", *gone))
+    await sessions.create(ME, SessionSpec(session_id="mine"))
+    Approvals(store, sessions).ask(ME, "mine", ACTION)
+    assert store.sandboxes() == [sessions.get(ME, "mine").sandbox_id]
+    store.close()
+
+
+async def test_a_session_keeps_only_so_many_old_approvals(
+    approvals: Approvals, asked: Approval, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_KEPT", 10)
+    for _ in range(30):
+        again = approvals.ask(ME, "mine", ACTION)
+        await approvals.decide(ME, again.approval_id, approved=False)
+    assert rows(world) <= 10
+    assert approvals.get(ME, asked.approval_id).status == "pending", "it can still be decided on"
+
+
+@pytest.mark.parametrize("jump", [-48 * HOUR, 48 * HOUR])
+async def test_setting_the_date_neither_ends_an_approval_nor_revives_it(
+    approvals: Approvals, asked: Approval, monkeypatch: pytest.MonkeyPatch, jump: float
+) -> None:
+    real, ticking = time.time, clock.now
+    await approvals.decide(ME, asked.approval_id, approved=True)
+    monkeypatch.setattr(time, "time", lambda: real() + jump)
+    assert approvals.get(ME, asked.approval_id).status == "approved"
+    monkeypatch.setattr(clock, "now", lambda: ticking() + HOUR + 1)
+    with pytest.raises(errors.TimedOut, match="has expired"):
+        await approvals.wait(ME, asked.approval_id)
+
+
+async def test_of_two_approvers_that_come_at_once_the_first_stays(approvals: Approvals) -> None:
+    first, second = (
+        asyncio.create_task(approvals.approver.configure(secret, ""))
+        for secret in (SECRET, "the agent's own secret")
+    )
+    await first
+    with pytest.raises(errors.Conflict, match="already"):
+        await second
+    await approvals.approver.check(SECRET)
 
 
 async def test_somebody_elses_approval_looks_as_if_it_did_not_exist(

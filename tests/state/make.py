@@ -52,7 +52,7 @@ def make_approvals(path: Path) -> None:
 
     store = ApprovalStore(path)
     words = ("local", "live", "sb-live", "rm -r /workspace", "pending")
-    store.insert(Approval("approval-1", *words, NOW, NOW + 600))
+    store.insert(Approval("approval-1", *words, NOW, NOW + 600, NOW))
     store.set_approver(b"salt", b"hash")
     store.close()
 

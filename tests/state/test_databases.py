@@ -17,6 +17,7 @@ from k8e.egress.records import Records
 from k8e.gateway import state
 from k8e.model import Limits, Phase, Role
 from k8e.runtimes.host import FORMAT, Record
+from k8e.sessions import clock
 from k8e.sessions.approval_store import ApprovalStore
 from k8e.sessions.exposure_store import ExposureStore
 from k8e.sessions.snapshot_store import SnapshotStore
@@ -79,7 +80,8 @@ def check_sessions(path: Path) -> None:
 
 def check_approvals(path: Path) -> None:
     store = ApprovalStore(path)
-    assert [item.action for item in store.pending(make.NOW)] == ["rm -r /workspace"]
+    waiting = store.pending(make.NOW + clock.offset())
+    assert [item.action for item in waiting] == ["rm -r /workspace"]
     assert store.approver() == (b"salt", b"hash")
     store.close()
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from k8e import database
+from k8e.sessions import clock
 
 MIGRATIONS = (
     """
@@ -29,10 +30,14 @@ MIGRATIONS = (
     CREATE INDEX by_status ON approvals (status, created_at);
     CREATE TABLE approver (one INTEGER PRIMARY KEY CHECK (one = 1), salt BLOB, hash BLOB) STRICT;
     """,
+    """
+    ALTER TABLE approvals ADD COLUMN deadline REAL NOT NULL DEFAULT 0;
+    CREATE INDEX by_sandbox ON approvals (sandbox_id);
+    """,
 )
 _COLUMNS = (
     "approval_id, owner, session_id, sandbox_id, action, status, created_at, expires_at, "
-    "decided_at, advisory, reason"
+    "deadline, decided_at, advisory, reason"
 )
 
 PENDING = "pending"
@@ -56,6 +61,9 @@ class Approval:
     """``pending``, ``approved``, ``rejected``, ``used`` or ``expired``."""
     created_at: float
     expires_at: float
+    """A date, for people."""
+    deadline: float
+    """The same moment by the clock that counts from the machine's start: it decides."""
     decided_at: float = 0
     advisory: bool = True
     """Whether it was, or can be, decided by anybody who may call the gateway."""
@@ -83,6 +91,10 @@ class ApprovalStore:
     def __init__(self, path: Path) -> None:
         # What was used stays used, also after a power failure.
         self._db = database.connect(path, MIGRATIONS, durable=True)
+        # An older release wrote dates alone.
+        self._db.execute(
+            "UPDATE approvals SET deadline = expires_at + ? WHERE deadline = 0", (clock.offset(),)
+        )
 
     def close(self) -> None:
         self._db.close()
@@ -90,7 +102,7 @@ class ApprovalStore:
     def insert(self, approval: Approval) -> None:
         self._db.execute(
             "INSERT INTO approvals (approval_id, owner, session_id, sandbox_id, action, status,"
-            " created_at, expires_at) VALUES (?,?,?,?,?,?,?,?)",
+            " created_at, expires_at, deadline) VALUES (?,?,?,?,?,?,?,?,?)",
             (
                 approval.approval_id,
                 approval.owner,
@@ -100,21 +112,22 @@ class ApprovalStore:
                 approval.status,
                 approval.created_at,
                 approval.expires_at,
+                approval.deadline,
             ),
         )
 
-    def decide(self, approval: Approval) -> bool:
+    def decide(self, approval: Approval, now: float) -> bool:
         """Write a decision down; False if there was one already, or it came too late."""
         done = self._db.execute(
             "UPDATE approvals SET status=?, decided_at=?, advisory=?, reason=? "
-            "WHERE approval_id=? AND status='pending' AND expires_at > ?",
+            "WHERE approval_id=? AND status='pending' AND deadline > ?",
             (
                 approval.status,
                 approval.decided_at,
                 int(approval.advisory),
                 approval.reason,
                 approval.approval_id,
-                approval.decided_at,
+                now,
             ),
         )
         return done.rowcount == 1
@@ -123,7 +136,7 @@ class ApprovalStore:
         """Approved → used, for exactly one caller."""
         done = self._db.execute(
             "UPDATE approvals SET status='used' "
-            "WHERE approval_id=? AND status='approved' AND expires_at > ?",
+            "WHERE approval_id=? AND status='approved' AND deadline > ?",
             (approval_id, now),
         )
         return done.rowcount == 1
@@ -133,18 +146,45 @@ class ApprovalStore:
         return found[0] if found else None
 
     def pending(self, now: float) -> list[Approval]:
-        return self._select("status='pending' AND expires_at > ? ORDER BY created_at", now)
+        return self._select("status='pending' AND deadline > ? ORDER BY created_at", now)
+
+    def count_pending(self, sandbox_id: str, now: float) -> int:
+        """How many actions of one sandbox wait for a decision."""
+        waiting = "sandbox_id=? AND status='pending' AND deadline > ?"
+        query = f"SELECT count(*) FROM approvals WHERE {waiting}"  # noqa: S608 - our constants
+        return int(self._db.execute(query, (sandbox_id, now)).fetchone()[0])
+
+    def count(self, sandbox_id: str) -> int:
+        query = "SELECT count(*) FROM approvals WHERE sandbox_id=?"
+        return int(self._db.execute(query, (sandbox_id,)).fetchone()[0])
+
+    def forget_oldest(self, sandbox_id: str, now: float, how_many: int) -> None:
+        """Remove the oldest approvals of a sandbox on which nobody can act any more."""
+        self._db.execute(
+            "DELETE FROM approvals WHERE approval_id IN (SELECT approval_id FROM approvals "
+            "WHERE sandbox_id=? AND (status IN ('used', 'rejected') OR deadline <= ?) "
+            "ORDER BY created_at LIMIT ?)",
+            (sandbox_id, now, how_many),
+        )
 
     def forget(self, before: float) -> None:
         """Remove what expired long ago."""
-        self._db.execute("DELETE FROM approvals WHERE expires_at < ?", (before,))
+        self._db.execute("DELETE FROM approvals WHERE deadline < ?", (before,))
+
+    def forget_sandbox(self, sandbox_id: str) -> None:
+        """Remove all approvals of a sandbox that has ended."""
+        self._db.execute("DELETE FROM approvals WHERE sandbox_id=?", (sandbox_id,))
+
+    def sandboxes(self) -> list[str]:
+        """The sandboxes that have approvals here."""
+        return [row[0] for row in self._db.execute("SELECT DISTINCT sandbox_id FROM approvals")]
 
     def _select(self, condition: str, *values: Any) -> list[Approval]:
         if not database.is_text(*values):
             return []
         query = f"SELECT {_COLUMNS} FROM approvals WHERE {condition}"  # noqa: S608 - our constants
         return [
-            Approval(*row[:9], advisory=bool(row[9]), reason=row[10])
+            Approval(*row[:10], advisory=bool(row[10]), reason=row[11])
             for row in self._db.execute(query, values)
         ]
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sqlite3
 import time
 from collections.abc import Generator
 from dataclasses import replace
 
 from k8e import errors
 from k8e.model import Phase, Principal, Role, Session, new_id
+from k8e.sessions import clock
 from k8e.sessions.approval_store import (
     APPROVED,
     EXPIRED,
@@ -28,12 +30,14 @@ log = logging.getLogger(__name__)
 MAX_ACTION = 16 << 10  # characters
 MAX_REASON = 4 << 10
 MAX_PENDING = 100  # of one session
+MAX_KEPT = 1000
+"""Approvals of one session that are kept, those included on which nobody can act any more."""
 EXPIRES = 3600.0
 """Seconds in which an action can be approved and acted on, unless the asker says otherwise."""
 MAX_EXPIRES = 7 * 24 * 3600.0
 WAIT = 300.0
 """Seconds that an asker waits, unless it says otherwise."""
-KEEP = 24 * 3600.0  # seconds that an expired one can still be asked about
+KEEP = 24 * 3600.0  # seconds that an expired one of a live session can still be asked about
 
 
 class Approvals:
@@ -43,6 +47,7 @@ class Approvals:
         self._store = store
         self._sessions = sessions
         self._waiting: dict[str, set[asyncio.Event]] = {}
+        self._looked = False
         self.approver = Approver(store)
         sessions.on_end.append(self._session_ended)
 
@@ -56,14 +61,14 @@ class Approvals:
         _check_text(action, "the action", MAX_ACTION)
         if not 0 <= expires <= MAX_EXPIRES:  # so that NaN is refused too
             raise errors.InvalidRequest(f"an approval lives up to {MAX_EXPIRES:g} seconds")
-        now = time.time()
-        of_session = [item for item in self._store.pending(now) if item.session_id == session_id]
-        if len(of_session) >= MAX_PENDING:
+        now = clock.now()
+        if self._store.count_pending(session.sandbox_id, now) >= MAX_PENDING:
             raise errors.LimitExceeded(
                 f"{MAX_PENDING} actions of session {session_id} wait for approval",
                 hint="decide on some: k8e sandbox approvals, k8e sandbox approve ID --reject",
             )
-        self._store.forget(now - KEEP)
+        self._make_room(session, now)
+        created_at, seconds = time.time(), expires or EXPIRES
         asked = Approval(
             approval_id=new_id("approval"),
             owner=principal.name,
@@ -71,8 +76,9 @@ class Approvals:
             sandbox_id=session.sandbox_id,
             action=action,
             status=PENDING,
-            created_at=now,
-            expires_at=now + (expires or EXPIRES),
+            created_at=created_at,
+            expires_at=created_at + seconds,
+            deadline=now + seconds,
         )
         self._store.insert(asked)
         log.info("approval %s is asked for by session %s", asked.approval_id, session_id)
@@ -80,6 +86,16 @@ class Approvals:
             session, "approval.asked", approval_id=asked.approval_id, action=action
         )
         return self._seen(asked)
+
+    def _make_room(self, session: Session, now: float) -> None:
+        """Forget approvals that are of no more use, so that the file stays small."""
+        if not self._looked:  # sessions may have ended while no gateway ran
+            self._looked = True
+            for sandbox_id in set(self._store.sandboxes()) - self._sessions.sandboxes():
+                self._store.forget_sandbox(sandbox_id)
+        self._store.forget(now - KEEP)
+        if self._store.count(session.sandbox_id) >= MAX_KEPT:
+            self._store.forget_oldest(session.sandbox_id, now, MAX_KEPT // 2)
 
     async def wait(
         self, principal: Principal, approval_id: str, *, seconds: float = 0, **bound: str
@@ -90,21 +106,24 @@ class Approvals:
         """
         if not seconds >= 0:
             raise errors.InvalidRequest("the time to wait cannot be negative")
-        deadline = time.time() + (seconds or WAIT)
+        deadline = clock.now() + (seconds or WAIT)
+        asked: Approval | None = None
         with self._listening(approval_id) as changed:
             while True:
                 changed.clear()
-                found = self._own(principal, approval_id)
+                if asked is not None and self._store.get(approval_id) is None:
+                    raise _ended(asked.session_id)
+                asked = found = self._own(principal, approval_id)
                 _check_bound(found, bound)
                 self._living(principal, found.session_id, found.sandbox_id)
-                if found.status == APPROVED and self._store.use(approval_id, time.time()):
+                if found.status == APPROVED and self._store.use(approval_id, clock.now()):
                     log.info("approval %s is used", approval_id)
                     return found
                 if found.status == REJECTED:
                     return found
                 if found.status != PENDING:
                     raise _over(found)
-                left = min(deadline, found.expires_at) - time.time()
+                left = min(deadline, found.deadline) - clock.now()
                 if left <= 0:
                     raise errors.TimedOut(
                         f"nobody decided on approval {approval_id} in time",
@@ -112,7 +131,7 @@ class Approvals:
                         f"k8e sandbox confirm --approval-id {approval_id} waits for it again",
                     )
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(left):
+                    async with asyncio.timeout(min(left, clock.LONGEST_NAP)):
                         await changed.wait()
 
     @contextlib.contextmanager
@@ -168,7 +187,7 @@ class Approvals:
             advisory=not binding,
             reason=reason,
         )
-        if not self._store.decide(decided):
+        if not self._store.decide(decided, clock.now()):
             raise _over(self.get(principal, approval_id))
         log.info("approval %s is %s", approval_id, decided.status)
         self._sessions.events.write(
@@ -200,7 +219,7 @@ class Approvals:
 
     def pending(self, principal: Principal, session_id: str = "") -> list[Approval]:
         """Those that wait for a decision, oldest first; for an approver, of all owners."""
-        waiting = [item for item in self._store.pending(time.time()) if _may_see(principal, item)]
+        waiting = [item for item in self._store.pending(clock.now()) if _may_see(principal, item)]
         owners = {item.owner for item in waiting}
         living = {
             item.sandbox_id for owner in owners for item in self._sessions.listing(Principal(owner))
@@ -213,7 +232,9 @@ class Approvals:
 
     def _seen(self, approval: Approval) -> Approval:
         """An approval as it is now: time passes, and an approver may have come."""
-        if approval.status in (PENDING, APPROVED) and approval.expires_at <= time.time():
+        told = clock.date_of(approval.deadline, approval.expires_at)
+        approval = replace(approval, expires_at=told)
+        if approval.status in (PENDING, APPROVED) and approval.deadline <= clock.now():
             return replace(approval, status=EXPIRED)
         if approval.status == PENDING:
             return replace(approval, advisory=not self.approver.configured)
@@ -223,28 +244,36 @@ class Approvals:
         session = self._sessions.get(principal, session_id)
         same = sandbox_id in ("", session.sandbox_id)
         if session.phase not in (Phase.ACTIVE, Phase.PAUSED) or not same:
-            raise errors.SessionNotFound(
-                f"session {session_id} not found (it ended, and its approvals with it)",
-                hint="k8e sandbox sessions lists yours",
-            )
+            raise _ended(session_id)
         return session
 
     def _session_ended(self, session: Session) -> None:
-        """Tell those who wait that there is nothing to wait for."""
-        for approval_id in list(self._waiting):
-            found = self._store.get(approval_id)
-            if found is not None and found.sandbox_id == session.sandbox_id:
-                self._wake(approval_id)
+        """Forget its approvals, and tell those who wait that there is nothing to wait for."""
+        try:
+            if self._store.count(session.sandbox_id):
+                self._store.forget_sandbox(session.sandbox_id)
+        except sqlite3.Error:  # nobody can act on them: sandboxes have their ids once
+            log.exception("approvals of session %s could not be removed", session.session_id)
+        for approval_id in list(self._waiting):  # those of other sessions find nothing changed
+            self._wake(approval_id)
 
 
 def _may_see(principal: Principal, approval: Approval) -> bool:
     return approval.owner == principal.name or Role.APPROVER in principal.roles
 
 
+def _ended(session_id: str) -> errors.SessionNotFound:
+    return errors.SessionNotFound(
+        f"session {session_id} not found (it ended, and its approvals with it)",
+        hint="k8e sandbox sessions lists yours",
+    )
+
+
 def _not_found(approval_id: str) -> errors.ApprovalNotFound:
     return errors.ApprovalNotFound(
         f"approval {approval_id[:80]} not found",
-        hint="k8e sandbox approvals lists those that wait for a decision",
+        hint="it may have ended with its session; k8e sandbox approvals lists those that wait for "
+        "a decision",
     )
 
 

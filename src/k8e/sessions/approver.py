@@ -42,15 +42,16 @@ class Approver:
             raise errors.InvalidRequest(
                 f"an approver's secret has {MIN_SECRET} to {MAX_SECRET} characters"
             )
-        if self.configured:
-            if not current:
-                raise errors.Conflict(
-                    "there is an approver already",
-                    hint="k8e approver init --replace asks for the secret of before",
-                )
-            await self.check(current)
         salt = os.urandom(16)
+        # One at a time, to the end: of two that come at once, the second needs the first's secret.
         async with self._one:
+            if self.configured:
+                if not current:
+                    raise errors.Conflict(
+                        "there is an approver already",
+                        hint="k8e approver init --replace asks for the secret of before",
+                    )
+                await self._compare(current)
             digest = await asyncio.to_thread(_hash, secret, salt)
             self._store.set_approver(salt, digest)
 
@@ -62,19 +63,22 @@ class Approver:
                 hint="set K8E_APPROVER_SECRET, use --secret-file, or answer on a terminal",
             )
         async with self._one:
-            self._refuse_floods()
-            known = self._store.approver()
-            right = (
-                known is not None
-                and len(secret) <= MAX_SECRET
-                and hmac.compare_digest(await asyncio.to_thread(_hash, secret, known[0]), known[1])
+            await self._compare(secret)
+
+    async def _compare(self, secret: str) -> None:
+        self._refuse_floods()
+        known = self._store.approver()
+        right = (
+            known is not None
+            and len(secret) <= MAX_SECRET
+            and hmac.compare_digest(await asyncio.to_thread(_hash, secret, known[0]), known[1])
+        )
+        if not right:
+            self._wrong.append(time.monotonic())
+            raise errors.Denied(
+                "this is not the approver's secret",
+                hint="it is what k8e approver init printed, or the passphrase given there",
             )
-            if not right:
-                self._wrong.append(time.monotonic())
-                raise errors.Denied(
-                    "this is not the approver's secret",
-                    hint="it is what k8e approver init printed, or the passphrase given there",
-                )
 
     def _refuse_floods(self) -> None:
         while self._wrong and self._wrong[0] < time.monotonic() - WRONG_SECONDS:

@@ -97,9 +97,9 @@ class Sessions(Standing):
         try:
             await self.templates.start()
             catching_up += await self._adopt()
-            alive = self._sandboxes()
+            alive = self.sandboxes()
             await self._network.start(alive)
-            for sandbox_id in alive - self._sandboxes():  # it died before there was a network
+            for sandbox_id in alive - self.sandboxes():  # it died before there was a network
                 await self._network.detach(sandbox_id)
             await adopting.finish_policies(self._store, self._network, self._live)
             self._host.lend_network = self._network.lent
@@ -150,7 +150,8 @@ class Sessions(Standing):
         witness = partial(self._opener.witness, live)
         return self._tasks.spawn(noting.catch_up(self.events, live, witness))
 
-    def _sandboxes(self) -> set[str]:
+    def sandboxes(self) -> set[str]:
+        """The ids of the sandboxes of all live sessions."""
         return {live.session.sandbox_id for live in self._live.values()}
 
     def _holders(self) -> Iterable[Holder]:
