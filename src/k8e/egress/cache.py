@@ -79,5 +79,9 @@ class Cache:
     def close(self) -> None:
         """Forget everything, for good: the sandbox is gone."""
         self._closed = True
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything."""
         self._share.give_back(len(self._kept))
         self._kept.clear()

@@ -275,6 +275,7 @@ class Egress:
         plan, leftovers = client.carry(new), client.pins.leftovers()
         self._router.bind(client.slot, client.bound, new, client.pins.changes(plan))
         client.pins.keep(plan)
+        client.cache.clear()
         client.bound = new
         self._proxy.rejudge(str(client.slot.address4))
         self._proxy.rejudge(str(client.slot.address6))
