@@ -8,6 +8,7 @@ import itertools
 import math
 import random
 import socket
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,6 +19,7 @@ import dns.rrset
 import pytest
 
 from k8e.egress import asking
+from k8e.egress.answers import Question, Refused, parse, read
 from k8e.egress.budget import CAPACITY, PER_SECOND, Budget, Share
 from k8e.egress.cache import EACH, LEAST, Answer, Cache
 from k8e.egress.clients import Client
@@ -207,3 +209,41 @@ def test_a_share_always_leaves_some_for_who_comes_next() -> None:
     assert held[0] == 50
     assert min(held) >= 1
     assert share.taken < 100
+
+
+# What strangers answer.
+
+
+@pytest.mark.parametrize("section", ["answer", "additional"])
+def test_a_long_reply_is_read_quickly(section: str) -> None:
+    query = dns.message.make_query("a.test", "A")
+    reply = dns.message.make_response(query)
+    rrsets = [
+        dns.rrset.from_text(f"n{number}.test.", 60, "IN", "A", "93.184.216.34")
+        for number in range(190)
+    ]
+    first = dns.rrset.from_text("a.test.", 60, "IN", "A", "93.184.216.34")
+    reply.answer = [first, *rrsets] if section == "answer" else [first]
+    reply.additional = rrsets if section == "additional" else []
+    wire = reply.to_wire()
+    assert len(wire) < asking.MAX_ANSWER
+    least = min(timed(lambda: asking.read(wire)) for _ in range(5))
+    assert least < 0.25 * min(timed(lambda: dns.message.from_wire(wire)) for _ in range(5))
+    question = Question("a.test", dns.rdatatype.A, [])
+    assert [str(item) for item in read(question, asking.read(wire)).addresses] == ["93.184.216.34"]
+
+
+def timed(work: Callable[[], object]) -> float:
+    began = time.thread_time()
+    work()
+    return time.thread_time() - began
+
+
+@pytest.mark.parametrize("size", [2000, 60_000])
+def test_a_long_question_is_refused_unread(size: int) -> None:
+    query = dns.message.make_query("a.test", "A").to_wire()
+    with pytest.raises(Refused):
+        parse(query + b"\0" * size)
+    many = query[:10] + (999).to_bytes(2, "big") + query[12:]
+    with pytest.raises(Refused):
+        parse(many)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from k8e import errors, metrics
-from k8e.egress import cache, elements, namespaces, networks, pins, rules, uplink
+from k8e.egress import cache, denials, elements, namespaces, networks, pins, rules, uplink
 from k8e.egress.asking import Upstream
 from k8e.egress.budget import Share
 from k8e.egress.cache import Cache
@@ -60,7 +60,7 @@ class Egress:
         self._responder = Responder(
             self._router, self._by_address, upstreams or [], self._home_socket
         )
-        self._proxy = Proxy(self._router.socket, self._decide)
+        self._proxy = Proxy(self._router.socket, self._decide, self._tell_too_many)
         self._log: PacketLog | None = None
         self._uplink = ""
         self._connecting = asyncio.Lock()
@@ -394,6 +394,11 @@ class Egress:
             client = self._by_index.get(packet.index)
             if client is not None:
                 client.deny_packet(packet)
+
+    def _tell_too_many(self, source: str, destination: Address, port: int) -> None:
+        client = self._by_address.get(source)
+        if client is not None:
+            client.deny(denials.FLOWS, address=str(destination), port=port, protocol="tcp")
 
     def _decide(self, source: str, destination: Address, port: int, said: Said | None) -> Decision:
         client = self._by_address.get(source)
