@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Generator
+from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 
 import pytest
 
-from tests.egress import places
+from tests.egress import places, stages
 from tests.egress.hosts import Host, start_docker
 from tests.egress.places import Room, Scene
+from tests.egress.stages import Stage
 
 
 @pytest.fixture
@@ -39,6 +40,12 @@ def docker(folder: Path) -> Generator[Host]:
     start_docker(made)
     yield made
     made.close()
+
+
+@pytest.fixture
+async def stage() -> AsyncGenerator[Stage]:
+    async with stages.opened() as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

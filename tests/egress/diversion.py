@@ -112,6 +112,7 @@ class Diversion:
         self.networks: set[tuple[str, int]] = set()
         self.asked: list[tuple[str, str, int, Said | None]] = []
         self.denied: list[Said | None] = []
+        self.told: list[tuple[str, str, int]] = []
         for path in (self.client, self.router, self.world):
             namespaces.make(path)
         self._listeners: list[socket.socket] = []
@@ -162,7 +163,10 @@ class Diversion:
         def make_socket(family: int, kind: int) -> socket.socket:
             return self._resident.run(socket.socket, family, kind)
 
-        return Proxy(make_socket, self.decide)
+        return Proxy(make_socket, self.decide, self.tell)
+
+    def tell(self, source: str, address: Address, port: int) -> None:
+        self.told.append((source, str(address), port))
 
     def decide(self, source: str, address: Address, port: int, said: Said | None) -> Decision:
         self.asked.append((source, str(address), port, said))

@@ -9,9 +9,10 @@ import dns.rdatatype
 import pytest
 
 from k8e.egress.answers import Question, Resolved
-from k8e.egress.clients import MAX_OPENED, Client
+from k8e.egress.clients import Client
 from k8e.egress.nflog import Packet
 from k8e.egress.peeking import TLS, Said
+from k8e.egress.pins import MAX_PINS, Plan
 from k8e.egress.policy import Policy, parse_policy, parse_rule
 from k8e.egress.proxy import ALLOWED, PEEK
 from k8e.egress.router import Slot
@@ -25,15 +26,22 @@ INSIDE = ipaddress.IPv4Address("10.0.0.5")
 
 def client_with(policy: Policy) -> Client:
     client = Client("sb-x", Slot(1))
-    client.rebind(Bound(policy, 7))
+    rebind(client, Bound(policy, 7))
     return client
 
 
-def asked(client: Client, name: str, *addresses: ipaddress.IPv4Address) -> list[tuple[str, int]]:
+def rebind(client: Client, bound: Bound) -> None:
+    client.pins.keep(client.carry(bound))
+    client.bound = bound
+
+
+def asked(client: Client, name: str, *addresses: ipaddress.IPv4Address) -> Plan:
     """Let DNS tell the sandbox of a name; what the kernel is to open."""
     question = Question(name, dns.rdatatype.A, client.bound.policy.rules_for(name))
-    pins = client.open(client.bound, question, Resolved(list(addresses), 60))
-    return [(str(pin.address), pin.port) for pin in pins]
+    plan = client.open(client.bound, question, Resolved(list(addresses), 60))
+    assert plan is not None
+    client.pins.keep(plan)
+    return plan
 
 
 def last_denial(client: Client) -> tuple[str, str, int, str]:
@@ -46,33 +54,47 @@ def last_denial(client: Client) -> tuple[str, str, int, str]:
 
 def test_a_name_opens_the_ports_of_its_rules() -> None:
     client = client_with(parse_policy(["a.test:443", "a.test:80", "b.test"]))
-    assert sorted(asked(client, "a.test", CDN)) == [(str(CDN), 80), (str(CDN), 443)]
-    assert asked(client, "b.test", OTHER) == [(str(OTHER), 0)]
+    assert list(asked(client, "a.test", CDN).groups) == [frozenset((80, 443))]
+    assert client.pins.names(CDN) == {"a.test": frozenset((80, 443))}
+    assert not asked(client, "b.test", OTHER).groups  # every port
+    assert client.pins.names(OTHER) == {"b.test": frozenset((0,))}
 
 
 def test_a_private_address_is_open_as_far_as_the_operator_said() -> None:
     trusted = parse_rule("index.test:443", trusted=True)
     client = client_with(Policy((trusted, parse_rule("index.test"))))
-    assert asked(client, "index.test", INSIDE, CDN) == [(str(INSIDE), 443), (str(CDN), 0)]
+    asked(client, "index.test", INSIDE, CDN)
+    assert client.pins.names(INSIDE) == {"index.test": frozenset((443,))}
+    assert client.pins.names(CDN) == {"index.test": frozenset((0,))}
 
 
-def test_an_answer_under_an_old_policy_is_not_remembered() -> None:
+def test_an_answer_under_an_old_policy_opens_nothing_and_is_not_remembered() -> None:
     client = client_with(parse_policy(["a.test"]))
     old = client.bound
-    client.rebind(Bound(parse_policy(["b.test"]), 8))
+    rebind(client, Bound(parse_policy(["b.test"]), 8))
     question = Question("a.test", dns.rdatatype.A, [])
-    pins = client.open(old, question, Resolved([CDN], 60))
-    assert [pin.generation for pin in pins] == [7]
+    assert client.open(old, question, Resolved([CDN], 60)) is None
     assert client.still_open(parse_policy(["a.test"])) == {}
 
 
 def test_what_is_remembered_is_bounded_and_the_oldest_goes_first() -> None:
     client = client_with(parse_policy(["a.test"]))
-    for number in range(MAX_OPENED + 10):
+    for number in range(MAX_PINS + 10):
         asked(client, "a.test", CDN + number)
     kept = client.still_open(client.bound.policy)
-    assert len(kept) == MAX_OPENED
-    assert (CDN, 0) not in kept
+    assert len(kept) == MAX_PINS
+    assert CDN not in kept
+    client.deny_packet(packet(str(CDN)))
+    assert "look its name up again" in last_denial(client)[3]
+
+
+def test_a_flood_of_denials_writes_few_lines(caplog: pytest.LogCaptureFixture) -> None:
+    client = client_with(parse_policy(["a.test"]))
+    caplog.set_level("INFO", "k8e.egress")
+    for _ in range(3000):
+        client.deny_packet(packet("8.8.8.8"))
+    assert 0 < len(caplog.records) < 200
+    assert client.ledger.total == 3000
 
 
 # Why a packet was refused.
@@ -128,7 +150,7 @@ def test_a_refused_question_that_makes_no_sense_is_only_a_packet(payload: bytes)
 
 def test_a_strict_connection_must_say_a_name_that_led_there() -> None:
     client = client_with(parse_policy(["strict", "a.test", "b.test"]))
-    assert asked(client, "a.test", CDN) == []  # nothing for the kernel to open
+    assert not asked(client, "a.test", CDN).added  # nothing for the kernel to open
     assert client.decide(CDN, 443, None) is PEEK
     assert client.decide(CDN, 443, Said(TLS, "a.test")) is ALLOWED
     # Allowed, but nobody said that it lives here.

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from k8e.egress import proxy, rules, tproxy
+from k8e.egress import rules, tproxy
+from k8e.egress.budget import Share
 from tests.egress import diversion
 from tests.egress.diversion import (
     BAD,
@@ -316,13 +317,15 @@ async def test_questions_to_the_resolver_are_not_diverted(stage: Diversion) -> N
     assert len(stage.asked) == 1
 
 
-async def test_a_sandbox_has_only_so_many_connections(
-    stage: Diversion, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("share", [Share(100, 2), Share(4, 100)], ids=["each", "half of all"])
+async def test_a_sandbox_has_only_so_many_connections_and_is_told_of_more(
+    stage: Diversion, share: Share
 ) -> None:
-    monkeypatch.setattr(proxy, "MAX_PER_SOURCE", 2)
+    stage.proxy.share = share
     first, second = [await asyncio.to_thread(stage.connect) for _ in range(2)]
     with first, second:
         assert await asyncio.to_thread(is_refused, stage, b"")
+        assert stage.told == [(CLIENT4, CDN4, 80)]
         first.close()
         await until(lambda: stage.proxy.connections(CLIENT4) == 1)
         with await asyncio.to_thread(stage.connect) as fourth:

@@ -39,14 +39,13 @@ def test_ordinary_names_below_a_wildcard_fit_into_the_budget() -> None:
     assert all(account.allows(name, "cdn.test") for name in names)
 
 
-def test_random_names_are_cut_off_and_known_ones_stay() -> None:
+def test_random_names_are_cut_off_until_the_account_has_filled_again() -> None:
     clock = Clock()
     account = budget.Budget(clock)
     hexed = [hashlib.sha256(bytes([number])).hexdigest()[:60] + ".cdn.test" for number in range(99)]
     allowed = [name for name in hexed if account.allows(name, "cdn.test")]
-    assert 20 < len(allowed) < 60
+    assert 20 < len(allowed) < 30
     assert not account.allows(hexed[-1], "cdn.test")
-    assert all(account.allows(name, "cdn.test") for name in allowed)
     clock.now += 60
     assert account.allows(hexed[-1], "cdn.test")
 
@@ -123,13 +122,6 @@ def test_what_a_change_removes_is_what_the_change_before_added() -> None:
     assert {item.verb for item in made} == {"add"}
     assert {item.verb for item in gone} == {"delete"}
     assert {item.element for item in made} == {item.element for item in gone}
-
-
-def test_networks_that_lie_in_others_are_left_to_those() -> None:
-    policy = bound("8.0.0.0/8", "8.1.0.0/16", "8.1.0.0/16:443", "9.0.0.0/8:80", "9.2.0.0/16:80")
-    names = [item.name for item in rules.change("sb0", FOUR, SIX, Bound(), policy)]
-    assert names.count("net4") == 1
-    assert names.count("port4") == 1
 
 
 # What a gateway leaves for the next.

@@ -170,7 +170,8 @@ _PARTS: Mapping[str, tuple[Try, ...]] = {
         ),
         Try(
             "names outside the list are not forwarded; random labels and odd types are capped",
-            "names.others names.only-addresses names.tunnel names.flood",
+            "names.others names.only-addresses names.tunnel names.tunnel-known "
+            "names.tunnel-lengths names.many-addresses names.many-ports names.flood",
         ),
         Try(
             "the filter cannot be stopped, reconfigured or outlived; it fails closed without its "

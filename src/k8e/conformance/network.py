@@ -156,21 +156,26 @@ def operator_only(room: Room) -> None:
 def rebinding(room: Room) -> None:
     """A name that leads to a private address, at first or later, opens nothing."""
     names = room.scene.internet.names
-    room.allow("rebind.test")
+
+    def rebind(*addresses: str) -> None:
+        names["rebind.test"] = list(addresses)
+        room.allow("rebind.test")  # no answer outlives its policy, so this one is asked for
+
     for address in (*METADATA, *PRIVATE, "127.0.0.1", "::1", "::ffff:10.9.9.9"):
-        names["rebind.test"] = [address]
+        rebind(address)
         room.scene.tap.take()
         tried = room.refused(["tcp", "rebind.test", 8080], ["tcp", address, 8080])
         told = {denial.rule for denial in tried.denials if denial.name == "rebind.test"}
         expect(any("resolves to a private address" in rule for rule in told), f"reasons: {told}")
         room.silence(f"to {address}")
-    names["rebind.test"] = [WEB]
+    rebind(WEB)
     equal(room.ask("tcp", "rebind.test", 8080).said, WEB, "its public address")
-    names["rebind.test"] = ["169.254.169.254"]
+    rebind("169.254.169.254")
     room.refused(["tcp", "rebind.test", 8080], ["tcp", "169.254.169.254", 8080])
-    names["rebind.test"] = ["169.254.169.254", OTHER, "10.9.9.9"]
+    rebind("169.254.169.254", OTHER, "10.9.9.9")
     equal(room.ask("lookup", "rebind.test").said, [OTHER], "what is left of a mixed answer")
-    names["rebind.test"], names["inner.test"] = ["=inner.test"], ["10.9.9.9"]
+    names["inner.test"] = ["10.9.9.9"]
+    rebind("=inner.test")
     room.refused(["tcp", "rebind.test", 8080])
 
 

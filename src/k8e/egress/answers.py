@@ -19,14 +19,17 @@ import dns.rrset
 
 from k8e import errors
 from k8e.egress import denials
-from k8e.egress.budget import Budget
+from k8e.egress.cache import Answer, Key
 from k8e.egress.policy import Address, Policy, Rule, is_public, normalise
 
 if TYPE_CHECKING:
     from dns.rdtypes.ANY.CNAME import CNAME
+    from dns.rdtypes.ANY.SOA import SOA
     from dns.rdtypes.IN.A import A
 
 MIN_PIN, MAX_PIN = 30, 3600  # seconds that an address stays reachable, whatever its TTL says
+MIN_NOTHING, MAX_NOTHING = 5, 300  # seconds for which it is believed that a name has no address
+MAX_QUESTION = 1232  # bytes; reading more takes too long, and a name has 255 at most
 MAX_CHAIN = 8  # names that an answer may lead through
 MAX_ADDRESSES = 8  # so that an answer always fits into a datagram of 512 bytes
 # Types that lead to an address. Others (TXT, NULL, HTTPS, …) are answered as empty: they are what
@@ -41,6 +44,17 @@ class Question:
     name: str
     kind: dns.rdatatype.RdataType
     rules: list[Rule]
+
+    @property
+    def key(self) -> Key:
+        return self.name, int(self.kind)
+
+    @property
+    def base(self) -> str:
+        """What the name stands below, where only wildcards allow it; empty for other names."""
+        if not all(rule.below for rule in self.rules):
+            return ""
+        return min((rule.name for rule in self.rules), key=len, default="")
 
 
 @dataclass
@@ -59,13 +73,14 @@ class Resolved:
 
     addresses: list[Address] = field(default_factory=list[Address])
     seconds: int = MIN_PIN
-    chain: list[str] = field(default_factory=list[str])
     hidden: list[Address] = field(default_factory=list[Address])
     """Addresses that the world gave and the policy does not let through."""
 
 
 def parse(wire: bytes) -> dns.message.Message:
     """A query, or Refused for what is none."""
+    if len(wire) > MAX_QUESTION or int.from_bytes(wire[6:12], "big") > 2:
+        raise Refused(dns.rcode.FORMERR)  # records are for answers; one of EDNS may follow, or two
     try:
         message = dns.message.from_wire(wire, ignore_trailing=False)
     except (dns.exception.DNSException, ValueError):
@@ -77,7 +92,7 @@ def parse(wire: bytes) -> dns.message.Message:
     return message
 
 
-def judge(message: dns.message.Message, policy: Policy, budget: Budget) -> Question:
+def judge(message: dns.message.Message, policy: Policy) -> Question:
     """The question that may be asked of the world; Refused for every other."""
     asked = message.question[0]
     text = asked.name.to_text(omit_final_dot=True)
@@ -88,37 +103,48 @@ def judge(message: dns.message.Message, policy: Policy, budget: Budget) -> Quest
     rules = policy.rules_for(name)
     if not rules:
         raise Refused(dns.rcode.NXDOMAIN, denials.NAME, name)
-    if all(rule.below for rule in rules) and not budget.allows(name, rules[0].name):
-        raise Refused(dns.rcode.NXDOMAIN, denials.BUDGET, name)
     if asked.rdtype not in ADDRESS_TYPES:
         raise Refused(dns.rcode.NOERROR)
     return Question(name, asked.rdtype, rules)
 
 
-def reduce(question: Question, reply: dns.message.Message) -> Resolved:
-    """Follow the names of a reply to its addresses, and keep those that may be reached."""
+def read(question: Question, reply: dns.message.Message) -> Answer:
+    """What a reply says: the names in it are followed to their addresses."""
+    if reply.rcode() not in (dns.rcode.NOERROR, dns.rcode.NXDOMAIN):
+        return Answer(reply.rcode())
     name = dns.name.from_text(question.name)
-    chain: list[str] = []
     ttl = MAX_PIN
     for _ in range(MAX_CHAIN):
         addresses = _find(reply, name, question.kind)
         if addresses is not None:
-            ttl = min(ttl, addresses.ttl)
-            break
+            items = cast("list[A]", list(addresses))[:MAX_ADDRESSES]
+            found = [ipaddress.ip_address(item.address) for item in items]
+            seconds = min(max(min(ttl, addresses.ttl), MIN_PIN), MAX_PIN)
+            return Answer(reply.rcode(), found, seconds)
         alias = _find(reply, name, dns.rdatatype.CNAME)
         if alias is None:
-            return Resolved(chain=chain)
+            break
         ttl = min(ttl, alias.ttl)
         name = cast("CNAME", next(iter(alias))).target
-        chain.append(name.to_text(omit_final_dot=True).lower())
-    else:
-        return Resolved(chain=chain)
-    items = cast("list[A]", list(addresses))
-    found = [ipaddress.ip_address(item.address) for item in items][:MAX_ADDRESSES]
+    return Answer(reply.rcode(), seconds=_seconds_of_nothing(reply))
+
+
+def _seconds_of_nothing(reply: dns.message.Message) -> int:
+    """For how long it holds that there is no address (RFC 2308)."""
+    for rrset in reply.authority:
+        if rrset.rdtype == dns.rdatatype.SOA:
+            minimum = cast("list[SOA]", list(rrset))[0].minimum
+            return min(max(min(rrset.ttl, minimum), MIN_NOTHING), MAX_NOTHING)
+    return MIN_NOTHING
+
+
+def reduce(question: Question, answer: Answer, seconds: int | None = None) -> Resolved:
+    """The addresses that may be reached, for ``seconds`` where that is not all of their time."""
+    left = answer.seconds if seconds is None else seconds
     trusted = any(rule.trusted for rule in question.rules)
-    kept = [item for item in found if trusted or is_public(item)]
-    hidden = [item for item in found if item not in kept]
-    return Resolved(kept, min(max(ttl, MIN_PIN), MAX_PIN), chain, hidden)
+    kept = [item for item in answer.addresses if trusted or is_public(item)]
+    hidden = [item for item in answer.addresses if item not in kept]
+    return Resolved(kept, min(max(left, MIN_PIN), MAX_PIN), hidden)
 
 
 def _find(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 import dns.exception
@@ -9,70 +10,80 @@ import dns.name
 
 from k8e.egress import answers, denials, rules
 from k8e.egress.budget import Budget, Rate
+from k8e.egress.cache import Answer, Cache, Key
 from k8e.egress.denials import Denial, Ledger
 from k8e.egress.nflog import Packet
+from k8e.egress.pins import Pins, Plan, Ports
 from k8e.egress.policy import Address, Policy, is_public
 from k8e.egress.proxy import ALLOWED, PEEK, Decision, Said, refused
-from k8e.egress.router import Slot, Target
-from k8e.egress.rules import Bound, Pin
+from k8e.egress.router import Slot
+from k8e.egress.rules import Bound
 from k8e.model import DNS_ADDRESS
 
 log = logging.getLogger(__name__)
 
-MAX_OPENED = 1024  # addresses that are remembered with their names
 MAX_QUESTIONS = 100  # of DNS, per second
-MAX_NAMES = 64  # of one address
+MAX_ELEMENTS = 1000  # of the kernel's sets that answers of DNS change, per second
+MAX_LINES = 5.0  # in the gateway's log, per second
+CARRIED_SECONDS = 60  # what was open stays open that long after a change, until it is asked again
 
 
 class Client:
     """One attached sandbox."""
 
-    def __init__(self, sandbox_id: str, slot: Slot) -> None:
+    def __init__(self, sandbox_id: str, slot: Slot, cache: Cache | None = None) -> None:
         self.sandbox_id = sandbox_id
         self.slot = slot
         self.bound = Bound()
+        self.binding = asyncio.Lock()
+        """Held while a policy is being bound."""
         self.budget = Budget()
+        self.cache = Cache() if cache is None else cache
+        self.pending: dict[Key, asyncio.Task[Answer | None]] = {}
+        """Questions that are on their way to the world."""
         self.rate = Rate(MAX_QUESTIONS, 2 * MAX_QUESTIONS)
+        self.elements = Rate(MAX_ELEMENTS, 4 * MAX_ELEMENTS)
         self.ledger = Ledger()
         self.asking = 0
-        self._opened: dict[Target, set[str]] = {}
+        self.pins = Pins(slot.interface)
+        self._lines = Rate(MAX_LINES, 20 * MAX_LINES)
+        self._unsaid = 0
 
     # What DNS told it.
 
     def open(
         self, bound: Bound, question: answers.Question, resolved: answers.Resolved
-    ) -> list[Pin]:
-        """Remember what the sandbox is about to be told; what the kernel has to let through."""
-        targets = [
-            (address, port)
-            for address in resolved.addresses
-            for port in bound.policy.ports_for(question.name, address)
-        ]
-        if bound is self.bound:
-            for target in targets:
-                names = self._opened.pop(target, set())  # newest last, the oldest is forgotten
-                if len(names) < MAX_NAMES:
-                    names.add(question.name)
-                self._opened[target] = names
-            while len(self._opened) > MAX_OPENED:
-                del self._opened[next(iter(self._opened))]
-        if bound.policy.strict:
-            return []  # the proxy lets through what says its name
-        return [Pin(bound.generation, address, port, resolved.seconds) for address, port in targets]
+    ) -> Plan | None:
+        """What the kernel has to let through before the sandbox is told of it.
 
-    def still_open(self, policy: Policy) -> dict[Target, set[str]]:
+        None for an answer under a policy that is not its any more: it opens nothing.
+        """
+        if bound is not self.bound:
+            return None
+        policy = bound.policy
+        opened = {
+            address: frozenset(policy.ports_for(question.name, address))
+            for address in resolved.addresses
+        }
+        # The proxy of a strict sandbox lets through what says its name; an open one needs no pins.
+        needless = policy.strict or (policy.open and all(map(is_public, opened)))
+        return self.pins.open(question.name, opened, resolved.seconds, in_kernel=not needless)
+
+    def still_open(self, policy: Policy) -> dict[Address, dict[str, Ports]]:
         """What was opened and would be under ``policy``."""
-        kept: dict[Target, set[str]] = {}
-        for (address, port), names in self._opened.items():
-            allowed = {name for name in names if _allows(policy, name, address, port)}
+        kept: dict[Address, dict[str, Ports]] = {}
+        for address, names in self.pins.all_names():
+            ports = {name: frozenset(policy.ports_for(name, address)) for name in names if name}
+            allowed = {name: found for name, found in ports.items() if found}
             if allowed:
-                kept[address, port] = allowed
+                kept[address] = allowed
         return kept
 
-    def rebind(self, bound: Bound) -> None:
-        """Take over a new policy, with what it still allows."""
-        self._opened = self.still_open(bound.policy)
-        self.bound = bound
+    def carry(self, bound: Bound) -> Plan:
+        """What a new policy takes over of what is open."""
+        carried = self.still_open(bound.policy) if bound.generation else {}
+        needless = bound.policy.strict or bound.policy.open
+        return self.pins.carry(bound.generation, carried, CARRIED_SECONDS, in_kernel=not needless)
 
     # What it was refused.
 
@@ -87,7 +98,12 @@ class Client:
     ) -> None:
         kind, words = reason
         self.ledger.add(Denial(name, address, port, protocol, words), kind)
+        if not self._lines.allows():
+            self._unsaid += 1
+            return
         target = name or address
+        if self._unsaid:
+            words, self._unsaid = f"{words}; {self._unsaid} more were refused before this", 0
         log.info(
             "egress of %s refused: %s %s %s: %s", self.sandbox_id, protocol, target, port, words
         )
@@ -114,14 +130,11 @@ class Client:
             return denials.PRIVATE
         if name:
             return denials.PORT[0], denials.PORT[1].format(name)
-        return denials.ADDRESS
+        return denials.FORGOTTEN if self.pins.dropped else denials.ADDRESS
 
     def _names(self, address: Address) -> str:
         """A name that led to an address."""
-        for (opened, _), names in reversed(self._opened.items()):
-            if opened == address:
-                return min(names)
-        return ""
+        return min(self.pins.names(address), default="")
 
     # Strict mode.
 
@@ -136,9 +149,11 @@ class Client:
             for rule in policy.rules
         ):
             return ALLOWED
-        names = self._opened.get((address, port), set()) | self._opened.get((address, 0), set())
+        led = self.pins.names(address).items()
+        names = {name for name, ports in led if not ports.isdisjoint((0, port))}
         if not names:
-            reason = denials.ADDRESS if is_public(address) else denials.PRIVATE
+            unknown = denials.FORGOTTEN if self.pins.dropped else denials.ADDRESS
+            reason = unknown if is_public(address) else denials.PRIVATE
         elif said is None:
             return PEEK
         elif said.reason:

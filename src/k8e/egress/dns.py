@@ -10,20 +10,28 @@ import asyncio
 import contextlib
 import logging
 import socket
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 import dns.rcode
 
 from k8e import metrics
 from k8e.egress import answers, asking, denials, rules
 from k8e.egress.asking import MakeSocket, Upstream
+from k8e.egress.budget import Share
+from k8e.egress.cache import Answer
 from k8e.egress.clients import Client
+from k8e.egress.nftables import NftFailed
 from k8e.egress.router import DNS_ADDRESS, Router
+from k8e.egress.rules import Bound
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 TCP_SECONDS = 10.0
 _TOO_MANY = answers.Refused(dns.rcode.REFUSED)
-MAX_AT_ONCE = 64  # questions of one sandbox that may be on their way to the world
+MAX_AT_ONCE = 64  # questions and connections of one sandbox that may wait for an answer
+MAX_TOGETHER = 1024  # of all sandboxes; each has a descriptor of the gateway's
 
 
 class Responder:
@@ -46,7 +54,8 @@ class Responder:
         self._make_socket = make_socket
         self._transport: asyncio.DatagramTransport | None = None
         self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._share = Share(MAX_TOGETHER, MAX_AT_ONCE)
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
@@ -74,31 +83,45 @@ class Responder:
         if client is None or self._transport is None:
             return
         transport = self._transport
-        if client.asking >= MAX_AT_ONCE or not client.rate.allows():
+        if not client.rate.allows() or not self._begin(client):
             client.deny(denials.RATE, protocol="dns")
             transport.sendto(answers.refuse(None, data, _TOO_MANY), source)
             return
-        client.asking += 1
 
         async def reply() -> None:
             try:
                 answer = await self._answer(client, data)
             finally:
-                client.asking -= 1
+                self._end(client)
             transport.sendto(answer, source)
 
-        task = asyncio.create_task(reply())
+        self._spawn(reply())
+
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _begin(self, client: Client) -> bool:
+        """Whether a sandbox may have one more question or connection that waits."""
+        if not self._share.allows(client.asking):
+            return False
+        client.asking += 1
+        self._share.take()
+        return True
+
+    def _end(self, client: Client) -> None:
+        client.asking -= 1
+        self._share.give_back()
 
     async def _on_stream(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         client = self._clients.get(writer.get_extra_info("peername")[0])
-        if client is not None and client.asking < MAX_AT_ONCE:
-            client.asking += 1
+        if client is not None and self._begin(client):
             try:
                 await self._serve(client, reader, writer)
             finally:
-                client.asking -= 1
+                self._end(client)
         writer.close()
 
     async def _serve(
@@ -108,7 +131,7 @@ class Responder:
             async with asyncio.timeout(TCP_SECONDS):
                 while True:
                     size = int.from_bytes(await reader.readexactly(2), "big")
-                    if not client.rate.allows():
+                    if size > answers.MAX_QUESTION or not client.rate.allows():
                         client.deny(denials.RATE, protocol="dns")
                         return
                     answer = await self._answer(client, await reader.readexactly(size))
@@ -121,11 +144,9 @@ class Responder:
         bound = client.bound  # by which all of this is judged, even if it changes meanwhile
         try:
             message = answers.parse(data)
-            question = answers.judge(message, bound.policy, client.budget)
+            question = answers.judge(message, bound.policy)
             resolved = await self._resolve(client, question)
-            pins = client.open(bound, question, resolved)
-            if pins:
-                self._router.pin(pins)
+            self._open(client, bound, question, resolved)
             metrics.count_query("answered")
             return answers.respond(message, question, resolved)
         except answers.Refused as refused:
@@ -135,21 +156,73 @@ class Responder:
             return answers.refuse(message, data, refused)
 
     async def _resolve(self, client: Client, question: answers.Question) -> answers.Resolved:
-        try:
-            query = answers.ask(question)
-            # Those of the host may change with the network that it is in.
-            upstreams = self._upstreams or asking.host_resolvers()
-            reply = await asking.ask(query, upstreams, self._make_socket)
-        except asking.NoAnswer:
-            raise answers.Refused(dns.rcode.SERVFAIL, denials.UPSTREAM, question.name) from None
-        if reply.rcode() != dns.rcode.NOERROR:
-            raise answers.Refused(reply.rcode())
-        resolved = answers.reduce(question, reply)
+        answer, seconds = await self._find(client, question)
+        if answer.rcode != dns.rcode.NOERROR:
+            raise answers.Refused(answer.rcode)
+        resolved = answers.reduce(question, answer, seconds)
         if resolved.hidden:
             kind, words = denials.PRIVATE_NAME
             hidden = ", ".join(map(str, resolved.hidden))
             client.deny((kind, words.format(hidden)), name=question.name, protocol="dns")
         return resolved
+
+    async def _find(self, client: Client, question: answers.Question) -> tuple[Answer, int]:
+        """What the world says, or said lately; and for how many seconds that holds."""
+        kept = client.cache.get(question.key)
+        if kept is not None:
+            return kept
+        asking_now = client.pending.get(question.key)
+        if asking_now is None:
+            base = question.base
+            if base and not client.budget.allows(question.name, base):
+                # An old answer says nothing to anybody else.
+                kept = client.cache.get(question.key, stale=True)
+                if kept is not None:
+                    return kept
+                raise answers.Refused(dns.rcode.NXDOMAIN, denials.BUDGET, question.name)
+            asking_now = client.pending[question.key] = self._spawn(self._ask(client, question))
+        answer = await asyncio.shield(asking_now)
+        if answer is None:
+            raise answers.Refused(dns.rcode.SERVFAIL, denials.UPSTREAM, question.name)
+        return answer, answer.seconds
+
+    async def _ask(self, client: Client, question: answers.Question) -> Answer | None:
+        """Ask the world, once for all who wait for it; None if it does not answer."""
+        try:
+            query = answers.ask(question)
+            # Those of the host may change with the network that it is in.
+            upstreams = self._upstreams or asking.host_resolvers()
+            reply = await asking.ask(query, upstreams, self._make_socket)
+            answer = answers.read(question, reply)
+            if answer.seconds:
+                client.cache.put(question.key, answer)
+            return answer
+        except asking.NoAnswer:
+            return None
+        finally:
+            del client.pending[question.key]
+
+    def _open(
+        self,
+        client: Client,
+        bound: Bound,
+        question: answers.Question,
+        resolved: answers.Resolved,
+    ) -> None:
+        """Let the sandbox reach what it is about to be told; Refused where that cannot be."""
+        plan = client.open(bound, question, resolved)
+        if plan is None:
+            return
+        if not client.elements.allows(plan.cost()):
+            raise answers.Refused(dns.rcode.REFUSED, denials.ELEMENTS, question.name)
+        try:
+            self._router.change(client.pins.changes(plan))
+        except NftFailed as error:
+            log.error("the kernel cannot open an address for %s: %s", client.sandbox_id, error)
+            kind, words = denials.FULL
+            reason = kind, words.format(error.message)
+            raise answers.Refused(dns.rcode.SERVFAIL, reason, question.name) from None
+        client.pins.keep(plan)
 
 
 class _Datagrams(asyncio.DatagramProtocol):

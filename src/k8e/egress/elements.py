@@ -1,34 +1,41 @@
 """Elements of nftables' sets, changed by nfnetlink: one transaction, a tenth of a millisecond.
 
-libnftables would read whole sets back before it adds to one with intervals. It makes the rules;
-what changes with every session and every DNS answer goes this way.
+libnftables would read whole sets back before it adds to one. It makes the rules; what changes with
+every session and every DNS answer goes this way.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
+from k8e.egress import netlink
 from k8e.egress.netlink import NLM_F_ACK, NLM_F_CREATE, NLM_F_REQUEST, NLMSG_ERROR, attribute
 from k8e.egress.nftables import NftFailed
-from k8e.egress.policy import Address, Network
+from k8e.egress.policy import Address
 
 NETLINK_NETFILTER = 12
 NFPROTO_INET = 1
 _NFTABLES = 10  # the subsystem
 _BATCH_BEGIN, _BATCH_END = 0x10, 0x11
-_NEW, _DELETE = _NFTABLES << 8 | 12, _NFTABLES << 8 | 14
+_NEW, _GET, _DELETE = (_NFTABLES << 8 | number for number in (12, 13, 14))
 _LIST_TABLE, _LIST_SET, _LIST_ELEMENTS, _LIST_ELEMENT = 1, 2, 3, 1
-_KEY, _DATA, _TIMEOUT, _KEY_END, _VALUE = 1, 2, 4, 10, 1
+_KEY, _DATA, _TIMEOUT, _EXPIRATION, _KEY_END, _VALUE = 1, 2, 4, 5, 10, 1
 _NESTED = 0x8000
 _HEADER = struct.Struct("=IHHII")
 _IFNAMSIZ = 16
 _BUFFER = 1 << 16
 SECONDS = 5.0
+MAX_LIST = 48 * 1024  # bytes of elements in one message; an attribute's length has 16 bits
+AT_ONCE = 128  # elements of one transaction, where they need not all change together
+SEND_BUFFER = 1 << 20  # bytes of one transaction; the kernel takes no more than the socket may hold
+_SOL_NETLINK, _CAP_ACK, _SO_SNDBUFFORCE = 270, 10, 32
 
 
 @dataclass(frozen=True)
@@ -75,17 +82,17 @@ def of_mark(mark: int) -> bytes:
     return struct.pack("=I", mark)
 
 
+def read_mark(key: bytes) -> int:
+    """The mark at the beginning of a key."""
+    return struct.unpack_from("=I", key)[0]
+
+
 def of_port(port: int) -> bytes:
     return struct.pack("!Hxx", port)
 
 
 def of_address(address: Address) -> bytes:
     return address.packed
-
-
-def of_network(network: Network) -> tuple[bytes, bytes]:
-    """The first and the last address."""
-    return network.network_address.packed, network.broadcast_address.packed
 
 
 class Elements:
@@ -96,32 +103,50 @@ class Elements:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER)
         self._socket.bind((0, 0))
         self._socket.settimeout(SECONDS)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+        with contextlib.suppress(OSError):  # more than the system's limit, where we may
+            self._socket.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, SEND_BUFFER)
+        # Errors without the message that they are about, which may be larger than our buffer.
+        self._socket.setsockopt(_SOL_NETLINK, _CAP_ACK, 1)
         self._number = 0
 
     def close(self) -> None:
         self._socket.close()
 
     def change(self, changes: Sequence[Change]) -> None:
-        """Make all of these changes or none."""
+        """Make all of these changes or none; NftFailed says that it was none, and why."""
         if not changes:
             return
         first = self._number + 1
-        batch = self._message(_BATCH_BEGIN, NLM_F_REQUEST, _NFTABLES)
-        for position, item in enumerate(changes, 1):
-            flags = NLM_F_REQUEST | (NLM_F_CREATE if item.verb == "add" else 0)
-            flags |= NLM_F_ACK if position == len(changes) else 0
-            kind = _NEW if item.verb == "add" else _DELETE
-            batch += self._message(kind, flags, 0, self._table + _body(item))
+        batch = [self._message(_BATCH_BEGIN, NLM_F_REQUEST, _NFTABLES)]
+        parts = list(_lists(changes))
+        for position, (verb, name, body) in enumerate(parts, 1):
+            flags = NLM_F_REQUEST | (NLM_F_CREATE if verb == "add" else 0)
+            flags |= NLM_F_ACK if position == len(parts) else 0
+            kind = _NEW if verb == "add" else _DELETE
+            body = self._table + attribute(_LIST_SET, name.encode() + b"\0") + body
+            batch.append(self._message(kind, flags, 0, body))
         last = self._number
-        batch += self._message(_BATCH_END, NLM_F_REQUEST, _NFTABLES)
-        self._socket.send(batch)
-        failed = self._outcome(first, last)
+        batch.append(self._message(_BATCH_END, NLM_F_REQUEST, _NFTABLES))
+        try:
+            self._socket.send(b"".join(batch))
+            failed = self._outcome(first, last)
+        except OSError as error:  # it is too large, or the kernel has no memory for it
+            raise NftFailed(f"nftables was not given a change: {error}") from None
         if failed:
             at, number = failed
-            what = changes[max(0, at - first - 1)]
-            raise NftFailed(
-                f"nftables refused to {what.verb} an element of {what.name}: {os.strerror(number)}"
-            )
+            verb, name, _ = parts[max(0, at - first - 1)]
+            raise NftFailed(f"nftables refused to {verb} elements of {name}: {os.strerror(number)}")
+
+    def listing(self, name: str) -> list[Element]:
+        """What a set holds; ``seconds`` is what is left of an element's time."""
+        body = struct.pack("!BBH", NFPROTO_INET, 0, 0) + self._table
+        body += attribute(_LIST_SET, name.encode() + b"\0")
+        try:
+            messages = netlink.dump(self._socket, _GET, body)
+        except OSError as error:
+            raise NftFailed(f"the set {name} cannot be read: {error}") from None
+        return [item for message in messages for item in _parsed(name, message[4:])]
 
     def _message(self, kind: int, flags: int, resource: int, body: bytes = b"") -> bytes:
         self._number += 1
@@ -145,26 +170,70 @@ class Elements:
                 answer = answer[length + (-length % 4) :]
 
 
-def _body(change: Change) -> bytes:
-    name = attribute(_LIST_SET, change.name.encode() + b"\0")
-    item = change.element
-    if item is None:
-        return name
-    parts = _nested(_KEY, attribute(_VALUE, item.key))
-    if item.key_end:
-        parts += _nested(_KEY_END, attribute(_VALUE, item.key_end))
-    if item.data and change.verb == "add":
-        parts += _nested(_DATA, attribute(_VALUE, item.data))
-    if item.seconds and change.verb == "add":
-        parts += attribute(_TIMEOUT, struct.pack("!Q", item.seconds * 1000))
-    return name + _nested(_LIST_ELEMENTS, _nested(_LIST_ELEMENT, parts))
+def _lists(changes: Sequence[Change]) -> Iterator[tuple[str, str, bytes]]:
+    """Changes as messages: neighbours of one set and one verb are one list, while that has room."""
+    verb, name, parts, size = "", "", list[bytes](), 0
+    for change in changes:
+        part = b"" if change.element is None else _element(change.verb, change.element)
+        if parts and ((verb, name) != change[:2] or not part or size + len(part) > MAX_LIST):
+            yield verb, name, _nested(_LIST_ELEMENTS, b"".join(parts))
+            parts, size = [], 0
+        verb, name = change.verb, change.name
+        if not part:
+            yield verb, name, b""
+            continue
+        parts.append(part)
+        size += len(part)
+    if parts:
+        yield verb, name, _nested(_LIST_ELEMENTS, b"".join(parts))
+
+
+def _element(verb: str, item: Element) -> bytes:
+    data, seconds = (item.data, item.seconds) if verb == "add" else (b"", 0)
+    head, end, value, time = _headers(len(item.key), len(item.key_end), len(data), bool(seconds))
+    timeout = struct.pack("!Q", seconds * 1000) if seconds else b""
+    return b"".join((head, item.key, end, item.key_end, value, data, time, timeout))
+
+
+@lru_cache(64)
+def _headers(key: int, end: int, data: int, timed: bool) -> tuple[bytes, bytes, bytes, bytes]:
+    """The headers in an element whose parts have these sizes, each a multiple of four."""
+
+    def nested(kind: int, size: int) -> bytes:
+        if not size:
+            return b""
+        return struct.pack("=HHHH", size + 8, kind | _NESTED, size + 4, _VALUE)
+
+    parts = nested(_KEY, key), nested(_KEY_END, end), nested(_DATA, data)
+    time = struct.pack("=HH", 12, _TIMEOUT) if timed else b""
+    whole = 4 + key + end + data + sum(map(len, parts)) + (12 if timed else 0)
+    return struct.pack("=HH", whole, _LIST_ELEMENT | _NESTED) + parts[0], *parts[1:], time
 
 
 def _nested(kind: int, body: bytes) -> bytes:
     return attribute(kind | _NESTED, body)
 
 
-def renewed(elements: Iterable[Element]) -> list[Change]:
-    """Add elements whose time begins anew if they are there already."""
-    # The kernel refuses a changed time-out of an existing element, so it is made anew.
-    return [change for item in elements for change in (add(item), delete(item), add(item))]
+def _parsed(name: str, body: bytes) -> Iterator[Element]:
+    """The elements in a message of a listing."""
+    found = netlink.attributes(body).get(_LIST_ELEMENTS, b"")
+    for _, data in netlink.pairs(found):
+        values = netlink.attributes(data)
+        key, end, value = (
+            netlink.attributes(values.get(kind, b"")).get(_VALUE, b"")
+            for kind in (_KEY, _KEY_END, _DATA)
+        )
+        left = struct.unpack("!Q", values.get(_EXPIRATION, bytes(8)))[0]
+        yield Element(name, key, end, value, -(-left // 1000))
+
+
+def parts(elements: Sequence[Element]) -> list[Sequence[Element]]:
+    """Elements that need not all change together, in parts that keep nobody waiting."""
+    return [elements[start : start + AT_ONCE] for start in range(0, len(elements), AT_ONCE)]
+
+
+def removed(elements: Iterable[Element]) -> list[Change]:
+    """Delete elements; the time of those that have one may be over already."""
+    # To delete one that is not there would fail the whole transaction, so those are added first.
+    found = list(elements)
+    return [*(add(item) for item in found if item.seconds), *map(delete, found)]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 from k8e import errors
 
@@ -150,9 +151,23 @@ class Policy:
         """Whether nothing at all may be reached, so that there is no DNS either."""
         return not self.open and not self.rules
 
+    @cached_property
+    def _by_name(self) -> dict[tuple[str, bool], list[Rule]]:
+        """The rules of names, by the name and whether it is what they stand below."""
+        found: dict[tuple[str, bool], list[Rule]] = {}
+        for rule in self.rules:
+            if rule.name:
+                found.setdefault((rule.name, rule.below), []).append(rule)
+        return found
+
     def rules_for(self, name: str) -> list[Rule]:
-        """The rules that allow a (normalised) name."""
-        found = [rule for rule in self.rules if rule.matches_name(name)]
+        """The rules that allow a (normalised) name: its own, then those of wildcards."""
+        rules = self._by_name
+        found = list(rules.get((name, False), ()))
+        base = name
+        while base:
+            _, _, base = base.partition(".")
+            found += rules.get((base, True), ())
         return [*found, Rule(name=name)] if self.open else found
 
     def ports_for(self, name: str, address: Address) -> set[int]:
@@ -228,6 +243,7 @@ def parse_policy(words: Sequence[str], defaults: tuple[Rule, ...] = ()) -> Polic
     return Policy(tuple(dict.fromkeys(rules)), OPEN in asked, STRICT in asked)
 
 
+@lru_cache(4096)
 def is_public(address: Address) -> bool:
     """Whether an address is somebody's on the internet, and nobody's around here."""
     return not any(address in network for network in PRIVATE)

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from k8e.egress import peeking, requests, sockets
+from k8e.egress.budget import Share
 from k8e.egress.peeking import HTTP, PEEK_LIMIT, TLS, Peeked, Said
 from k8e.egress.policy import Address
 from k8e.egress.relay import Relay, Relays, Until
@@ -28,7 +29,7 @@ __all__ = ["ALLOWED", "PEEK", "Decision", "Proxy", "Said", "refused"]
 log = logging.getLogger(__name__)
 
 MAX_PER_SOURCE = 256  # connections of one address; a sandbox has two
-MAX_CONNECTIONS = 4096
+MAX_CONNECTIONS = 4096  # of all; who has many leaves as many to others
 PEEK_SECONDS = 10.0
 DIAL_SECONDS = 10.0
 ANSWER_SECONDS = 60.0  # until a server answers a TLS hello
@@ -56,6 +57,7 @@ def refused(reason: str) -> Decision:
 # Asked with the client's address, where it wants to go, and what it said: None before it said
 # anything. Whoever answers must make sure that the address belongs to the name, and logs denials.
 Decide = Callable[[str, Address, int, Said | None], Decision]
+TellTooMany = Callable[[str, Address, int], None]
 
 
 class _Connection:
@@ -98,8 +100,14 @@ class Proxy:
     ``make_socket`` makes a socket of the router's namespace; ``decide`` is the policy.
     """
 
-    def __init__(self, make_socket: MakeSocket, decide: Decide) -> None:
+    def __init__(
+        self, make_socket: MakeSocket, decide: Decide, tell: TellTooMany | None = None
+    ) -> None:
+        """``tell`` hears of connections that were one too many."""
         self._decide = decide
+        self._tell = tell
+        self.share = Share(MAX_CONNECTIONS, MAX_PER_SOURCE)
+        """How many connections all have together, and each."""
         self._sockets = Sockets(make_socket)
         self._listeners: list[socket.socket] = []
         self._by_source: dict[str, set[_Connection]] = {}
@@ -174,16 +182,19 @@ class Proxy:
             self._loop.add_reader(listener.fileno(), self._accept, listener)
 
     def _admit(self, client: socket.socket, source: str) -> None:
-        if self.connections(source) >= MAX_PER_SOURCE or len(self._tasks) >= MAX_CONNECTIONS:
+        connection = _Connection(client, source)
+        if not self.share.allows(self.connections(source)):
             log.debug("%s has too many connections at once", source)
+            if self._tell is not None:
+                self._tell(source, connection.destination, connection.port)
             sockets.close(client, orderly=False)
             return
-        connection = _Connection(client, source)
         decision = self._ask(connection, None)
         if decision.verdict == "refused":
             sockets.close(client, orderly=False)
             return
         self._by_source.setdefault(source, set()).add(connection)
+        self.share.take()
         connection.judged = decision.verdict == ALLOWED.verdict
         connection.task = task = self._loop.create_task(self._serve(connection))
         self._tasks.add(task)
@@ -192,6 +203,7 @@ class Proxy:
 
     def _finish(self, connection: _Connection, task: asyncio.Task[bool]) -> None:
         self._tasks.discard(task)
+        self.share.give_back()
         connection.close(orderly=not task.cancelled() and task.result())
         others = self._by_source[connection.source]
         others.discard(connection)

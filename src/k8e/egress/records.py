@@ -19,7 +19,8 @@ from k8e.egress.rules import Bound
 
 log = logging.getLogger(__name__)
 
-MOST = 1 << 31  # a generation is a mark of connections, which has 32 bits
+# A generation is a mark of connections; above are the marks of the proxy, and groups of ports.
+MOST = 0x6B000000
 STEP = 1024  # generations that are set aside at a time
 PAGE = 4096
 
@@ -92,6 +93,11 @@ class Records:
 
     def next_generation(self) -> int:
         """A number that no policy of this router ever had, also after a crash."""
+        if self._newest + 1 >= MOST:
+            raise errors.LimitExceeded(
+                "policies were bound more often than this router can count",
+                hint="end all sessions, remove the gateway's run folder and start it again",
+            )
         if self._newest >= self._ceiling:
             self._ceiling = self._newest + STEP
             _write(self._ceiling_file, str(self._ceiling))

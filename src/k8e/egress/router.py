@@ -9,19 +9,19 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 from k8e import errors, model
-from k8e.egress import namespaces, rules, strays, tproxy
-from k8e.egress.elements import Change, Elements
+from k8e.egress import elements, migration, namespaces, rules, strays, tproxy
+from k8e.egress.elements import Change, Element, Elements
 from k8e.egress.netlink import Netlink
 from k8e.egress.nftables import Nftables, NftFailed
 from k8e.egress.policy import Address, Network
-from k8e.egress.rules import Bound, Pin
+from k8e.egress.rules import Bound
 
 # A range set aside for measurements of networks; nobody routes it.
 _SLOTS4 = ipaddress.ip_network("198.18.0.0/16")
@@ -35,10 +35,8 @@ _SETTINGS = {
     "ipv4/icmp_ratemask": "6160",
     "ipv6/icmp/ratemask": "0,3-127",
 }
-CARRIED_SECONDS = 60  # what was open stays open that long after a change, until it is asked again
 
 T = TypeVar("T")
-Target = tuple[Address, int]
 DNS_ADDRESS = ipaddress.ip_address(model.DNS_ADDRESS)
 EVERYWHERE: tuple[Network, Network] = (
     ipaddress.ip_network("0.0.0.0/0"),
@@ -101,11 +99,7 @@ class Router:
 
     def _set_up(self) -> dict[int, int]:
         """In the router's namespace: whatever is missing of rules, addresses and forwarding."""
-        try:
-            listed = self._nft.run(f"list map {rules.TABLE} generation")
-        except NftFailed:
-            listed = ""
-            self._nft.run(rules.BASE)  # before the first link: fail closed
+        listed = self._set_up_rules()
         loopback = socket.if_nametoindex("lo")
         self._netlink.configure(loopback, [_with_prefix(DNS_ADDRESS, 32)])
         tproxy.set_up_routing(self._netlink)
@@ -113,6 +107,20 @@ class Router:
             with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6, or an older one
                 Path("/proc/sys/net", file).write_text(value, "ascii")
         return _generations(listed)
+
+    def _set_up_rules(self) -> str:
+        """The rules of this release; nft's listing of the generations that were bound before."""
+        try:
+            listed = self._nft.run(f"list map {rules.TABLE} generation")
+        except NftFailed:
+            self._nft.run(rules.BASE)  # before the first link: fail closed
+            return ""
+        try:
+            self._nft.run(f"list chain {rules.TABLE} {rules.LAYOUT}")
+        except NftFailed:  # an earlier release made the table
+            table = self._nft.run_json(f"list table {rules.TABLE}")
+            self._nft.run(migration.rebuilt(table))
+        return listed
 
     def close(self) -> None:
         """Let go; the router and its rules stay."""
@@ -134,11 +142,15 @@ class Router:
         return self._run(self._forget_others, kept)
 
     def _forget_others(self, kept: list[str]) -> bool:
-        listed = self._nft.run(f"list table {rules.TABLE}")
-        commands = strays.deletions(rules.TABLE, listed, kept)
-        if commands:
-            self._nft.run(commands)
-        return bool(commands)
+        found = [item for name in rules.OF_INTERFACES for item in self._elements.listing(name)]
+        gone = strays.of_other_interfaces(found, kept)
+        for part in elements.parts(gone):
+            self._elements.change(elements.removed(part))
+        return bool(gone)
+
+    def listing(self, *names: str) -> list[Element]:
+        """What the kernel has in some sets."""
+        return self._run(lambda: [item for name in names for item in self._elements.listing(name)])
 
     def has_uplink(self) -> bool:
         """Whether a gateway, perhaps an earlier one, led the router into the world."""
@@ -184,24 +196,19 @@ class Router:
 
     # Policies.
 
-    def bind(self, slot: Slot, old: Bound, new: Bound, reachable: Iterable[Target]) -> None:
+    def bind(self, slot: Slot, old: Bound, new: Bound, carried: list[Change]) -> None:
         """Replace a slot's policy in one transaction; open connections are judged anew.
 
-        ``reachable`` is what DNS opened before and the new policy still allows.
+        ``carried`` is what DNS opened before and the new policy still allows.
         """
-        pins = [Pin(new.generation, address, port, CARRIED_SECONDS) for address, port in reachable]
         changes = rules.change(slot.interface, slot.address4, slot.address6, old, new)
-        self._change(changes + rules.pin_changes(pins))
-
-    def pin(self, pins: list[Pin]) -> None:
-        """Let sandboxes reach what DNS told them, for as long as it said."""
-        self._change(rules.pin_changes(pins))
+        self.change(changes + carried)
 
     def disown(self, addresses: list[Address]) -> None:
         """Keep sandboxes from the host's own addresses, whatever policies say."""
-        self._change(rules.own_changes(addresses))
+        self.change(rules.own_changes(addresses))
 
-    def _change(self, changes: list[Change]) -> None:
+    def change(self, changes: Sequence[Change]) -> None:
         """On the event loop: the kernel needs less time for it than a thread does to begin."""
         self._running()
         self._elements.change(changes)

@@ -3,16 +3,21 @@
 All sessions share a few sets, because the cost of a change grows with the number of sets and not
 with their elements. Every policy that is bound gets a generation, a number that no other ever had.
 A connection carries the generation that allowed it as its mark, and ``live`` holds each interface's
-present one: so an expired DNS answer does not cut a download, and a tightened policy does. What DNS
-opened is keyed by generation too, and so ends with the policy under which it was asked.
+present one: so an expired DNS answer does not cut a download, and a tightened policy does.
+
+Networks (see ``networks.py``) and what DNS opened are keyed by generation too; so both end with the
+policy under which they came. What DNS opened is called a pin. It is one element, however many ports
+it opens: it leads from a generation and an address to the number of a group of ports, and ``ports``
+has the ports of each group (see ``pins.py``).
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from k8e.egress import tproxy
+from k8e.egress import networks, tproxy
 from k8e.egress.elements import (
     Change,
     Element,
@@ -22,11 +27,8 @@ from k8e.egress.elements import (
     of_address,
     of_interface,
     of_mark,
-    of_network,
-    of_port,
-    renewed,
 )
-from k8e.egress.policy import PRIVATE, Address, Network, Policy, Rule
+from k8e.egress.policy import PRIVATE, Address, Policy
 from k8e.model import DNS_ADDRESS
 
 TABLE = "inet k8e"
@@ -41,24 +43,38 @@ MAX_FLOWS = 8192  # connections of one sandbox: nobody fills the router's table 
 END_RATE = "10/second burst 20 packets"
 DNS_PORT = 53
 DNS_RATE = "100/second burst 200 packets"  # questions of one sandbox; more are refused
+# The group of all ports. Groups are above all generations: a packet's mark holds either of them.
+ALL_PORTS = 1 << 31
 
 
 def _allowing(sandbox: str, address4: str, address6: str, port: str) -> str:
     """The rules that allow something: of what a sandbox sends, and of what answers it."""
-    lines = [f"meta mark set {sandbox} map @generation"]
-    for version, address in ((4, address4), (6, address6)):
-        private = "goto refuse" if sandbox == "iifname" else "goto end"
-        lines += [
-            f"meta mark . {address} . {port} @host{version} goto allow",
-            f"meta mark . {address} @any{version} goto allow",
-            f"{sandbox} . {address} @trustnet{version} goto allow",
-            f"{sandbox} . {address} . {port} @trustport{version} goto allow",
-            f"{address} @private{version} {private}",
-            f"{sandbox} . {address} @net{version} goto allow",
-            f"{sandbox} . {address} . {port} @port{version} goto allow",
-        ]
-    lines.append(f"{sandbox} @open goto allow")
+    sends = sandbox == "iifname"
+    allow, private, reply = ("allow", "refuse", "") if sends else ("allow_reply", "end", "_reply")
+    lines = [
+        f"meta mark set {sandbox} map @generation",
+        f"meta mark set meta mark . {address4} map @pins4",
+        f"meta mark set meta mark . {address6} map @pins6",
+        f"meta mark {ALL_PORTS:#x} goto {allow}",
+        f"meta l4proto {{ tcp, udp }} {sandbox} . meta mark . {port} @ports goto {allow}",
+        f"meta mark set {sandbox} map @generation",  # where a group may be now
+        f"{sandbox} @{networks.HERE} jump trusted_networks{reply}",
+        f"{address4} @private4 goto {private}",
+        f"{address6} @private6 goto {private}",
+        f"{sandbox} @{networks.HERE} jump networks{reply}",
+        f"{sandbox} @open goto {allow}",
+    ]
     return "\n        ".join(lines)
+
+
+def _network_chains() -> str:
+    chains: list[str] = []
+    for reply, side, direction in (("", "daddr", "dport"), ("_reply", "saddr", "sport")):
+        words = (f"ip {side}", f"ip6 {side}"), f"th {direction}"
+        for name, trust in (("trusted_networks", "trust"), ("networks", "")):
+            made = networks.chain(name + reply, *words, trust=trust, then=f"allow{reply}")
+            chains.append(made)
+    return "\n    ".join(chains)
 
 
 def _private(version: int) -> str:
@@ -66,25 +82,17 @@ def _private(version: int) -> str:
 
 
 # ruff: noqa: S608 - nft's language, which has words in common with SQL
-BASE = f"""
+_BASE = f"""
 table {TABLE} {{
     set members4 {{ type ifname . ipv4_addr; }}
     set members6 {{ type ifname . ipv6_addr; }}
     set live {{ type ifname . mark; }}
     map generation {{ type ifname : mark; }}
     set open {{ type ifname; }}
-    set host4 {{ type mark . ipv4_addr . inet_service; flags timeout; }}
-    set host6 {{ type mark . ipv6_addr . inet_service; flags timeout; }}
-    set any4 {{ type mark . ipv4_addr; flags timeout; }}
-    set any6 {{ type mark . ipv6_addr; flags timeout; }}
-    set trustnet4 {{ type ifname . ipv4_addr; flags interval; }}
-    set trustnet6 {{ type ifname . ipv6_addr; flags interval; }}
-    set trustport4 {{ type ifname . ipv4_addr . inet_service; flags interval; }}
-    set trustport6 {{ type ifname . ipv6_addr . inet_service; flags interval; }}
-    set net4 {{ type ifname . ipv4_addr; flags interval; }}
-    set net6 {{ type ifname . ipv6_addr; flags interval; }}
-    set port4 {{ type ifname . ipv4_addr . inet_service; flags interval; }}
-    set port6 {{ type ifname . ipv6_addr . inet_service; flags interval; }}
+    map pins4 {{ type mark . ipv4_addr : mark; flags timeout; }}
+    map pins6 {{ type mark . ipv6_addr : mark; flags timeout; }}
+    set ports {{ type ifname . mark . inet_service; }}
+    {networks.SETS}
     set own4 {{ type ipv4_addr; }}
     set own6 {{ type ipv6_addr; }}
     set private4 {{ type ipv4_addr; flags interval; elements = {{ {_private(4)} }} }}
@@ -109,9 +117,12 @@ log group {LOG_GROUP} snaplen {LOG_BYTES} queue-threshold 1
         reject with icmpx admin-prohibited
     }}
     chain allow {{
-        ct mark set meta mark
-        accept
+        ct mark set iifname map @generation accept
     }}
+    chain allow_reply {{
+        ct mark set oifname map @generation accept
+    }}
+    {_network_chains()}
     chain arrive {{
         type filter hook prerouting priority mangle - 10; policy accept;
         iifname {{ "lo", "{UPLINK}" }} accept
@@ -184,15 +195,16 @@ update @asking {{ iifname limit rate over {DNS_RATE} }} goto refuse_more
 """
 
 
-@dataclass(frozen=True)
-class Pin:
-    """An address that a sandbox may reach for a while, because DNS said so."""
-
-    generation: int
-    address: Address
-    port: int
-    """0 means every port."""
-    seconds: int
+LAYOUT = f"layout_{zlib.crc32(_BASE.encode()):08x}"
+"""An empty chain whose name tells by which rules a table was made."""
+BASE = _BASE.replace("{\n", f"{{\n    chain {LAYOUT} {{ }}\n", 1)
+OF_INTERFACES = (
+    *("members4", "members6", "live", "generation", "open", "strict", "ports"),
+    networks.HERE,
+)
+"""The sets whose keys begin with an interface."""
+PINS = ("pins4", "pins6")
+OF_HOST = ("own4", "own6")
 
 
 @dataclass(frozen=True)
@@ -215,7 +227,7 @@ def change(
 def _bound_elements(
     interface: str, address4: Address, address6: Address, bound: Bound
 ) -> list[Element]:
-    """Everything that the kernel holds for a sandbox, but for what DNS opened."""
+    """Everything that the kernel holds for a sandbox, but for networks and what DNS opened."""
     if not bound.generation:
         return []
     here, mark = of_interface(interface), of_mark(bound.generation)
@@ -224,9 +236,9 @@ def _bound_elements(
         Element("members6", here + of_address(address6)),
         Element("live", here + mark),
         Element("generation", here, data=mark),
-        *_networks(here, bound.policy.rules, trusted=False),
-        *_networks(here, bound.policy.rules, trusted=True),
     ]
+    if any(rule.network is not None for rule in bound.policy.rules):
+        elements.append(Element(networks.HERE, here))
     if bound.policy.open:
         elements.append(Element("open", here))
     if bound.policy.strict:
@@ -234,40 +246,9 @@ def _bound_elements(
     return elements
 
 
-def _networks(here: bytes, rules: Iterable[Rule], *, trusted: bool) -> list[Element]:
-    """The networks that a policy names; one that lies in another is left to that one."""
-    found = {
-        (rule.network, rule.port)
-        for rule in rules
-        if rule.network is not None and rule.trusted == trusted
-    }
-    kept: list[Element] = []
-    for network, port in found:
-        if any(_covers(outer, (network, port)) for outer in found):
-            continue
-        kind, ports = ("port", of_port(port)) if port else ("net", b"")
-        name = f"{'trust' if trusted else ''}{kind}{network.version}"
-        first, last = of_network(network)
-        kept.append(Element(name, here + first + ports, here + last + ports))
-    return kept
-
-
-def _covers(outer: tuple[Network, int], inner: tuple[Network, int]) -> bool:
-    """Whether ``inner`` adds nothing: the intervals of a set must not overlap."""
-    if outer == inner or outer[0].version != inner[0].version or outer[1] not in (0, inner[1]):
-        return False
-    return inner[0].network_address in outer[0] and inner[0].prefixlen >= outer[0].prefixlen
-
-
-def pin_changes(pins: Iterable[Pin]) -> list[Change]:
-    """Let sandboxes reach addresses; what is open already stays so for as long again."""
-    elements: list[Element] = []
-    for pin in pins:
-        name, key = "any", of_mark(pin.generation) + of_address(pin.address)
-        if pin.port:
-            name, key = "host", key + of_port(pin.port)
-        elements.append(Element(f"{name}{pin.address.version}", key, seconds=pin.seconds))
-    return renewed(elements)
+def network_elements(bound: Bound) -> list[Element]:
+    """What the kernel holds for the networks that a policy names."""
+    return networks.elements(bound.generation, bound.policy.rules) if bound.generation else []
 
 
 def own_changes(addresses: Iterable[Address]) -> list[Change]:

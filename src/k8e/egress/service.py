@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from k8e import errors, metrics
-from k8e.egress import namespaces, uplink
+from k8e.egress import cache, denials, elements, namespaces, networks, pins, rules, uplink
 from k8e.egress.asking import Upstream
+from k8e.egress.budget import Share
+from k8e.egress.cache import Cache
 from k8e.egress.clients import Client
 from k8e.egress.dns import Responder
+from k8e.egress.elements import Element
 from k8e.egress.nflog import PacketLog
+from k8e.egress.nftables import NftFailed
 from k8e.egress.policy import Address, Policy
 from k8e.egress.proxy import PEEK, Decision, Proxy, Said, refused
 from k8e.egress.records import Record, Records
@@ -46,6 +51,7 @@ class Egress:
         self._world, self._home = world, home or world
         self._records = Records(folder)
         self._router = Router(folder)
+        self._answers = Share(cache.TOTAL, cache.EACH)
         self._clients: dict[str, Client] = {}
         self._by_address: dict[str, Client] = {}
         self._by_index: dict[int, Client] = {}
@@ -54,7 +60,7 @@ class Egress:
         self._responder = Responder(
             self._router, self._by_address, upstreams or [], self._home_socket
         )
-        self._proxy = Proxy(self._router.socket, self._decide)
+        self._proxy = Proxy(self._router.socket, self._decide, self._tell_too_many)
         self._log: PacketLog | None = None
         self._uplink = ""
         self._connecting = asyncio.Lock()
@@ -83,6 +89,8 @@ class Egress:
         asyncio.get_running_loop().add_reader(self._log.fileno(), self.drain)
         for sandbox_id, record in found.items():
             await self._adopt(sandbox_id, record, held[sandbox_id] or Bound())
+        await self._adopt_pins()
+        for sandbox_id, record in found.items():
             if sandbox_id not in alive or not self._indexes[Slot(record.slot)]:
                 await self.detach(sandbox_id)
             elif self._clients[sandbox_id].bound is not record.bound:
@@ -98,13 +106,34 @@ class Egress:
     async def _adopt(self, sandbox_id: str, record: Record, held: Bound) -> None:
         """Know a sandbox again, and what the kernel holds for it."""
         slot = Slot(record.slot)
-        client = Client(sandbox_id, slot)
+        client = self._new_client(sandbox_id, slot)
         try:
             index = await asyncio.to_thread(self._router.index, slot)
         except OSError:
             index = 0  # its wire went with its sandbox; the gateway was killed before its record
         self._know(client, index)
-        client.rebind(held)
+        client.bound = held
+
+    async def _adopt_pins(self) -> None:
+        """Know again what DNS opened for each sandbox; what belongs to no policy is removed."""
+        found = await asyncio.to_thread(self._router.listing, *rules.PINS)
+        ports = await asyncio.to_thread(self._router.listing, "ports")
+        named = await asyncio.to_thread(self._router.listing, *networks.NAMES)
+        by_generation: dict[int, list[Element]] = {}
+        by_interface: dict[str, list[tuple[int, int]]] = {}
+        for item in found:
+            by_generation.setdefault(pins.read(item)[0], []).append(item)
+        for item in ports:
+            interface, group, port = pins.read_port(item)
+            by_interface.setdefault(interface, []).append((group, port))
+        bound = {client.bound.generation for client in self._clients.values()}
+        gone = [item for item in named if elements.read_mark(item.key) not in bound]
+        for client in self._clients.values():
+            generation = client.bound.generation
+            own = [pins.read(item)[1:] for item in by_generation.pop(generation, ())]
+            groups = by_interface.get(client.slot.interface, [])
+            gone += client.pins.adopt(generation, own, groups)
+        await self._sweep([*gone, *(item for items in by_generation.values() for item in items)])
 
     async def close(self) -> None:
         """Let go; where sandboxes are left, everything stays as it is."""
@@ -139,11 +168,14 @@ class Egress:
     async def attach(self, sandbox_id: str) -> Path:
         """A network namespace for a sandbox; it may reach nothing until it is bound."""
         slot = self._spare.pop() if self._spare else await self._new_slot()
-        client = Client(sandbox_id, slot)
+        client = self._new_client(sandbox_id, slot)
         self._records.save(sandbox_id, Record(slot.number))
         self._know(client, self._indexes[slot])
         self._refill()
         return self._router.namespace(slot)
+
+    def _new_client(self, sandbox_id: str, slot: Slot) -> Client:
+        return Client(sandbox_id, slot, Cache(self._answers))
 
     def _know(self, client: Client, index: int) -> None:
         self._clients[client.sandbox_id] = client
@@ -203,15 +235,63 @@ class Egress:
         client = self._client(sandbox_id)
         if not policy.silent:
             await self._connect()
-        # From here on nothing is waited for, so nobody sees half of it.
-        old = client.bound
-        new = Bound(policy, 0 if policy.silent else self._records.next_generation())
-        self._records.save(client.sandbox_id, Record(client.slot.number, new, old))
-        carried = {} if policy.strict else client.still_open(policy)
-        self._router.bind(client.slot, old, new, list(carried))
-        client.rebind(new)
+        async with client.binding:
+            old = client.bound
+            new = Bound(policy, 0 if policy.silent else self._records.next_generation())
+            self._records.save(client.sandbox_id, Record(client.slot.number, new, old))
+            try:
+                await self._prepare(new)
+                leftovers = self._replace(client, new)
+            except (
+                NftFailed,
+                asyncio.CancelledError,
+            ):  # all is as before, also for the next gateway
+                self._records.save(client.sandbox_id, Record(client.slot.number, old, old))
+                raise
+            try:
+                await self._sweep([*leftovers, *rules.network_elements(old)])
+            except NftFailed as error:  # nobody has the old generation, but they take up room
+                log.warning("elements of a former policy of %s are left: %s", sandbox_id, error)
+
+    async def _prepare(self, new: Bound) -> None:
+        """Add the networks of a policy, a few at a time; they open nothing until it is bound."""
+        added: list[Element] = []
+        try:
+            for part in elements.parts(rules.network_elements(new)):
+                self._router.change(list(map(elements.add, part)))
+                added += part
+                await asyncio.sleep(0)
+        except (NftFailed, asyncio.CancelledError):
+            with contextlib.suppress(NftFailed):
+                for part in elements.parts(added):
+                    self._router.change(elements.removed(part))
+            raise
+
+    def _replace(self, client: Client, new: Bound) -> list[Element]:
+        """Bind a policy whose networks are there; what is of no use any more.
+
+        Nothing is waited for, so nobody sees half of it.
+        """
+        plan, leftovers = client.carry(new), client.pins.leftovers()
+        self._router.bind(client.slot, client.bound, new, client.pins.changes(plan))
+        client.pins.keep(plan)
+        client.cache.clear()
+        client.bound = new
         self._proxy.rejudge(str(client.slot.address4))
         self._proxy.rejudge(str(client.slot.address6))
+        return leftovers
+
+    async def _sweep(self, left: list[Element]) -> None:
+        """Remove elements that nothing refers to, a few at a time."""
+        parts = elements.parts(left)
+        while parts:
+            self._router.change(elements.removed(parts.pop()))
+            try:
+                await asyncio.sleep(0)
+            except asyncio.CancelledError:
+                for part in parts:  # nobody else knows of them
+                    self._router.change(elements.removed(part))
+                raise
 
     async def detach(self, sandbox_id: str) -> None:
         """Remove a sandbox's network; nothing happens where there is none."""
@@ -219,12 +299,16 @@ class Egress:
         if client is None:
             return
         await self.bind(sandbox_id, Policy())
-        del self._clients[sandbox_id]
+        # They belong to the interface, which another sandbox will have.
+        await self._sweep(client.pins.group_elements())
+        client.pins.forget_groups()
+        client.cache.close()
+        self._clients.pop(sandbox_id, None)
         for address in (client.slot.address4, client.slot.address6):
             self._by_address.pop(str(address), None)
-        self._by_index.pop(self._indexes[client.slot], None)
+        self._by_index.pop(self._indexes.get(client.slot, 0), None)
         await asyncio.to_thread(self._router.remove_slot, client.slot)
-        del self._indexes[client.slot]
+        self._indexes.pop(client.slot, None)
         self._records.remove(sandbox_id)
 
     def knows(self, sandbox_id: str) -> bool:
@@ -310,6 +394,11 @@ class Egress:
             client = self._by_index.get(packet.index)
             if client is not None:
                 client.deny_packet(packet)
+
+    def _tell_too_many(self, source: str, destination: Address, port: int) -> None:
+        client = self._by_address.get(source)
+        if client is not None:
+            client.deny(denials.FLOWS, address=str(destination), port=port, protocol="tcp")
 
     def _decide(self, source: str, destination: Address, port: int, said: Said | None) -> Decision:
         client = self._by_address.get(source)

@@ -213,6 +213,34 @@ def tunnel(server: str, base: str, count: int) -> dict[str, Any]:
     return codes
 
 
+def repeat(server: str, base: str, count: int) -> int:
+    """Say something by which of a few known names is asked for next, and by the type."""
+    names = [f"n{number}.{base}" for number in range(16)]
+    for _ in range(count):
+        choice = os.urandom(2)
+        dns(server, names[choice[0] % 16], ("A", "AAAA")[choice[1] % 2])
+    return count
+
+
+def stretch(server: str, base: str, count: int) -> dict[str, int]:
+    """Say something by the lengths of runs of one letter."""
+    codes: dict[str, int] = {}
+    for _ in range(count):
+        name = ".".join("a" * (1 + byte % 60) for byte in os.urandom(4))
+        code = dns(server, f"{name}.{base}").split()[0]
+        codes[code] = codes.get(code, 0) + 1
+    return codes
+
+
+def ask_all(server: str, pattern: str, count: int) -> dict[str, int]:
+    """Ask for many names, one after the other; how they are answered."""
+    codes: dict[str, int] = {}
+    for number in range(count):
+        code = dns(server, pattern.replace("#", str(number))).split()[0]
+        codes[code] = codes.get(code, 0) + 1
+    return codes
+
+
 # What is said on connections.
 
 

@@ -1,0 +1,345 @@
+"""Pins: the addresses that DNS opened for one sandbox, and the names that led there.
+
+In the kernel a pin is one element, whatever ports it opens: it leads to a *group*, the number of a
+set of ports. Names with the same ports share a group; an address to which several names led has the
+group of all their ports. Groups belong to the sandbox's interface and outlive its policies.
+
+A sandbox chooses how many addresses it asks for, so all of this is bounded: the oldest pins go.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from k8e.egress import elements
+from k8e.egress.elements import (
+    Change,
+    Element,
+    of_address,
+    of_interface,
+    of_mark,
+    of_port,
+    read_mark,
+)
+from k8e.egress.policy import Address
+from k8e.egress.rules import ALL_PORTS
+
+MAX_PINS = 512  # addresses of one sandbox
+MAX_NAMES = 64  # of one address
+MAX_KNOWN = 2048  # names of all addresses of one sandbox together
+MAX_PORTS = 1024  # in all groups of one sandbox together
+GRACE = 5  # seconds that an address stays open longer than was told, for who is about to use it
+_SLACK = 5.0  # seconds that our clock may differ from the kernel's
+
+Ports = frozenset[int]
+EVERY_PORT: Ports = frozenset((0,))
+
+
+@dataclass(frozen=True)
+class _Lead:
+    """A name that led to an address: to which ports, and until when."""
+
+    ports: Ports
+    until: float
+
+
+@dataclass
+class _Pin:
+    """One address: who led there, and what the kernel has of it."""
+
+    leads: dict[str, _Lead] = field(default_factory=dict[str, _Lead])
+    group: int = 0
+    """0 means that the kernel has nothing of it."""
+    until: float = 0.0
+
+
+@dataclass
+class Plan:
+    """Changes of the kernel, and how things are once it has made them."""
+
+    generation: int
+    gone: list[Element] = field(default_factory=list[Element])
+    """Pins that are to be removed, as the kernel has them."""
+    added: dict[Address, Element] = field(default_factory=dict[Address, Element])
+    pins: dict[Address, _Pin | None] = field(default_factory=dict[Address, _Pin | None])
+    """By address; None for one that is forgotten."""
+    groups: dict[Ports, int] = field(default_factory=dict[Ports, int])
+    """Groups that are new."""
+    freed: dict[Ports, int] = field(default_factory=dict[Ports, int])
+
+    def cost(self) -> int:
+        """How many elements the kernel has to change."""
+        ports = sum(map(len, (*self.groups, *self.freed)))
+        return len(self.gone) + len(self.added) + ports
+
+
+class Pins:
+    """The pins of one sandbox. A plan says what to change; once the kernel has, it is kept."""
+
+    def __init__(self, interface: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._here = of_interface(interface)
+        self._clock = clock
+        self._generation = 0
+        self._pins: dict[Address, _Pin] = {}  # the newest last
+        self._groups: dict[Ports, int] = {}
+        self._newest_group = ALL_PORTS
+        self._names = self._ports = 0  # in all
+        self.dropped = False
+        """Whether pins were given up because there were too many."""
+
+    def __len__(self) -> int:
+        return len(self._pins)
+
+    # What led where.
+
+    def names(self, address: Address) -> Mapping[str, Ports]:
+        """The names that led to an address, with the ports that each of them opened."""
+        found = self._pins.get(address)
+        return {} if found is None else {name: lead.ports for name, lead in found.leads.items()}
+
+    def all_names(self) -> Iterable[tuple[Address, Iterable[str]]]:
+        """Every address with the names that led there."""
+        return ((address, pin.leads) for address, pin in self._pins.items())
+
+    # Changes.
+
+    def open(
+        self, name: str, opened: Mapping[Address, Ports], seconds: int, *, in_kernel: bool = True
+    ) -> Plan:
+        """Open addresses to which ``name`` led; what is open already stays so for as long again."""
+        plan = Plan(self._generation)
+        until = self._clock() + seconds
+        for address, ports in opened.items():
+            old = self._pins.get(address, _Pin())
+            leads = {other: lead for other, lead in old.leads.items() if other != name}
+            leads[name] = _Lead(ports, until)
+            while len(leads) > MAX_NAMES:
+                del leads[next(iter(leads))]
+            self._plan_pin(plan, address, old, _Pin(leads), in_kernel=in_kernel)
+        self._make_room(plan)
+        return plan
+
+    def carry(
+        self,
+        generation: int,
+        carried: Mapping[Address, Mapping[str, Ports]],
+        seconds: int,
+        *,
+        in_kernel: bool = True,
+    ) -> Plan:
+        """What a new policy still allows, under its generation; :meth:`leftovers` has the rest."""
+        plan = Plan(generation)
+        plan.pins = dict.fromkeys(self._pins)
+        until = self._clock() + seconds
+        for address, names in carried.items():
+            pin = _Pin({name: _Lead(ports, until) for name, ports in names.items()})
+            self._plan_pin(plan, address, _Pin(), pin, in_kernel=in_kernel)
+        self._make_room(plan)
+        return plan
+
+    def leftovers(self) -> list[Element]:
+        """What the kernel has under the present generation, to be removed after that has ended."""
+        now = self._clock()
+        return [
+            self._element(address, pin, now)
+            for address, pin in self._pins.items()
+            if pin.group and now < pin.until + _SLACK
+        ]
+
+    def group_elements(self) -> list[Element]:
+        """The groups that the kernel has, to be removed with the sandbox."""
+        return [item for entry in self._groups.items() for item in self._port_elements(*entry)]
+
+    def changes(self, plan: Plan) -> list[Change]:
+        """A plan as one transaction."""
+        # What gets another time or group is made anew, after its removal.
+        freed = (item for entry in plan.freed.items() for item in self._port_elements(*entry))
+        groups = (item for entry in plan.groups.items() for item in self._port_elements(*entry))
+        return [
+            *elements.removed(plan.gone),
+            *map(elements.delete, freed),
+            *map(elements.add, groups),
+            *map(elements.add, plan.added.values()),
+        ]
+
+    def keep(self, plan: Plan) -> None:
+        """The kernel has made a plan's changes."""
+        self._generation = plan.generation
+        for address, pin in plan.pins.items():
+            old = self._pins.pop(address, None)
+            self._names -= len(old.leads) if old is not None else 0
+            if pin is not None:
+                self._pins[address] = pin
+                self._names += len(pin.leads)
+        for ports in plan.freed:
+            self._groups.pop(ports, None)
+            self._ports -= len(ports)
+        self._groups |= plan.groups
+        self._ports += sum(map(len, plan.groups))
+        self._newest_group = max(self._newest_group, *plan.groups.values(), 0)
+
+    def forget_groups(self) -> None:
+        """The kernel has no group of this sandbox any more."""
+        self._groups, self._ports = {}, 0
+
+    def adopt(
+        self,
+        generation: int,
+        pins: Iterable[tuple[Address, int, int]],
+        ports: Iterable[tuple[int, int]],
+    ) -> list[Element]:
+        """Take over what an earlier gateway left: addresses, groups and seconds; groups and ports.
+
+        Nobody knows any more which names led there. What makes no sense or is too much comes back,
+        to be removed.
+        """
+        now = self._clock()
+        self._generation = generation
+        members: dict[int, set[int]] = {}
+        for group, port in ports:
+            members.setdefault(group, set()).add(port)
+        gone: list[Element] = []
+        for group, found in members.items():
+            if frozenset(found) in self._groups:
+                gone += self._port_elements(frozenset(found), group)
+            else:
+                self._groups[frozenset(found)] = group
+        known = {group: held for held, group in self._groups.items()} | {ALL_PORTS: EVERY_PORT}
+        left: list[Element] = []
+        for address, group, seconds in sorted(pins, key=lambda pin: pin[2]):
+            pin = _Pin({}, group, now + seconds)
+            if group not in known:
+                left.append(self._element(address, pin, now))
+                continue
+            pin.leads[""] = _Lead(known[group], pin.until)
+            self._pins[address] = pin
+        while len(self._pins) > MAX_PINS:
+            address = next(iter(self._pins))
+            left.append(self._element(address, self._pins.pop(address), now))
+        self._newest_group = max((ALL_PORTS, *members))
+        self._names, self._ports = len(self._pins), sum(map(len, self._groups))
+        return left + gone
+
+    # Planning.
+
+    def _plan_pin(
+        self, plan: Plan, address: Address, old: _Pin, new: _Pin, *, in_kernel: bool
+    ) -> None:
+        """Give an address the group of all that is open there, for as long as any of it is."""
+        now = self._clock()
+        plan.pins[address] = new
+        if not in_kernel:
+            return
+        open_leads = [lead for lead in new.leads.values() if lead.until > now]
+        ports = frozenset[int]().union(*(lead.ports for lead in open_leads))
+        ports = EVERY_PORT if 0 in ports else ports
+        if not ports:
+            return
+        until = max(lead.until for lead in open_leads)
+        new.group = self._group(plan, ports)
+        if old.group == new.group and old.until >= until:
+            new.until = old.until
+            return
+        new.until = until + GRACE
+        if old.group and now < old.until + _SLACK:
+            # The kernel refuses another time or group for an element that is there.
+            plan.gone.append(self._element(address, old, now))
+        plan.added[address] = self._element(address, new, now, plan.generation)
+
+    def _group(self, plan: Plan, ports: Ports) -> int:
+        if ports == EVERY_PORT:
+            return ALL_PORTS
+        group = self._groups.get(ports) or plan.groups.get(ports)
+        if group is None:
+            group = max(self._newest_group, *plan.groups.values(), 0) + 1
+            plan.groups[ports] = group
+        return group
+
+    def _make_room(self, plan: Plan) -> None:
+        """Give up the oldest pins where there are too many, and groups that no pin has."""
+        fresh = {a: pin for a, pin in plan.pins.items() if pin is not None}
+        replaced = [self._pins[address] for address in plan.pins if address in self._pins]
+        count = len(self._pins) - len(replaced) + len(fresh)
+        names = self._names - sum(len(pin.leads) for pin in replaced)
+        names += sum(len(pin.leads) for pin in fresh.values())
+        is_full = count > MAX_PINS or names > MAX_KNOWN
+        for address in self._oldest(plan) if is_full else ():
+            if count <= MAX_PINS and names <= MAX_KNOWN:
+                break
+            count -= 1
+            names -= len(self._give_up(plan, address).leads)
+        if self._ports + sum(map(len, plan.groups)) > MAX_PORTS:
+            self._make_room_for_ports(plan)
+
+    def _oldest(self, plan: Plan) -> list[Address]:
+        """All addresses that are pinned once a plan is done, the oldest first."""
+        kept = [address for address in self._pins if address not in plan.pins]
+        return kept + [address for address, pin in plan.pins.items() if pin is not None]
+
+    def _make_room_for_ports(self, plan: Plan) -> None:
+        now = self._clock()
+        users: dict[int, int] = {}
+        addresses = self._oldest(plan)
+        for address in addresses:
+            pin = self._planned(plan, address)
+            if pin.group and pin.until > now:
+                users[pin.group] = users.get(pin.group, 0) + 1
+        groups = {group: ports for ports, group in (self._groups | plan.groups).items()}
+        total = sum(map(len, groups.values()))
+        for group in [group for group in groups if group not in users]:
+            total -= len(self._free(plan, groups[group]))
+        for address in addresses:
+            if total <= MAX_PORTS:
+                break
+            group = self._give_up(plan, address).group
+            if group in groups and group in users:
+                users[group] -= 1
+                total -= 0 if users[group] else len(self._free(plan, groups[group]))
+
+    def _planned(self, plan: Plan, address: Address) -> _Pin:
+        return plan.pins.get(address) or self._pins[address]
+
+    def _give_up(self, plan: Plan, address: Address) -> _Pin:
+        now = self._clock()
+        pin, old = self._planned(plan, address), self._pins.get(address)
+        self.dropped = self.dropped or any(lead.until > now for lead in pin.leads.values())
+        held = plan.added.pop(address, None) is None
+        if held and old is not None and old.group and now < old.until + _SLACK:
+            plan.gone.append(self._element(address, old, now))
+        plan.pins[address] = None
+        return pin
+
+    def _free(self, plan: Plan, ports: Ports) -> Ports:
+        """Give up a group that no pin has."""
+        if plan.groups.pop(ports, None) is None:
+            plan.freed[ports] = self._groups[ports]
+        return ports
+
+    # Elements.
+
+    def _element(
+        self, address: Address, pin: _Pin, now: float, generation: int | None = None
+    ) -> Element:
+        generation = self._generation if generation is None else generation
+        seconds = max(1, round(pin.until - now))
+        key = of_mark(generation) + of_address(address)
+        return Element(f"pins{address.version}", key, data=of_mark(pin.group), seconds=seconds)
+
+    def _port_elements(self, ports: Ports, group: int) -> list[Element]:
+        head = self._here + of_mark(group)
+        return [Element("ports", head + of_port(port)) for port in sorted(ports)]
+
+
+def read(element: Element) -> tuple[int, Address, int, int]:
+    """A pin as the kernel lists it: its generation, address, group and the seconds left."""
+    address = ipaddress.ip_address(element.key[4:])
+    return read_mark(element.key), address, read_mark(element.data), element.seconds
+
+
+def read_port(element: Element) -> tuple[str, int, int]:
+    """A port as the kernel lists it: its interface, group and number."""
+    interface = element.key[:16].rstrip(b"\0").decode()
+    return interface, read_mark(element.key[16:]), int.from_bytes(element.key[20:22], "big")
