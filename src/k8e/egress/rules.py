@@ -9,6 +9,7 @@ opened is keyed by generation too, and so ends with the policy under which it wa
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -29,6 +30,12 @@ from k8e.egress.elements import (
 from k8e.egress.policy import PRIVATE, Address, Network, Policy, Rule
 from k8e.model import DNS_ADDRESS
 
+# Where all sandboxes have their addresses: a range set aside for measurements of networks, which
+# nobody routes, and one of our own.
+SLOTS: tuple[Network, Network] = (
+    ipaddress.ip_network("198.18.0.0/16"),
+    ipaddress.ip_network("fd6b:3865:0:1::/112"),
+)
 TABLE = "inet k8e"
 UPLINK = "up"
 LOG_GROUP = 5
@@ -115,9 +122,10 @@ log group {LOG_GROUP} snaplen {LOG_BYTES} queue-threshold 1
     chain arrive {{
         type filter hook prerouting priority mangle - 10; policy accept;
         iifname {{ "lo", "{UPLINK}" }} accept
+        ip daddr {SLOTS[0]} goto refuse comment "also of who is gone: routing drops it silently"
+        ip6 daddr {SLOTS[1]} goto refuse
         iifname . ip saddr @members4 accept
         iifname . ip6 saddr @members6 accept
-        icmpv6 type {{ nd-neighbor-solicit, nd-neighbor-advert }} accept
         meta l4proto ipv6-icmp ip6 daddr ff02::/16 drop comment "what every IPv6 stack says"
         fib saddr . iif oif 0 drop comment "a refusal would go to somebody else"
         goto refuse
@@ -143,6 +151,7 @@ log group {LOG_GROUP} snaplen {LOG_BYTES} queue-threshold 1
         oifname . ct mark @live ct direction reply accept
         iifname . ct mark @live ct state established accept
         ct state invalid drop
+        iifname "{UPLINK}" oifname "{UPLINK}" drop comment "nothing turns round here"
         iifname "{UPLINK}" ct direction reply ct state established,related goto judge_reply
         iifname "{UPLINK}" drop
         oifname "{UPLINK}" goto judge

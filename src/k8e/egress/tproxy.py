@@ -18,7 +18,7 @@ import contextlib
 import socket
 from pathlib import Path
 
-from k8e.egress.netlink import Netlink
+from k8e.egress.netlink import EVERYWHERE, Netlink
 
 # Far away from the generations of policies, which are marks too.
 PROXY_MARK = 0x6B386501
@@ -92,9 +92,9 @@ def set_up_routing(netlink: Netlink) -> None:
     for name, sizes in _BUFFERS.items():
         with contextlib.suppress(OSError):  # an old kernel has these only once for all namespaces
             Path("/proc/sys/net/ipv4", name).write_text(sizes, "ascii")
-    for family in (socket.AF_INET, socket.AF_INET6):
+    for family, network in zip((socket.AF_INET, socket.AF_INET6), EVERYWHERE, strict=True):
         try:
-            netlink.add_local_default(family, ROUTING_TABLE)
+            netlink.add_local_default(network, ROUTING_TABLE)
         except OSError:
             if family == socket.AF_INET6 and not socket.has_dualstack_ipv6():
                 continue  # a kernel without IPv6

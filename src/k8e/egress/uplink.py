@@ -25,13 +25,12 @@ from k8e import errors
 from k8e.egress import firewalls, forwarding, namespaces, rules
 from k8e.egress.firewalls import Firewall
 from k8e.egress.forwarding import Guard, Plan
-from k8e.egress.netlink import Link, Netlink
+from k8e.egress.netlink import EVERYWHERE, Link, Netlink, Route
 from k8e.egress.nftables import Nftables
 from k8e.egress.policy import Address, Network
 
 _NET4 = ipaddress.ip_network("198.19.0.0/16")
 _NET6 = ipaddress.ip_network("fd6b:3865:0:2::/64")
-_ALL4, _ALL6 = ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip_network("::/0")
 MAX_UPLINKS = 256  # the end of the first network is the resolver's
 WAIT_SECONDS = 2
 
@@ -201,14 +200,15 @@ def _settle(ends: Ends, families: set[int], *, outer: bool) -> None:
             netlink.set_hardware_address(link.index, ends.hardware(outer=outer))
         mine = [item for item in ends.addresses(outer=outer) if item.version in families]
         others = [item.ip for item in ends.addresses(outer=not outer) if item.version in families]
+        ways = [] if outer else [Route(EVERYWHERE[other.version == 6], other) for other in others]
         present = {address for index, address in netlink.addresses() if index == link.index}
-        netlink.configure(link.index, [item for item in mine if item.ip not in present])
-        for other in others:
+        netlink.configure(
+            link.index,
+            [item for item in mine if item.ip not in present],
+            ways,
             # Known for good: no firewall of the host's can keep the ends from finding each other.
-            netlink.set_neighbour(link.index, other, ends.hardware(outer=not outer))
-            if not outer:
-                everywhere = _ALL4 if other.version == 4 else _ALL6
-                netlink.configure(link.index, [], [(everywhere, other)])
+            [(other, ends.hardware(outer=not outer)) for other in others],
+        )
 
 
 def _await(ends: Ends, families: set[int], *, outer: bool) -> None:
