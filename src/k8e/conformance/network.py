@@ -221,21 +221,20 @@ def gateway(room: Room) -> None:
     _opened(room)
     tries = [["tcp", address, port] for address in near for port in (22, 443, 17380, listen)]
     room.refused(*tries, *tcp((*own, "127.0.0.1", "::1"), listen))
-    # Packets of this wire alone are not answered at all; nobody uses these addresses.
-    beside = (*tcp(_neighbours(room)), *tcp(_neighbours(room), 53))
+    # The wire itself has no addresses that hold on it alone.
+    equal(_wire_addresses(room), [], "the router's addresses of this wire alone")
+    beside = (*tcp(("fe80::1%eth0", "ff02::2%eth0")), *tcp(("fe80::1%eth0",), 53))
     unanswered = room.attempt(*beside, at_once=True)
-    equal([it.said for it in unanswered.outcomes], [None, None], "answers on the wire itself")
+    equal([it.said for it in unanswered.outcomes], [None] * 3, "answers on the wire itself")
     room.silence()
 
 
-def _neighbours(room: Room) -> tuple[str, ...]:
-    """The router's addresses that hold on this one wire only."""
-
-    def there() -> tuple[str, ...]:
+def _wire_addresses(room: Room) -> list[str]:
+    def there() -> list[str]:
         index = socket.if_nametoindex(room.slot.interface)
         with contextlib.closing(Netlink()) as netlink:
             found = [address for at, address in netlink.addresses() if at == index]
-        return tuple(f"{address}%eth0" for address in found if address.is_link_local)
+        return [str(address) for address in found if address.is_link_local]
 
     return namespaces.run_in(room.scene.router, there)
 

@@ -289,6 +289,15 @@ class Netlink:
                 found.append((_ADDR.unpack_from(body)[4], ipaddress.ip_address(packed)))
         return found
 
+    def neighbours(self) -> list[Address]:
+        """All neighbours that the kernel remembers here, known or asked for."""
+        found: list[Address] = []
+        for family in (socket.AF_INET, socket.AF_INET6):
+            for body in self.dump(RTM_GETNEIGH, _NEIGHBOUR.pack(family, 0, 0, 0, 0)):
+                packed = attributes(body[_NEIGHBOUR.size :]).get(NDA_DST, b"")
+                found += [ipaddress.ip_address(packed)] if packed else []
+        return found
+
     def default_links(self) -> set[int]:
         """The indexes of the links by which default routes go, whatever their table."""
         found: set[int] = set()
