@@ -43,7 +43,10 @@ def pauses(room: Room) -> None:
 
 
 def _longer(room: Room, session_id: str, before: int) -> int:
-    count = room.scene.client.read_file(session_id, "log").count("\n")
+    try:
+        count = room.scene.client.read_file(session_id, "log").count("\n")
+    except FileNotFoundError:  # the program has not begun to write yet
+        return 0
     return count if count > before else 0
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from k8e import errors
 from k8e.conformance.behaviours import Broken, equal, expect, in_a_room
-from k8e.conformance.lab.far import DOH, METADATA, OTHER, PRIVATE, WEB, WEB6
+from k8e.conformance.lab.far import CALLING_PORT, DOH, METADATA, OTHER, PRIVATE, WEB, WEB6
 from k8e.conformance.lab.gateways import eventually
 from k8e.conformance.lab.internet import FAR, FAR6, HOST, HOST6, RESOLVER
 from k8e.conformance.lab.rooms import Room, Words
@@ -21,6 +21,7 @@ EVERYTHING = ("0.0.0.0/0", "::/0")
 PUBLIC_HOST, PUBLIC_HOST6, HOST_PORT = "93.184.220.7", "2606:4700:220::7", 8080
 FOREIGN6 = "fd6b:3865:0:1::77"
 PRIVATE_RULE = "private, local and metadata addresses cannot be reached"
+_TCP_INFO, _RETRANSMITS = (socket.IPPROTO_TCP, socket.TCP_INFO, 8), 2
 LOCAL = ("127.0.0.2", "127.0.0.1", "::1", "0.0.0.0", "::")  # noqa: S104 - a target, not a listener
 # Raw IP, ICMP, packets, vsock, netlink of firewalls and audit, cryptography, Bluetooth, SCTP.
 KINDS = (
@@ -277,3 +278,23 @@ def foreign_source(room: Room) -> None:
         for _ in range(3):
             room.ask("disguised", str(sibling.slot.address6), WEB6, 443, 5555)
         equal(program.outcome().error, "TimeoutError", "what the sibling heard")
+
+
+@in_a_room("network.late-answers")
+def late_answers(room: Room) -> None:
+    """What still comes for a sandbox that is gone does not leave the router again."""
+    _opened(room)
+    for host in (WEB, WEB6):
+        gone = Room(room.scene, room.runtime, "open", tenant="other")
+        wire = gone.slot.interface
+        with gone.start("obey", host, CALLING_PORT), room.scene.far.caller() as connection:
+            gone.allow()  # from now on the other end of the connection is told nothing
+            gone.close()
+            eventually(lambda wire=wire: wire not in room.scene.links())
+            room.scene.tap.take()
+            connection.sendall(b"late")
+            eventually(lambda it=connection: it.getsockopt(*_TCP_INFO)[_RETRANSMITS] > 0)
+            equal(room.ask("tcp", OTHER, 8080).said, OTHER, "what is allowed elsewhere")
+            expect(taken := room.scene.tap.take(), "the tap is blind")
+            others = [packet for packet in taken if OTHER not in packet]
+            equal(others, [], f"packets that left again after one of {host} came in")

@@ -290,6 +290,8 @@ def _chains(name: str, plan: Plan) -> dict[str, list[str]]:
     discovery = "icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert } accept"
     # Where the way out carries less than the wire, not everybody hears the router say so.
     segments = "tcp flags & (syn | rst) == syn tcp option maxseg size set rt mtu"
+    # A route of the host's would do too, but might be in the way of one that the host has.
+    slots4, slots6 = rules.SLOTS
     return {
         "refuse {": [
             "meta l4proto tcp reject with tcp reset",
@@ -307,6 +309,8 @@ def _chains(name: str, plan: Plan) -> dict[str, list[str]]:
         ],
         "forward { type filter hook forward priority filter - 10; policy accept;": [
             f"{came} ct state invalid,untracked drop",
+            f"{came} ip daddr {slots4} drop",
+            f"{came} ip6 daddr {slots6} drop",
             f"{came} ct status dnat goto refuse",
             f'{came} oifname "{forwarding.PREFIX}*" goto refuse',
             f'{goes} iifname "{forwarding.PREFIX}*" goto refuse',
