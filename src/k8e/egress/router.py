@@ -45,10 +45,12 @@ _SETTINGS = {
 }
 # In every sandbox's namespace, before there is a wire. What fills tables that all namespaces share
 # is bounded here: neighbours in fe80::/64, to which a link leads that chooses an address itself,
-# connections that have ended and wait, and what TCP remembers of them.
+# groups that a socket joins (of IPv4; of IPv6 the runtime refuses it), connections that have ended
+# and wait, and what TCP remembers of them.
 _SLOT_SETTINGS = {
     "ipv6/conf/default/addr_gen_mode": "1",
     "ipv6/conf/default/accept_ra": "0",
+    "ipv4/igmp_max_memberships": "0",
     "ipv4/tcp_max_tw_buckets": "4096",
     "ipv4/tcp_no_metrics_save": "1",
 }

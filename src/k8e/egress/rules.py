@@ -48,6 +48,10 @@ MAX_FLOWS = 8192  # connections of one sandbox: nobody fills the router's table 
 END_RATE = "10/second burst 20 packets"
 DNS_PORT = 53
 DNS_RATE = "100/second burst 200 packets"  # questions of one sandbox; more are refused
+# Sandboxes of earlier releases ask for the router; each question makes a neighbour that the kernel
+# remembers, in one table for all namespaces.
+DISCOVERY_RATE = "5/second burst 10 packets"
+_DISCOVERY = "icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert }"
 
 
 def _allowing(sandbox: str, address4: str, address6: str, port: str) -> str:
@@ -99,6 +103,7 @@ table {TABLE} {{
     set logged {{ type ifname; size 65536; flags dynamic, timeout; timeout 1m; }}
     set ending {{ type ifname; size 65536; flags dynamic, timeout; timeout 1m; }}
     set flows {{ type ifname; size 65536; flags dynamic; }}
+    set discovery {{ type ifname; size 65536; flags dynamic, timeout; timeout 1m; }}
     set asking {{ type ifname; size 65536; flags dynamic, timeout; timeout 1m; }}
     {tproxy.SETS}
 
@@ -122,6 +127,8 @@ log group {LOG_GROUP} snaplen {LOG_BYTES} queue-threshold 1
     chain arrive {{
         type filter hook prerouting priority mangle - 10; policy accept;
         iifname {{ "lo", "{UPLINK}" }} accept
+        {_DISCOVERY} update @discovery {{ iifname limit rate {DISCOVERY_RATE} }} accept
+        {_DISCOVERY} drop
         ip daddr {SLOTS[0]} goto refuse comment "also of who is gone: routing drops it silently"
         ip6 daddr {SLOTS[1]} goto refuse
         iifname . ip saddr @members4 accept
