@@ -43,6 +43,8 @@ TABLE = f"""
 table inet k8e {{
     set members4 {{ type ifname . ipv4_addr; elements = {{ "sb0" . {CLIENT4} }} }}
     set members6 {{ type ifname . ipv6_addr; elements = {{ "sb0" . {CLIENT6} }} }}
+    set near4 {{ type ipv4_addr; flags interval; }}
+    set near6 {{ type ipv6_addr; flags interval; }}
     set own4 {{ type ipv4_addr; elements = {{ 198.19.255.253 }} }}
     set own6 {{ type ipv6_addr; }}
     {tproxy.SETS}

@@ -25,13 +25,13 @@ IFLA_ADDRESS, IFLA_IFNAME, IFLA_MTU, IFLA_LINKINFO, IFLA_NET_NS_FD = 1, 3, 4, 18
 IFLA_INFO_KIND, IFLA_INFO_DATA, VETH_INFO_PEER = 1, 2, 1
 IFA_ADDRESS, IFA_LOCAL, IFA_FLAGS = 1, 2, 8
 IFA_F_NODAD = 0x02
-RTA_DST, RTA_OIF, RTA_GATEWAY, RTA_PRIORITY = 1, 4, 5, 6
+RTA_DST, RTA_OIF, RTA_GATEWAY, RTA_PRIORITY, RTA_VIA = 1, 4, 5, 6, 18
 RTM_NEWRULE = 32
 FRA_PRIORITY, FRA_FWMARK, FRA_FWMASK, FR_ACT_TO_TBL = 6, 10, 16, 1
 RT_TABLE_DEFAULT, RT_TABLE_MAIN, RT_TABLE_LOCAL, RTPROT_STATIC = 253, 254, 255, 4
 RT_SCOPE_UNIVERSE, RT_SCOPE_LINK, RT_SCOPE_HOST = 0, 253, 254
 RTN_UNICAST, RTN_LOCAL, RTN_BLACKHOLE = 1, 2, 6
-IFF_UP, IFF_NOARP = 0x1, 0x80
+IFF_UP, IFF_LOOPBACK, IFF_POINTOPOINT, IFF_NOARP = 0x1, 0x8, 0x10, 0x80
 NDA_DST, NDA_LLADDR, NUD_PERMANENT = 1, 2, 0x80
 _HEADER = struct.Struct("=IHHII")
 _LINK = struct.Struct("=BxHiII")
@@ -307,6 +307,21 @@ class Netlink:
                     found |= _route_links(attributes(body[_ROUTE.size :]))
         return found
 
+    def near_networks(self) -> list[Network]:
+        """The networks that are on links: of whoever is in them, the kernel remembers each."""
+        links = {link.index for link in self.links() if link.resolves}
+        found: set[Network] = set()
+        for family, bits in ((socket.AF_INET, 32), (socket.AF_INET6, 128)):
+            for body in self.dump(RTM_GETROUTE, _ROUTE.pack(family, *[0] * 8)):
+                values, length = attributes(body[_ROUTE.size :]), body[1]
+                direct = RTA_GATEWAY not in values and RTA_VIA not in values
+                if body[7] == RTN_UNICAST and direct and _route_links(values) & links:
+                    packed = values.get(RTA_DST, bytes(bits // 8))
+                    network = ipaddress.ip_network((packed, length))
+                    if 0 < length < bits and not network.is_link_local:
+                        found.add(network)
+        return sorted(found, key=lambda network: (network.version, network))
+
     def set_hardware_address(self, index: int, address: bytes) -> None:
         self._do([(RTM_NEWLINK, 0, _link_body(index) + attribute(IFLA_ADDRESS, address))])
 
@@ -325,6 +340,8 @@ class Link:
     name: str
     running: bool
     """Whether packets can be sent: up, connected, and seen to be so."""
+    resolves: bool
+    """Whether the kernel asks for neighbours there, and remembers each of them."""
     kind: str
     """``veth``, ``bridge`` and the like; empty for hardware."""
     peer: int
@@ -340,6 +357,7 @@ def _link(body: bytes) -> Link:
         index=index,
         name=values[IFLA_IFNAME].rstrip(b"\0").decode(errors="surrogateescape"),
         running=bool(flags & IFF_RUNNING),
+        resolves=not flags & (IFF_NOARP | IFF_LOOPBACK | IFF_POINTOPOINT),
         kind=info.get(IFLA_INFO_KIND, b"").rstrip(b"\0").decode(),
         peer=struct.unpack("=I", values.get(IFLA_LINK, bytes(4)))[0],
         hardware=values.get(IFLA_ADDRESS, b""),

@@ -238,6 +238,10 @@ class Router:
         """Keep sandboxes from the host's own addresses, whatever policies say."""
         self._change(rules.own_changes(addresses))
 
+    def bound_near(self, networks: list[Network]) -> None:
+        """Allow few connections at a time into networks in which the host has neighbours."""
+        self._run(self._nft.run, rules.near_commands(networks))
+
     def _change(self, changes: list[Change]) -> None:
         """On the event loop: the kernel needs less time for it than a thread does to begin."""
         self._running()

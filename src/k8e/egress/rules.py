@@ -42,6 +42,9 @@ LOG_GROUP = 5
 LOG_BYTES = 128  # of a refused packet: its headers
 LOG_RATE = "20/second burst 40 packets"  # per sandbox; more is refused without being told
 TOO_MANY = "many"
+# Connections of one sandbox to neighbours of the host, whom policies may allow: the kernel asks for
+# each of them, remembers a thousand, and refuses more to everybody.
+MAX_NEAR_FLOWS = 64
 MAX_FLOWS = 8192  # connections of one sandbox: nobody fills the router's table for the others
 # What still comes in by a connection that ended with its policy: enough for its owner to answer,
 # and so to be told.
@@ -51,6 +54,7 @@ DNS_RATE = "100/second burst 200 packets"  # questions of one sandbox; more are 
 # Sandboxes of earlier releases ask for the router; each question makes a neighbour that the kernel
 # remembers, in one table for all namespaces.
 DISCOVERY_RATE = "5/second burst 10 packets"
+_NEAR = f"add @nearby {{ iifname ct count over {MAX_NEAR_FLOWS} }}"
 _DISCOVERY = "icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert }"
 
 
@@ -102,6 +106,9 @@ table {TABLE} {{
     set private6 {{ type ipv6_addr; flags interval; elements = {{ {_private(6)} }} }}
     set logged {{ type ifname; size 65536; flags dynamic, timeout; timeout 1m; }}
     set ending {{ type ifname; size 65536; flags dynamic, timeout; timeout 1m; }}
+    set near4 {{ type ipv4_addr; flags interval; auto-merge; }}
+    set near6 {{ type ipv6_addr; flags interval; auto-merge; }}
+    set nearby {{ type ifname; size 65536; flags dynamic; }}
     set flows {{ type ifname; size 65536; flags dynamic; }}
     set discovery {{ type ifname; size 65536; flags dynamic, timeout; timeout 1m; }}
     set asking {{ type ifname; size 65536; flags dynamic, timeout; timeout 1m; }}
@@ -140,6 +147,8 @@ log group {LOG_GROUP} snaplen {LOG_BYTES} queue-threshold 1
     chain judge {{
         ip daddr @own4 goto refuse
         ip6 daddr @own6 goto refuse
+        ip daddr @near4 ct state new {_NEAR} goto refuse_more
+        ip6 daddr @near6 ct state new {_NEAR} goto refuse_more
         ct state new add @flows {{ iifname ct count over {MAX_FLOWS} }} goto refuse_more
         {_allowing("iifname", "ip daddr", "ip6 daddr", "th dport")}
         goto refuse
@@ -290,3 +299,13 @@ def own_changes(addresses: Iterable[Address]) -> list[Change]:
     """What the host itself is called: out of reach, whatever a policy says."""
     found = [Element(f"own{item.version}", of_address(item)) for item in dict.fromkeys(addresses)]
     return [flush("own4"), flush("own6"), *map(add, found)]
+
+
+def near_commands(networks: Iterable[Network]) -> str:
+    """Commands that say which networks the host has neighbours in."""
+    lines: list[str] = []
+    for version in (4, 6):
+        name = f"{TABLE} near{version}"
+        found = ", ".join(str(network) for network in networks if network.version == version)
+        lines += [f"flush set {name}", *([f"add element {name} {{ {found} }}"] if found else [])]
+    return "\n".join(lines)

@@ -141,6 +141,16 @@ def own_addresses(world: Path) -> list[Address]:
     return namespaces.run_in(world, _own_addresses)
 
 
+def near_networks(world: Path) -> list[Network]:
+    """All networks in which the host has neighbours."""
+    return namespaces.run_in(world, _near_networks)
+
+
+def _near_networks() -> list[Network]:
+    with _opened() as netlink:
+        return netlink.near_networks()
+
+
 def _own_addresses() -> list[Address]:
     with _opened() as netlink:
         found = {address for _, address in netlink.addresses()}
