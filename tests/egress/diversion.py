@@ -24,9 +24,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from k8e.egress import namespaces, tproxy
-from k8e.egress.netlink import Netlink
+from k8e.egress.netlink import EVERYWHERE, Netlink, Route
 from k8e.egress.nftables import Nftables
-from k8e.egress.policy import Address, Network
+from k8e.egress.policy import Address
 from k8e.egress.proxy import ALLOWED, PEEK, Decision, Proxy, Said, refused
 
 T = TypeVar("T")
@@ -38,12 +38,13 @@ CLIENT4, CLIENT6 = "198.18.0.2", "fd6b:3865:0:1::2"
 DNS = "198.19.255.1"
 GOOD, BAD = "good.example.org", "evil.example.org"
 SECONDS = 5.0
-_V4, _V6 = ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip_network("::/0")
 
 TABLE = f"""
 table inet k8e {{
     set members4 {{ type ifname . ipv4_addr; elements = {{ "sb0" . {CLIENT4} }} }}
     set members6 {{ type ifname . ipv6_addr; elements = {{ "sb0" . {CLIENT6} }} }}
+    set near4 {{ type ipv4_addr; flags interval; }}
+    set near6 {{ type ipv6_addr; flags interval; }}
     set own4 {{ type ipv4_addr; elements = {{ 198.19.255.253 }} }}
     set own6 {{ type ipv6_addr; }}
     {tproxy.SETS}
@@ -91,10 +92,10 @@ def _configure(link: str, *addresses: str, gateways: tuple[str, ...] = ()) -> No
     netlink = Netlink()
     try:
         netlink.configure(socket.if_nametoindex("lo"), [])
-        routes: list[tuple[Network, Address | None]] = []
+        routes: list[Route] = []
         for text in gateways:
             gateway = ipaddress.ip_address(text)
-            routes.append((_V4 if gateway.version == 4 else _V6, gateway))
+            routes.append(Route(EVERYWHERE[gateway.version == 6], gateway))
         netlink.configure(socket.if_nametoindex(link), _interfaces(*addresses), routes)
     finally:
         netlink.close()

@@ -92,6 +92,20 @@ def test_loopback_is_out_of_reach_even_where_the_host_routes_it(host: Host) -> N
         assert service.recv(100) == b"second"
 
 
+def test_nothing_for_a_sandbox_goes_on_into_the_world(host: Host) -> None:
+    gone = "198.18.0.10"  # of a sandbox that has ended; a host would ask its own router for it
+    host.internet.ip(f"address add {gone}/32 dev lo\n")
+    with (
+        Connected(host) as name,
+        host.internet.socket(socket.AF_INET, socket.SOCK_DGRAM) as service,
+    ):
+        service.bind((gone, 5353))
+        send_datagram(host, gone, 5353)
+        host.machine.nft(f"delete table inet {name}")  # as above
+        send_datagram(host, gone, 5353, b"second")
+        assert service.recv(100) == b"second"
+
+
 def send_datagram(host: Host, address: str, port: int, data: bytes = b"first") -> None:
     """Put a packet on the wire that no well-behaved router would send."""
     source, target = socket.inet_aton("198.19.0.2"), socket.inet_aton(address)

@@ -157,7 +157,7 @@ _PARTS: Mapping[str, tuple[Try, ...]] = {
             "answer and in every form of an address",
             "network.private-addresses network.disguised-addresses network.rebinding network.host "
             "network.gateway network.siblings network.operator-only network.foreign-source "
-            "ports.loopback-only",
+            "network.late-answers ports.loopback-only",
         ),
         Try(
             "name rules: other server name, other Host, none, HTTP/2, QUIC, a second request, a "

@@ -105,6 +105,7 @@ def _reaches_no_other(claimant: Room, words: tuple[str, ...]) -> None:
     for name, address in others.items():
         attempts += [["tcp", address, 8080], ["udp", address, 443]]
         attempts += [["fetch", f"http://{address}/", "", name]]
+    claimant.scene.become_quiet()
     claimant.scene.forget()
     claimant.refused(*attempts)
     claimant.silence(f"under {words}")

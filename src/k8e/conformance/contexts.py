@@ -250,7 +250,7 @@ async def timing_out(stage: Stage) -> None:
         equal((done.status, done.exit["context_state"]), ("timed_out", "ready"), "a time-out")
         equal(await context.text("kept"), "5", "a variable after a time-out")
         unread = await context.start(
-            "while True: print('x' * 100_000)", timeout=0.5, generous=False
+            "while True: print('x' * 100_000)", timeout=2.0, generous=False
         )
         await unread.until(b"x\n", times=5)
         equal(await context.text("kept"), "5", "after a time-out of what nobody reads")

@@ -7,7 +7,7 @@ import secrets
 
 from k8e import errors
 from k8e.conformance.behaviours import Broken, behaviour, equal, expect
-from k8e.conformance.sandbox import PATIENCE, PYTHON, Sandbox
+from k8e.conformance.sandbox import PATIENCE, PYTHON, Sandbox, with_time
 from k8e.conformance.stage import Stage
 
 _FIND = (
@@ -66,9 +66,14 @@ async def none_left(sandbox: Sandbox, word: str) -> None:
 @behaviour("exec.timeout")
 async def timeout(stage: Stage) -> None:
     """A program that exceeds its time-out is ended, and its status says why."""
-    done = await (await stage.shared()).run(["sleep", "1000"], timeout=0.2)
-    equal((done.status, done.code), ("timed_out", 143), "end of sleep")
-    expect(done.exit["duration_ms"] >= 200, f"ended after {done.exit['duration_ms']} ms")
+    sandbox = await stage.shared()
+
+    async def check(seconds: float) -> None:
+        done = await sandbox.run(["sleep", "1000"], timeout=seconds / 5)
+        equal((done.status, done.code), ("timed_out", 143), "end of sleep")
+        expect(done.exit["duration_ms"] >= 200 * seconds, f"the end came early: {done.story()}")
+
+    await with_time(check)
 
 
 @behaviour("exec.timeout-not-reached")
@@ -82,9 +87,13 @@ async def timeout_not_reached(stage: Stage) -> None:
 async def timeout_stubborn(stage: Stage) -> None:
     """A program that ignores SIGTERM is killed after a short grace, and its output is kept."""
     sandbox, word = await stage.shared(), marker()
-    done = await sandbox.run([PYTHON, "-c", _STUBBORN, word, "0"], timeout=1.0)
-    equal((done.status, done.code), ("timed_out", 137), done.story())
-    equal(done.stdout, b"started\n", "output before the end")
+
+    async def check(seconds: float) -> None:
+        done = await sandbox.run([PYTHON, "-c", _STUBBORN, word, "0"], timeout=seconds)
+        equal((done.status, done.code), ("timed_out", 137), done.story())
+        equal(done.stdout, b"started\n", "output before the end")
+
+    await with_time(check)
 
 
 @behaviour("exec.kill-traced")
@@ -99,7 +108,9 @@ async def kill_traced(stage: Stage) -> None:
     await sandbox.call("signal", id=victim.id, terminate=True)
     done = await victim.finish()
     seized = tracer.outcome.stdout == b"seized\n"
-    equal((done.status, done.code), ("killed", 137 if seized else 143), "the traced program")
+    # A busy machine may take longer for a gentle end than a program is given.
+    equal(done.status, "killed", "the traced program")
+    expect(done.code == 137 or (done.code == 143 and not seized), f"its end: {done.story()}")
     await sandbox.call("signal", id=tracer.id, terminate=True)
     equal((await tracer.finish()).status, "killed", "who traced it")
     equal((await sandbox.describe(victim.id))["code"], done.code, "its code afterwards")
@@ -109,9 +120,14 @@ async def kill_traced(stage: Stage) -> None:
 async def timeout_children(stage: Stage) -> None:
     """A time-out also ends children and grandchildren that ignore SIGTERM."""
     sandbox, word = await stage.shared(), marker()
-    done = await sandbox.run([PYTHON, "-c", _STUBBORN, word, "3"], timeout=1.0)
-    equal((done.status, done.code), ("timed_out", 137), done.story())
-    await none_left(sandbox, word)
+
+    async def check(seconds: float) -> None:
+        done = await sandbox.run([PYTHON, "-c", _STUBBORN, word, "3"], timeout=seconds)
+        equal((done.status, done.code), ("timed_out", 137), done.story())
+        equal(done.stdout.count(b"started"), 4, "programs that were there")
+        await none_left(sandbox, word)
+
+    await with_time(check)
 
 
 @behaviour("exec.timeout-background")
@@ -120,9 +136,13 @@ async def timeout_background(stage: Stage) -> None:
     sandbox, word = await stage.shared(), marker()
     # -m gives every job its own process group, out of reach of a kill of the leader's group.
     script = f"set -m; for i in 1 2 3; do (exec -a {word} sleep 1000) & done; echo up; wait"
-    done = await sandbox.run(["/bin/bash", "-c", script], timeout=1.0)
-    equal(done.status, "timed_out", done.story())
-    await none_left(sandbox, word)
+
+    async def check(seconds: float) -> None:
+        done = await sandbox.run(["/bin/bash", "-c", script], timeout=seconds)
+        equal((done.status, done.stdout), ("timed_out", b"up\n"), done.story())
+        await none_left(sandbox, word)
+
+    await with_time(check)
 
 
 @behaviour("exec.daemon")
@@ -157,9 +177,13 @@ async def daemon_duration(stage: Stage) -> None:
     """A program's duration is its own, whatever it leaves running."""
     sandbox, word = await stage.shared(), marker()
     script = f"(exec -a {word} sleep 1000) & exit 3"
-    runs = [await sandbox.shell(script) for _ in range(5)]
-    equal({done.code for done in runs}, {3}, "exit codes")
-    expect(min(done.exit["duration_ms"] for done in runs) < 150, "the end was recorded late")
+    for _ in range(25):  # a busy machine is not always slow, and what is left is there always
+        done = await sandbox.shell(script)
+        equal(done.code, 3, "exit code")
+        if done.exit["duration_ms"] < 150:
+            break
+    else:
+        raise Broken("the end was recorded late")
     await sandbox.shell(f"pkill -f {word}")
     await none_left(sandbox, word)
 

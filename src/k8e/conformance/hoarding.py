@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import subprocess
 import sys
 import tempfile
 
 from k8e import errors
-from k8e.conformance.behaviours import NotApplicable, behaviour, equal, expect
+from k8e.conformance.behaviours import NotApplicable, behaviour, equal, expect, in_a_room
 from k8e.conformance.confinement import ask
+from k8e.conformance.lab.rooms import Room
 from k8e.conformance.sandbox import PATIENCE, PYTHON, Program, Sandbox
 from k8e.conformance.stage import Stage
+from k8e.egress import namespaces
+from k8e.egress.netlink import Netlink
 from k8e.model import MIB
 
 # Takes as much of something as it gets, and keeps it.
@@ -62,6 +66,8 @@ for number in kept:
     if sys.argv[1] == 'semaphores': libc.semctl(number, 0, 0)
 """
 _MOST = {"sockets": 10_000, "terminals": 10_000, "segments": 5000, "queues": 5000}
+_CROWDS = ("link6", "group6", "wide6", "near6", "group4", "local4", "near4", "direct4", "shout4")
+_ADDRESSES = 400  # of each kind; a kernel has room for 1024 of each family, for all namespaces
 _FEW = 2000  # of what costs gVisor more
 _TMP = "/tmp"  # noqa: S108 - a path in the sandbox
 
@@ -120,6 +126,29 @@ async def kernel_objects(stage: Stage) -> None:
 async def sockets(stage: Stage) -> None:
     """Ten thousand listening sockets in one sandbox take none from others or the host."""
     await _hoard(stage, "sockets")
+
+
+@in_a_room("hoard.neighbours")
+def neighbours(room: Room) -> None:
+    """No datagram puts more than a few entries into the kernel's tables of neighbours."""
+    for words in ((), ("open",)):
+        with room.beside(*words) as crowded:
+            tried = crowded.attempt(*(["crowd", kind, _ADDRESSES] for kind in _CROWDS))
+            equal([it.error for it in tried.outcomes if it.error], [], "probes that failed")
+            expect(any(int(it.said.split()[0]) for it in tried.outcomes), "the probe is blind")
+            for path in (room.scene.net / "slots" / str(crowded.slot.number), room.scene.router):
+                found = namespaces.run_in(path, _neighbours)
+                expect(found["others"] < 32, f"under {words or 'none'}, in {path.name}: {found}")
+                # A link has 256 groups of IPv4; these go first, as soon as others need room.
+                expect(found["groups"] < 300, f"under {words or 'none'}, in {path.name}: {found}")
+
+
+def _neighbours() -> dict[str, int]:
+    """How many neighbours the kernel remembers for the namespace of this thread."""
+    with contextlib.closing(Netlink()) as netlink:
+        found = netlink.neighbours()
+    groups = sum(address.is_multicast for address in found)
+    return {"groups": groups, "others": len(found) - groups}
 
 
 @behaviour("hoard.attributes")

@@ -9,7 +9,7 @@ from typing import Any
 
 from k8e import errors
 from k8e.conformance.behaviours import Broken, equal, expect, in_a_room
-from k8e.conformance.lab.far import DOH, METADATA, OTHER, PRIVATE, WEB, WEB6
+from k8e.conformance.lab.far import CALLING_PORT, DOH, METADATA, OTHER, PRIVATE, WEB, WEB6
 from k8e.conformance.lab.gateways import eventually
 from k8e.conformance.lab.internet import FAR, FAR6, HOST, HOST6, RESOLVER
 from k8e.conformance.lab.rooms import Room, Words
@@ -21,6 +21,7 @@ EVERYTHING = ("0.0.0.0/0", "::/0")
 PUBLIC_HOST, PUBLIC_HOST6, HOST_PORT = "93.184.220.7", "2606:4700:220::7", 8080
 FOREIGN6 = "fd6b:3865:0:1::77"
 PRIVATE_RULE = "private, local and metadata addresses cannot be reached"
+_TCP_INFO, _RETRANSMITS = (socket.IPPROTO_TCP, socket.TCP_INFO, 8), 2
 LOCAL = ("127.0.0.2", "127.0.0.1", "::1", "0.0.0.0", "::")  # noqa: S104 - a target, not a listener
 # Raw IP, ICMP, packets, vsock, netlink of firewalls and audit, cryptography, Bluetooth, SCTP.
 KINDS = (
@@ -78,8 +79,7 @@ def tcp(addresses: tuple[str, ...], port: int = 8080) -> list[Words]:
 def _opened(room: Room, *words: str) -> None:
     """Allow what others could be reached by, so that a refusal means something."""
     room.allow(*(words or ("open",)))
-    equal(room.ask("tcp", WEB, 8080).said, WEB, "a public address under an open policy")
-    room.scene.tap.take()
+    room.speak(WEB, 8080)
 
 
 @in_a_room("network.off")
@@ -226,21 +226,20 @@ def gateway(room: Room) -> None:
     _opened(room)
     tries = [["tcp", address, port] for address in near for port in (22, 443, 17380, listen)]
     room.refused(*tries, *tcp((*own, "127.0.0.1", "::1"), listen))
-    # Packets of this wire alone are not answered at all; nobody uses these addresses.
-    beside = (*tcp(_neighbours(room)), *tcp(_neighbours(room), 53))
+    # The wire itself has no addresses that hold on it alone.
+    equal(_wire_addresses(room), [], "the router's addresses of this wire alone")
+    beside = (*tcp(("fe80::1%eth0", "ff02::2%eth0")), *tcp(("fe80::1%eth0",), 53))
     unanswered = room.attempt(*beside, at_once=True)
-    equal([it.said for it in unanswered.outcomes], [None, None], "answers on the wire itself")
+    equal([it.said for it in unanswered.outcomes], [None] * 3, "answers on the wire itself")
     room.silence()
 
 
-def _neighbours(room: Room) -> tuple[str, ...]:
-    """The router's addresses that hold on this one wire only."""
-
-    def there() -> tuple[str, ...]:
+def _wire_addresses(room: Room) -> list[str]:
+    def there() -> list[str]:
         index = socket.if_nametoindex(room.slot.interface)
         with contextlib.closing(Netlink()) as netlink:
             found = [address for at, address in netlink.addresses() if at == index]
-        return tuple(f"{address}%eth0" for address in found if address.is_link_local)
+        return [str(address) for address in found if address.is_link_local]
 
     return namespaces.run_in(room.scene.router, there)
 
@@ -283,3 +282,23 @@ def foreign_source(room: Room) -> None:
         for _ in range(3):
             room.ask("disguised", str(sibling.slot.address6), WEB6, 443, 5555)
         equal(program.outcome().error, "TimeoutError", "what the sibling heard")
+
+
+@in_a_room("network.late-answers")
+def late_answers(room: Room) -> None:
+    """What still comes for a sandbox that is gone does not leave the router again."""
+    _opened(room)
+    for host in (WEB, WEB6):
+        gone = Room(room.scene, room.runtime, "open", tenant="other")
+        wire = gone.slot.interface
+        with gone.start("obey", host, CALLING_PORT), room.scene.far.caller() as connection:
+            gone.allow()  # from now on the other end of the connection is told nothing
+            gone.close()
+            eventually(lambda wire=wire: wire not in room.scene.links())
+            room.scene.tap.take()
+            connection.sendall(b"late")
+            eventually(lambda it=connection: it.getsockopt(*_TCP_INFO)[_RETRANSMITS] > 0)
+            equal(room.ask("tcp", OTHER, 8080).said, OTHER, "what is allowed elsewhere")
+            expect(taken := room.scene.tap.take(), "the tap is blind")
+            others = [packet for packet in taken if OTHER not in packet]
+            equal(others, [], f"packets that left again after one of {host} came in")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from k8e import errors
+from k8e.conformance.outcomes import Broken
 from k8e.guest import wire
 from k8e.guest.records import Records
 from k8e.link import Channel, Link, request
@@ -16,6 +17,19 @@ from k8e.runtimes.base import Guest
 PATIENCE = 30.0
 """Seconds for anything that should take less than one; generous, because hosts are busy."""
 PYTHON = "/usr/bin/python3"
+TIMES = (1.0, 5.0, 20.0)
+"""Seconds for a time-out that is to be reached only after a program has begun."""
+
+
+async def with_time(check: Callable[[float], Awaitable[None]]) -> None:
+    """Check something with a short time-out; a busy machine may need a longer one."""
+    for seconds in TIMES[:-1]:
+        try:
+            await check(seconds)
+        except (Broken, errors.K8eError, OSError):
+            continue
+        return
+    await check(TIMES[-1])
 
 
 @dataclass

@@ -6,7 +6,7 @@ import json
 
 from k8e.conformance.behaviours import equal, expect, in_a_room
 from k8e.conformance.lab.far import CDN, CDN6, OTHER, WEB
-from k8e.conformance.lab.rooms import QUICKLY, Room
+from k8e.conformance.lab.rooms import QUICKLY, TRIES, Room, Tried, Words
 from k8e.conformance.names import NOT_LISTED
 from k8e.conformance.network import PRIVATE_RULE
 
@@ -85,13 +85,23 @@ def host(room: Room) -> None:
         "SSH-2.0-client\r\n": "only TLS and HTTP can be checked in strict mode",
         "\x16\x03\x01\x00\x05hello": "TLS",
     }.items():
-        tried = room.attempt(["talk", CDN, 80, said])
+        tried = _quick_attempt(room, ["talk", CDN, 80, said])
         (answer,) = tried.outcomes[0].said
         refused = answer.startswith("HTTP/1.1 403") or answer in ("", "ConnectionResetError")
         expect(refused and tried.outcomes[0].seconds < QUICKLY, f"{said!r} got {answer[:80]!r}")
         equal(len(tried.denials), 1, f"refusals of {said!r}")
         expect(rule in tried.denials[0].rule, f"{said!r}: {tried.denials[0].rule}")
     equal(_hosts(room), [], "requests that arrived")
+
+
+def _quick_attempt(room: Room, words: Words) -> Tried:
+    """An attempt on which a busy machine did not spend long."""
+    tried = room.attempt(words)
+    for _ in range(TRIES - 1):
+        if tried.outcomes[0].seconds < QUICKLY:
+            break
+        tried = room.attempt(words)
+    return tried
 
 
 @in_a_room("strict.second-request")

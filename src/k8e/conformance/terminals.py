@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from k8e.conformance.behaviours import behaviour, equal, expect
-from k8e.conformance.sandbox import PYTHON
+from k8e.conformance.sandbox import PYTHON, with_time
 from k8e.conformance.stage import Stage
 
 SIZE = [30, 100]
@@ -76,7 +76,12 @@ async def shell(stage: Stage) -> None:
 @behaviour("tty.hang-up")
 async def hang_up(stage: Stage) -> None:
     """A time-out ends a program on a terminal and whatever it runs."""
-    done = await (await stage.shared()).run(
-        ["/bin/bash", "-c", "trap '' TERM HUP; sleep 1000"], tty=SIZE, timeout=0.5
-    )
-    equal((done.status, done.code), ("timed_out", 137), done.story())
+    sandbox = await stage.shared()
+
+    async def check(seconds: float) -> None:
+        done = await sandbox.run(
+            ["/bin/bash", "-c", "trap '' TERM HUP; sleep 1000"], tty=SIZE, timeout=seconds / 2
+        )
+        equal((done.status, done.code), ("timed_out", 137), done.story())
+
+    await with_time(check)

@@ -13,28 +13,36 @@ import socket
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from k8e.egress.policy import Address, Network
 
 NLM_F_REQUEST, NLM_F_ACK, NLM_F_EXCL, NLM_F_CREATE = 0x1, 0x4, 0x200, 0x400
 NLM_F_REPLACE = 0x100
 NLMSG_ERROR = 2
-RTM_NEWLINK, RTM_DELLINK, RTM_NEWADDR, RTM_NEWROUTE = 16, 17, 20, 24
+RTM_NEWLINK, RTM_DELLINK, RTM_NEWADDR, RTM_NEWROUTE, RTM_NEWNEIGH = 16, 17, 20, 24, 28
 IFLA_ADDRESS, IFLA_IFNAME, IFLA_MTU, IFLA_LINKINFO, IFLA_NET_NS_FD = 1, 3, 4, 18, 28
 IFLA_INFO_KIND, IFLA_INFO_DATA, VETH_INFO_PEER = 1, 2, 1
 IFA_ADDRESS, IFA_LOCAL, IFA_FLAGS = 1, 2, 8
 IFA_F_NODAD = 0x02
-RTA_DST, RTA_OIF, RTA_GATEWAY = 1, 4, 5
+RTA_DST, RTA_OIF, RTA_GATEWAY, RTA_PRIORITY, RTA_VIA = 1, 4, 5, 6, 18
 RTM_NEWRULE = 32
 FRA_PRIORITY, FRA_FWMARK, FRA_FWMASK, FR_ACT_TO_TBL = 6, 10, 16, 1
-RT_SCOPE_HOST, RTN_LOCAL = 254, 2
-RT_TABLE_MAIN, RTPROT_STATIC, RT_SCOPE_UNIVERSE, RT_SCOPE_LINK, RTN_UNICAST = 254, 4, 0, 253, 1
-IFF_UP = 1
+RT_TABLE_DEFAULT, RT_TABLE_MAIN, RT_TABLE_LOCAL, RTPROT_STATIC = 253, 254, 255, 4
+RT_SCOPE_UNIVERSE, RT_SCOPE_LINK, RT_SCOPE_HOST = 0, 253, 254
+RTN_UNICAST, RTN_LOCAL, RTN_BLACKHOLE = 1, 2, 6
+IFF_UP, IFF_LOOPBACK, IFF_POINTOPOINT, IFF_NOARP = 0x1, 0x8, 0x10, 0x80
+NDA_DST, NDA_LLADDR, NUD_PERMANENT = 1, 2, 0x80
 _HEADER = struct.Struct("=IHHII")
 _LINK = struct.Struct("=BxHiII")
 _ADDR = struct.Struct("=BBBBI")
 _ROUTE = struct.Struct("=BBBBBBBBI")
+_NEIGHBOUR = struct.Struct("=BxxxiHBB")
 ANSWER_SIZE = 65536
+EVERYWHERE: tuple[Network, Network] = (
+    ipaddress.ip_network("0.0.0.0/0"),
+    ipaddress.ip_network("::/0"),
+)
 
 
 def attribute(kind: int, value: bytes) -> bytes:
@@ -46,20 +54,41 @@ def _text(kind: int, value: str) -> bytes:
     return attribute(kind, value.encode() + b"\0")
 
 
-def _link_body(index: int = 0, *, up: bool = False) -> bytes:
-    flag = IFF_UP if up else 0
-    return _LINK.pack(socket.AF_UNSPEC, 0, index, flag, flag)
+class Route(NamedTuple):
+    """A way to a network: by a gateway, or without one to whoever is on the link."""
+
+    network: Network
+    gateway: Address | None = None
+    table: int = RT_TABLE_MAIN
+    kind: int = RTN_UNICAST
+    priority: int = 0
+    """Of routes to the same network, the kernel takes the one with the smallest number."""
 
 
-def veth_body(index: int, name: str, peer: str, peer_namespace: int, *, mtu: int = 0) -> bytes:
+def _link_body(index: int = 0, flags: int = 0) -> bytes:
+    return _LINK.pack(socket.AF_UNSPEC, 0, index, flags, flags)
+
+
+def veth_body(
+    index: int,
+    name: str,
+    peer: str,
+    peer_namespace: int,
+    *,
+    mtu: int = 0,
+    hardware: tuple[bytes, bytes] | None = None,
+) -> bytes:
     """A veth pair: ``name`` here and ``peer`` in the namespace of a descriptor."""
+    here = _link_body(index) + _text(IFLA_IFNAME, name)
     there = _link_body() + _text(IFLA_IFNAME, peer)
     there += attribute(IFLA_NET_NS_FD, struct.pack("=I", peer_namespace))
     if mtu:
         there += attribute(IFLA_MTU, struct.pack("=I", mtu))
+    if hardware:
+        here += attribute(IFLA_ADDRESS, hardware[0])
+        there += attribute(IFLA_ADDRESS, hardware[1])
     data = attribute(IFLA_INFO_DATA, attribute(VETH_INFO_PEER, there))
-    info = attribute(IFLA_LINKINFO, _text(IFLA_INFO_KIND, "veth") + data)
-    return _link_body(index) + _text(IFLA_IFNAME, name) + info
+    return here + attribute(IFLA_LINKINFO, _text(IFLA_INFO_KIND, "veth") + data)
 
 
 def address_body(index: int, address: Address, prefix: int) -> bytes:
@@ -71,22 +100,29 @@ def address_body(index: int, address: Address, prefix: int) -> bytes:
     return body
 
 
-def route_body(network: Network, index: int, gateway: Address | None) -> bytes:
+def route_body(route: Route, index: int = 0) -> bytes:
+    """``index`` is the link's; a route that drops everything needs none."""
+    network, gateway = route.network, route.gateway
     family = socket.AF_INET if network.version == 4 else socket.AF_INET6
-    scope = RT_SCOPE_UNIVERSE if gateway is not None or network.version == 6 else RT_SCOPE_LINK
-    fixed = (family, network.prefixlen, 0, 0, RT_TABLE_MAIN, RTPROT_STATIC, scope, RTN_UNICAST, 0)
+    scope = RT_SCOPE_UNIVERSE
+    if network.version == 4 and gateway is None and route.kind != RTN_BLACKHOLE:
+        scope = RT_SCOPE_HOST if route.kind == RTN_LOCAL else RT_SCOPE_LINK
+    fixed = (family, network.prefixlen, 0, 0, route.table, RTPROT_STATIC, scope, route.kind, 0)
     body = _ROUTE.pack(*fixed)
     if network.prefixlen:
         body += attribute(RTA_DST, network.network_address.packed)
     if gateway is not None:
         body += attribute(RTA_GATEWAY, gateway.packed)
-    return body + attribute(RTA_OIF, struct.pack("=I", index))
+    if route.priority:
+        body += attribute(RTA_PRIORITY, struct.pack("=I", route.priority))
+    return body + (attribute(RTA_OIF, struct.pack("=I", index)) if index else b"")
 
 
-def local_default_body(family: int, table: int, index: int) -> bytes:
-    """A route that makes every address this machine's own, in a small table of its own."""
-    fixed = (family, 0, 0, 0, table, RTPROT_STATIC, RT_SCOPE_HOST, RTN_LOCAL, 0)
-    return _ROUTE.pack(*fixed) + attribute(RTA_OIF, struct.pack("=I", index))
+def neighbour_body(index: int, address: Address, hardware: bytes) -> bytes:
+    """A neighbour that is known for good: nobody asks for it, and no limit counts it."""
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    body = _NEIGHBOUR.pack(family, index, NUD_PERMANENT, 0, 0)
+    return body + attribute(NDA_DST, address.packed) + attribute(NDA_LLADDR, hardware)
 
 
 def mark_rule_body(family: int, mark: int, table: int, priority: int) -> bytes:
@@ -114,14 +150,24 @@ class Netlink:
     def close(self) -> None:
         self._socket.close()
 
-    def add_veth(self, name: str, peer: str, peer_namespace: int, *, mtu: int = 0) -> int:
+    def add_veth(
+        self,
+        name: str,
+        peer: str,
+        peer_namespace: int,
+        *,
+        mtu: int = 0,
+        hardware: tuple[bytes, bytes] | None = None,
+    ) -> int:
         """Make a veth pair and return the index of the end that is here.
+
+        ``hardware`` has the addresses of both ends; the kernel chooses where there are none.
 
         Where both ends have the same index, each in its namespace, the kernel takes up to a second
         to see that they are connected, and IPv6 waits for that. So ours is out of the way.
         """
         index = (1 << 16) + secrets.randbelow(1 << 29)
-        body = veth_body(index, name, peer, peer_namespace, mtu=mtu)
+        body = veth_body(index, name, peer, peer_namespace, mtu=mtu, hardware=hardware)
         self._do([(RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, body)])
         return index
 
@@ -129,17 +175,29 @@ class Netlink:
         self,
         index: int,
         addresses: Iterable[ipaddress.IPv4Interface | ipaddress.IPv6Interface],
-        routes: Iterable[tuple[Network, Address | None]] = (),
+        routes: Iterable[Route] = (),
+        neighbours: Iterable[tuple[Address, bytes]] = (),
+        *,
+        mute: bool = False,
     ) -> None:
-        """Bring a link up with its addresses and routes, in one batch. Works twice."""
-        messages = [(RTM_NEWLINK, 0, _link_body(index, up=True))]
-        for item in addresses:
-            body = address_body(index, item.ip, item.network.prefixlen)
-            messages.append((RTM_NEWADDR, NLM_F_CREATE | NLM_F_REPLACE, body))
-        for network, gateway in routes:
-            flags = NLM_F_CREATE | NLM_F_REPLACE
-            messages.append((RTM_NEWROUTE, flags, route_body(network, index, gateway)))
-        self._do(messages)
+        """Bring a link up with its addresses, neighbours and routes, in one batch. Works twice.
+
+        A ``mute`` link neither asks for the hardware addresses of neighbours nor tells its own.
+        """
+        flags = NLM_F_CREATE | NLM_F_REPLACE
+        messages = [(RTM_NEWLINK, 0, _link_body(index, IFF_UP | (IFF_NOARP if mute else 0)))]
+        bodies = [
+            *((RTM_NEWADDR, address_body(index, it.ip, it.network.prefixlen)) for it in addresses),
+            *((RTM_NEWNEIGH, neighbour_body(index, *neighbour)) for neighbour in neighbours),
+            *((RTM_NEWROUTE, route_body(route, index)) for route in routes),
+        ]
+        self._do(messages + [(kind, flags, body) for kind, body in bodies])
+
+    def add_blackholes(self, networks: Iterable[Network]) -> None:
+        """Drop what goes to networks, unless a route to a part of them says more. Works twice."""
+        holes = [Route(network, kind=RTN_BLACKHOLE) for network in networks]
+        flags = NLM_F_CREATE | NLM_F_REPLACE
+        self._do([(RTM_NEWROUTE, flags, route_body(hole)) for hole in holes])
 
     def delete_link(self, name: str) -> None:
         """Remove a link (and its peer); nothing happens if there is none."""
@@ -149,9 +207,9 @@ class Netlink:
             if error.errno != errno.ENODEV:
                 raise
 
-    def add_local_default(self, family: int, table: int) -> None:
+    def add_local_default(self, network: Network, table: int) -> None:
         """Make every address local for packets that are routed by ``table``. Works twice."""
-        body = local_default_body(family, table, socket.if_nametoindex("lo"))
+        body = route_body(Route(network, None, table, RTN_LOCAL), socket.if_nametoindex("lo"))
         self._do([(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_REPLACE, body)])
 
     def add_mark_rule(self, family: int, mark: int, table: int, *, priority: int) -> None:
@@ -231,6 +289,15 @@ class Netlink:
                 found.append((_ADDR.unpack_from(body)[4], ipaddress.ip_address(packed)))
         return found
 
+    def neighbours(self) -> list[Address]:
+        """All neighbours that the kernel remembers here, known or asked for."""
+        found: list[Address] = []
+        for family in (socket.AF_INET, socket.AF_INET6):
+            for body in self.dump(RTM_GETNEIGH, _NEIGHBOUR.pack(family, 0, 0, 0, 0)):
+                packed = attributes(body[_NEIGHBOUR.size :]).get(NDA_DST, b"")
+                found += [ipaddress.ip_address(packed)] if packed else []
+        return found
+
     def default_links(self) -> set[int]:
         """The indexes of the links by which default routes go, whatever their table."""
         found: set[int] = set()
@@ -240,22 +307,28 @@ class Netlink:
                     found |= _route_links(attributes(body[_ROUTE.size :]))
         return found
 
+    def near_networks(self) -> list[Network]:
+        """The networks that are on links: of whoever is in them, the kernel remembers each."""
+        links = {link.index for link in self.links() if link.resolves}
+        found: set[Network] = set()
+        for family, bits in ((socket.AF_INET, 32), (socket.AF_INET6, 128)):
+            for body in self.dump(RTM_GETROUTE, _ROUTE.pack(family, *[0] * 8)):
+                values, length = attributes(body[_ROUTE.size :]), body[1]
+                direct = RTA_GATEWAY not in values and RTA_VIA not in values
+                if body[7] == RTN_UNICAST and direct and _route_links(values) & links:
+                    packed = values.get(RTA_DST, bytes(bits // 8))
+                    network = ipaddress.ip_network((packed, length))
+                    if 0 < length < bits and not network.is_link_local:
+                        found.add(network)
+        return sorted(found, key=lambda network: (network.version, network))
+
     def set_hardware_address(self, index: int, address: bytes) -> None:
         self._do([(RTM_NEWLINK, 0, _link_body(index) + attribute(IFLA_ADDRESS, address))])
 
-    def set_neighbour(self, index: int, address: Address, hardware: bytes) -> None:
-        """Know a neighbour for good, so that nobody needs to ask for it."""
-        family = socket.AF_INET if address.version == 4 else socket.AF_INET6
-        body = _NEIGHBOUR.pack(family, index, NUD_PERMANENT, 0, 0)
-        body += attribute(NDA_DST, address.packed) + attribute(NDA_LLADDR, hardware)
-        self._do([(RTM_NEWNEIGH, NLM_F_CREATE | NLM_F_REPLACE, body)])
-
 
 NLM_F_DUMP, NLM_F_DUMP_INTR, NLMSG_DONE = 0x300, 0x10, 3
-RTM_GETLINK, RTM_GETADDR, RTM_GETROUTE, RTM_NEWNEIGH = 18, 22, 26, 28
+RTM_GETLINK, RTM_GETADDR, RTM_GETROUTE, RTM_GETNEIGH = 18, 22, 26, 30
 IFLA_LINK, RTA_MULTIPATH, IFF_RUNNING = 5, 9, 0x40
-NDA_DST, NDA_LLADDR, NUD_PERMANENT = 1, 2, 0x80
-_NEIGHBOUR = struct.Struct("=BxxxiHBB")
 _DUMPS = 5  # times that something is read again because it changed meanwhile
 
 
@@ -267,6 +340,8 @@ class Link:
     name: str
     running: bool
     """Whether packets can be sent: up, connected, and seen to be so."""
+    resolves: bool
+    """Whether the kernel asks for neighbours there, and remembers each of them."""
     kind: str
     """``veth``, ``bridge`` and the like; empty for hardware."""
     peer: int
@@ -282,6 +357,7 @@ def _link(body: bytes) -> Link:
         index=index,
         name=values[IFLA_IFNAME].rstrip(b"\0").decode(errors="surrogateescape"),
         running=bool(flags & IFF_RUNNING),
+        resolves=not flags & (IFF_NOARP | IFF_LOOPBACK | IFF_POINTOPOINT),
         kind=info.get(IFLA_INFO_KIND, b"").rstrip(b"\0").decode(),
         peer=struct.unpack("=I", values.get(IFLA_LINK, bytes(4)))[0],
         hardware=values.get(IFLA_ADDRESS, b""),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,29 +18,48 @@ from typing import Any, TypeVar
 from k8e import errors, model
 from k8e.egress import elements, migration, namespaces, rules, strays, tproxy
 from k8e.egress.elements import Change, Element, Elements
-from k8e.egress.netlink import Netlink
+from k8e.egress.netlink import (
+    EVERYWHERE,
+    RT_TABLE_DEFAULT,
+    RT_TABLE_LOCAL,
+    RTN_LOCAL,
+    Netlink,
+    Route,
+)
 from k8e.egress.nftables import Nftables, NftFailed
 from k8e.egress.policy import Address, Network
 from k8e.egress.rules import Bound
 
-# A range set aside for measurements of networks; nobody routes it.
-_SLOTS4 = ipaddress.ip_network("198.18.0.0/16")
-_SLOTS6 = ipaddress.ip_network("fd6b:3865:0:1::/112")
+_SLOTS4, _SLOTS6 = rules.SLOTS
 MAX_SLOTS = 16_000
 # In the router's namespace. Refusals of UDP are ICMP, of which the kernel would send one a second;
 # the masks take "unreachable" out of those that it limits.
 _SETTINGS = {
     "ipv4/ip_forward": "1",
+    "ipv4/conf/all/send_redirects": "0",
+    "ipv4/conf/default/send_redirects": "0",
     "ipv6/conf/all/forwarding": "1",
+    "ipv6/conf/default/addr_gen_mode": "1",  # no fe80::/64 on wires that are made from now on
     "ipv4/icmp_ratemask": "6160",
     "ipv6/icmp/ratemask": "0,3-127",
+}
+# In every sandbox's namespace, before there is a wire. What fills tables that all namespaces share
+# is bounded here: neighbours in fe80::/64, to which a link leads that chooses an address itself,
+# groups that a socket joins (of IPv4; of IPv6 the runtime refuses it), connections that have ended
+# and wait, and what TCP remembers of them.
+_SLOT_SETTINGS = {
+    "ipv6/conf/default/addr_gen_mode": "1",
+    "ipv6/conf/default/accept_ra": "0",
+    "ipv4/igmp_max_memberships": "0",
+    "ipv4/tcp_max_tw_buckets": "4096",
+    "ipv4/tcp_no_metrics_save": "1",
 }
 
 T = TypeVar("T")
 DNS_ADDRESS = ipaddress.ip_address(model.DNS_ADDRESS)
-EVERYWHERE: tuple[Network, Network] = (
-    ipaddress.ip_network("0.0.0.0/0"),
-    ipaddress.ip_network("::/0"),
+GROUPS: tuple[Network, Network] = (
+    ipaddress.ip_network("224.0.0.0/4"),
+    ipaddress.ip_network("ff00::/8"),
 )
 
 
@@ -53,6 +72,10 @@ class Slot:
     @property
     def interface(self) -> str:
         return f"sb{self.number}"
+
+    def hardware(self, *, router: bool) -> bytes:
+        """The hardware address of an end of the wire, which the other end knows for good."""
+        return b"\x02k8s" + (2 * self.number + router).to_bytes(2, "big")
 
     def _nth(self, base: Any, which: int) -> Any:
         return base.network_address + 4 * self.number + which
@@ -71,8 +94,16 @@ class Slot:
         return self._nth(_SLOTS4, 1), self._nth(_SLOTS6, 1)
 
 
-def _with_prefix(address: Any, length: int) -> Any:
-    return ipaddress.ip_interface(f"{address}/{length}")
+def _alone(address: Address) -> Any:
+    """An address on a network of its own."""
+    return ipaddress.ip_interface(address)
+
+
+def _write(settings: Mapping[str, str]) -> None:
+    """Change settings of the calling thread's namespace."""
+    for file, value in settings.items():
+        with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6, or an older one
+            Path("/proc/sys/net", file).write_text(value, "ascii")
 
 
 class Router:
@@ -101,11 +132,11 @@ class Router:
         """In the router's namespace: whatever is missing of rules, addresses and forwarding."""
         listed = self._set_up_rules()
         loopback = socket.if_nametoindex("lo")
-        self._netlink.configure(loopback, [_with_prefix(DNS_ADDRESS, 32)])
+        self._netlink.configure(loopback, [_alone(DNS_ADDRESS)])
         tproxy.set_up_routing(self._netlink)
-        for file, value in _SETTINGS.items():
-            with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6, or an older one
-                Path("/proc/sys/net", file).write_text(value, "ascii")
+        # What is still on its way to a sandbox that is gone must not leave by the uplink again.
+        self._netlink.add_blackholes(rules.SLOTS)
+        _write(_SETTINGS)
         return _generations(listed)
 
     def _set_up_rules(self) -> str:
@@ -180,8 +211,14 @@ class Router:
 
     def _configure(self, slot: Slot) -> int:
         index = socket.if_nametoindex(slot.interface)
-        here4, here6 = slot.routers
-        self._netlink.configure(index, [_with_prefix(here4, 30), _with_prefix(here6, 126)])
+        there = (slot.address4, slot.address6)
+        self._netlink.configure(
+            index,
+            list(map(_alone, slot.routers)),
+            [Route(_alone(address).network) for address in there],
+            [(address, slot.hardware(router=False)) for address in there],
+            mute=True,
+        )
         return index
 
     def remove_slot(self, slot: Slot) -> None:
@@ -208,6 +245,10 @@ class Router:
         """Keep sandboxes from the host's own addresses, whatever policies say."""
         self.change(rules.own_changes(addresses))
 
+    def bound_near(self, networks: list[Network]) -> None:
+        """Allow few connections at a time into networks in which the host has neighbours."""
+        self._run(self._nft.run, rules.near_commands(networks))
+
     def change(self, changes: Sequence[Change]) -> None:
         """On the event loop: the kernel needs less time for it than a thread does to begin."""
         self._running()
@@ -229,18 +270,38 @@ class Router:
 
 def _wire_up(slot: Slot, router: int) -> None:
     """In a new namespace: a wire to the router, with the only addresses that may be used on it."""
+    _write(_SLOT_SETTINGS)
     netlink = Netlink()
     try:
-        index = netlink.add_veth("eth0", slot.interface, router)
+        ends = (slot.hardware(router=False), slot.hardware(router=True))
+        index = netlink.add_veth("eth0", slot.interface, router, hardware=ends)
         netlink.configure(socket.if_nametoindex("lo"), [])
-        gateway4, gateway6 = slot.routers
         netlink.configure(
             index,
-            [_with_prefix(slot.address4, 30), _with_prefix(slot.address6, 126)],
-            [(EVERYWHERE[0], gateway4), (EVERYWHERE[1], gateway6)],
+            [_alone(slot.address4), _alone(slot.address6)],
+            _ways(slot),
+            [(address, ends[1]) for address in slot.routers],
+            mute=True,
         )
     finally:
         netlink.close()
+
+
+def _ways(slot: Slot) -> list[Route]:
+    """Routes that make the router the only neighbour that a sandbox can have.
+
+    The kernel remembers every address that it takes for a neighbour, in one table for all
+    namespaces: who could fill it would cut everybody off. So no network is on the link. Groups are
+    sent to the router too, since each would be a neighbour of its own. IPv4 takes whatever it finds
+    no route for as a neighbour, if a program names the link and asks for no routing; for that, and
+    nothing else, every address is the sandbox's own.
+    """
+    routers = [Route(_alone(address).network) for address in slot.routers]
+    by = slot.routers
+    onward = [Route(*way) for way in zip(EVERYWHERE, by, strict=True)]
+    # IPv6 has a route for groups itself, for which a link needs no more than to be up.
+    groups = [Route(*way, RT_TABLE_LOCAL, priority=1) for way in zip(GROUPS, by, strict=True)]
+    return [*routers, *onward, *groups, Route(EVERYWHERE[0], None, RT_TABLE_DEFAULT, RTN_LOCAL)]
 
 
 def _generations(listed: str) -> dict[int, int]:

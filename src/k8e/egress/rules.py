@@ -13,6 +13,7 @@ has the ports of each group (see ``pins.py``).
 
 from __future__ import annotations
 
+import ipaddress
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -28,15 +29,24 @@ from k8e.egress.elements import (
     of_interface,
     of_mark,
 )
-from k8e.egress.policy import PRIVATE, Address, Policy
+from k8e.egress.policy import PRIVATE, Address, Network, Policy
 from k8e.model import DNS_ADDRESS
 
+# Where all sandboxes have their addresses: a range set aside for measurements of networks, which
+# nobody routes, and one of our own.
+SLOTS: tuple[Network, Network] = (
+    ipaddress.ip_network("198.18.0.0/16"),
+    ipaddress.ip_network("fd6b:3865:0:1::/112"),
+)
 TABLE = "inet k8e"
 UPLINK = "up"
 LOG_GROUP = 5
 LOG_BYTES = 128  # of a refused packet: its headers
 LOG_RATE = "20/second burst 40 packets"  # per sandbox; more is refused without being told
 TOO_MANY = "many"
+# Connections of one sandbox to neighbours of the host, whom policies may allow: the kernel asks for
+# each of them, remembers a thousand, and refuses more to everybody.
+MAX_NEAR_FLOWS = 64
 MAX_FLOWS = 8192  # connections of one sandbox: nobody fills the router's table for the others
 # What still comes in by a connection that ended with its policy: enough for its owner to answer,
 # and so to be told.
@@ -45,6 +55,11 @@ DNS_PORT = 53
 DNS_RATE = "100/second burst 200 packets"  # questions of one sandbox; more are refused
 # The group of all ports. Groups are above all generations: a packet's mark holds either of them.
 ALL_PORTS = 1 << 31
+# Sandboxes of earlier releases ask for the router; each question makes a neighbour that the kernel
+# remembers, in one table for all namespaces.
+DISCOVERY_RATE = "5/second burst 10 packets"
+_NEAR = f"add @nearby {{ iifname ct count over {MAX_NEAR_FLOWS} }}"
+_DISCOVERY = "icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert }"
 
 
 def _allowing(sandbox: str, address4: str, address6: str, port: str) -> str:
@@ -99,7 +114,11 @@ table {TABLE} {{
     set private6 {{ type ipv6_addr; flags interval; elements = {{ {_private(6)} }} }}
     set logged {{ type ifname; size 65536; flags dynamic, timeout; timeout 1m; }}
     set ending {{ type ifname; size 65536; flags dynamic, timeout; timeout 1m; }}
+    set near4 {{ type ipv4_addr; flags interval; auto-merge; }}
+    set near6 {{ type ipv6_addr; flags interval; auto-merge; }}
+    set nearby {{ type ifname; size 65536; flags dynamic; }}
     set flows {{ type ifname; size 65536; flags dynamic; }}
+    set discovery {{ type ifname; size 65536; flags dynamic, timeout; timeout 1m; }}
     set asking {{ type ifname; size 65536; flags dynamic, timeout; timeout 1m; }}
     {tproxy.SETS}
 
@@ -126,9 +145,12 @@ log group {LOG_GROUP} snaplen {LOG_BYTES} queue-threshold 1
     chain arrive {{
         type filter hook prerouting priority mangle - 10; policy accept;
         iifname {{ "lo", "{UPLINK}" }} accept
+        {_DISCOVERY} update @discovery {{ iifname limit rate {DISCOVERY_RATE} }} accept
+        {_DISCOVERY} drop
+        ip daddr {SLOTS[0]} goto refuse comment "also of who is gone: routing drops it silently"
+        ip6 daddr {SLOTS[1]} goto refuse
         iifname . ip saddr @members4 accept
         iifname . ip6 saddr @members6 accept
-        icmpv6 type {{ nd-neighbor-solicit, nd-neighbor-advert }} accept
         meta l4proto ipv6-icmp ip6 daddr ff02::/16 drop comment "what every IPv6 stack says"
         fib saddr . iif oif 0 drop comment "a refusal would go to somebody else"
         goto refuse
@@ -136,6 +158,8 @@ log group {LOG_GROUP} snaplen {LOG_BYTES} queue-threshold 1
     chain judge {{
         ip daddr @own4 goto refuse
         ip6 daddr @own6 goto refuse
+        ip daddr @near4 ct state new {_NEAR} goto refuse_more
+        ip6 daddr @near6 ct state new {_NEAR} goto refuse_more
         ct state new add @flows {{ iifname ct count over {MAX_FLOWS} }} goto refuse_more
         {_allowing("iifname", "ip daddr", "ip6 daddr", "th dport")}
         goto refuse
@@ -154,6 +178,7 @@ log group {LOG_GROUP} snaplen {LOG_BYTES} queue-threshold 1
         oifname . ct mark @live ct direction reply accept
         iifname . ct mark @live ct state established accept
         ct state invalid drop
+        iifname "{UPLINK}" oifname "{UPLINK}" drop comment "nothing turns round here"
         iifname "{UPLINK}" ct direction reply ct state established,related goto judge_reply
         iifname "{UPLINK}" drop
         oifname "{UPLINK}" goto judge
@@ -255,3 +280,13 @@ def own_changes(addresses: Iterable[Address]) -> list[Change]:
     """What the host itself is called: out of reach, whatever a policy says."""
     found = [Element(f"own{item.version}", of_address(item)) for item in dict.fromkeys(addresses)]
     return [flush("own4"), flush("own6"), *map(add, found)]
+
+
+def near_commands(networks: Iterable[Network]) -> str:
+    """Commands that say which networks the host has neighbours in."""
+    lines: list[str] = []
+    for version in (4, 6):
+        name = f"{TABLE} near{version}"
+        found = ", ".join(str(network) for network in networks if network.version == version)
+        lines += [f"flush set {name}", *([f"add element {name} {{ {found} }}"] if found else [])]
+    return "\n".join(lines)

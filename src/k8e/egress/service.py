@@ -19,7 +19,7 @@ from k8e.egress.dns import Responder
 from k8e.egress.elements import Element
 from k8e.egress.nflog import PacketLog
 from k8e.egress.nftables import NftFailed
-from k8e.egress.policy import Address, Policy
+from k8e.egress.policy import Address, Network, Policy
 from k8e.egress.proxy import PEEK, Decision, Proxy, Said, refused
 from k8e.egress.records import Record, Records
 from k8e.egress.router import MAX_SLOTS, Router, Slot
@@ -65,6 +65,7 @@ class Egress:
         self._uplink = ""
         self._connecting = asyncio.Lock()
         self._watchers: list[Watcher] = []
+        self._near: list[Network] | None = None
         self._changed = False  # since mending began
         self._mending: asyncio.Task[None] | None = None
         self._wanted = spare
@@ -345,6 +346,10 @@ class Egress:
         if self._home != self._world:  # this host is not to be reached by that way either
             own += await asyncio.to_thread(uplink.own_addresses, self._home)
         self._router.disown(own)
+        near = await asyncio.to_thread(uplink.near_networks, self._world)
+        if near != self._near:
+            await asyncio.to_thread(self._router.bound_near, near)
+            self._near = near
 
     def _on_change(self) -> None:
         """The host's addresses or its firewall changed."""

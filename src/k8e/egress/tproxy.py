@@ -9,7 +9,8 @@ A connection that was diverted keeps that in its own mark. So it still belongs t
 its sandbox ceased to be strict; the proxy judges it anew.
 
 The parts belong into the table of :mod:`k8e.egress.rules` and use its ``members4``, ``members6``
-(who may send from which address), ``own4``, ``own6`` (addresses of the host) and chain ``refuse``.
+(who may send from which address), ``own4``, ``own6`` (addresses of the host), ``near4``, ``near6``
+(networks of its neighbours) and chain ``refuse``.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import contextlib
 import socket
 from pathlib import Path
 
-from k8e.egress.netlink import Netlink
+from k8e.egress.netlink import EVERYWHERE, Netlink
 
 # Far away from the generations of policies, which are marks too.
 PROXY_MARK = 0x6B386501
@@ -27,6 +28,7 @@ PROXY_PORT = 17380
 ROUTING_TABLE = 107
 ROUTING_PRIORITY = 107
 # New connections of one sandbox that the proxy has to look at; more are refused.
+MAX_NEAR = 256  # connections of all of them together to neighbours of the host
 CONNECTION_RATE = "200/second burst 400 packets"
 
 # Buffers of the proxy's sockets: least, first, most. They are memory of the host, and a sandbox can
@@ -78,6 +80,8 @@ tproxy ip6 to :{PROXY_PORT} meta mark set {PROXY_MARK:#x} accept
     }}
     chain dialled {{
         oifname != "{uplink}" reject with icmpx admin-prohibited
+        ip daddr @near4 ct state new ct count over {MAX_NEAR} reject with icmpx admin-prohibited
+        ip6 daddr @near6 ct state new ct count over {MAX_NEAR} reject with icmpx admin-prohibited
         ip daddr @own4 reject with icmpx admin-prohibited
         ip6 daddr @own6 reject with icmpx admin-prohibited
     }}
@@ -92,9 +96,9 @@ def set_up_routing(netlink: Netlink) -> None:
     for name, sizes in _BUFFERS.items():
         with contextlib.suppress(OSError):  # an old kernel has these only once for all namespaces
             Path("/proc/sys/net/ipv4", name).write_text(sizes, "ascii")
-    for family in (socket.AF_INET, socket.AF_INET6):
+    for family, network in zip((socket.AF_INET, socket.AF_INET6), EVERYWHERE, strict=True):
         try:
-            netlink.add_local_default(family, ROUTING_TABLE)
+            netlink.add_local_default(network, ROUTING_TABLE)
         except OSError:
             if family == socket.AF_INET6 and not socket.has_dualstack_ipv6():
                 continue  # a kernel without IPv6

@@ -25,13 +25,12 @@ from k8e import errors
 from k8e.egress import firewalls, forwarding, namespaces, rules
 from k8e.egress.firewalls import Firewall
 from k8e.egress.forwarding import Guard, Plan
-from k8e.egress.netlink import Link, Netlink
+from k8e.egress.netlink import EVERYWHERE, Link, Netlink, Route
 from k8e.egress.nftables import Nftables
 from k8e.egress.policy import Address, Network
 
 _NET4 = ipaddress.ip_network("198.19.0.0/16")
 _NET6 = ipaddress.ip_network("fd6b:3865:0:2::/64")
-_ALL4, _ALL6 = ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip_network("::/0")
 MAX_UPLINKS = 256  # the end of the first network is the resolver's
 WAIT_SECONDS = 2
 
@@ -142,6 +141,16 @@ def own_addresses(world: Path) -> list[Address]:
     return namespaces.run_in(world, _own_addresses)
 
 
+def near_networks(world: Path) -> list[Network]:
+    """All networks in which the host has neighbours."""
+    return namespaces.run_in(world, _near_networks)
+
+
+def _near_networks() -> list[Network]:
+    with _opened() as netlink:
+        return netlink.near_networks()
+
+
 def _own_addresses() -> list[Address]:
     with _opened() as netlink:
         found = {address for _, address in netlink.addresses()}
@@ -201,14 +210,15 @@ def _settle(ends: Ends, families: set[int], *, outer: bool) -> None:
             netlink.set_hardware_address(link.index, ends.hardware(outer=outer))
         mine = [item for item in ends.addresses(outer=outer) if item.version in families]
         others = [item.ip for item in ends.addresses(outer=not outer) if item.version in families]
+        ways = [] if outer else [Route(EVERYWHERE[other.version == 6], other) for other in others]
         present = {address for index, address in netlink.addresses() if index == link.index}
-        netlink.configure(link.index, [item for item in mine if item.ip not in present])
-        for other in others:
+        netlink.configure(
+            link.index,
+            [item for item in mine if item.ip not in present],
+            ways,
             # Known for good: no firewall of the host's can keep the ends from finding each other.
-            netlink.set_neighbour(link.index, other, ends.hardware(outer=not outer))
-            if not outer:
-                everywhere = _ALL4 if other.version == 4 else _ALL6
-                netlink.configure(link.index, [], [(everywhere, other)])
+            [(other, ends.hardware(outer=not outer)) for other in others],
+        )
 
 
 def _await(ends: Ends, families: set[int], *, outer: bool) -> None:
@@ -290,6 +300,8 @@ def _chains(name: str, plan: Plan) -> dict[str, list[str]]:
     discovery = "icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert } accept"
     # Where the way out carries less than the wire, not everybody hears the router say so.
     segments = "tcp flags & (syn | rst) == syn tcp option maxseg size set rt mtu"
+    # A route of the host's would do too, but might be in the way of one that the host has.
+    slots4, slots6 = rules.SLOTS
     return {
         "refuse {": [
             "meta l4proto tcp reject with tcp reset",
@@ -307,6 +319,8 @@ def _chains(name: str, plan: Plan) -> dict[str, list[str]]:
         ],
         "forward { type filter hook forward priority filter - 10; policy accept;": [
             f"{came} ct state invalid,untracked drop",
+            f"{came} ip daddr {slots4} drop",
+            f"{came} ip6 daddr {slots6} drop",
             f"{came} ct status dnat goto refuse",
             f'{came} oifname "{forwarding.PREFIX}*" goto refuse',
             f'{goes} iifname "{forwarding.PREFIX}*" goto refuse',

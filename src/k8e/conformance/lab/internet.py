@@ -18,17 +18,12 @@ import dns.rrset
 
 from k8e.egress import namespaces
 from k8e.egress.asking import Upstream
-from k8e.egress.netlink import Netlink
-from k8e.egress.policy import Address, Network
+from k8e.egress.netlink import EVERYWHERE, Netlink, Route
 
 PORTS = (80, 443, 8080)
 RESOLVER = "93.184.216.53"
 HOST, FAR = "192.0.2.2/30", "192.0.2.1/30"
 HOST6, FAR6 = "2001:db8:ffff::2/126", "2001:db8:ffff::1/126"
-EVERYWHERE: tuple[Network, Network] = (
-    ipaddress.ip_network("0.0.0.0/0"),
-    ipaddress.ip_network("::/0"),
-)
 T = TypeVar("T")
 
 
@@ -81,7 +76,7 @@ class Internet:
             netlink.close()
         _configure("lo", [])
         gateways = [ipaddress.ip_interface(text).ip for text in (FAR, FAR6)]
-        _configure("wan", [HOST, HOST6], zip(EVERYWHERE, gateways, strict=True))
+        _configure("wan", [HOST, HOST6], map(Route, EVERYWHERE, gateways))
 
     @staticmethod
     def _resolver_socket() -> socket.socket:
@@ -126,9 +121,7 @@ class Internet:
         namespaces.unmount(self.far)
 
 
-def _configure(
-    name: str, addresses: Iterable[str], routes: Iterable[tuple[Network, Address | None]] = ()
-) -> None:
+def _configure(name: str, addresses: Iterable[str], routes: Iterable[Route] = ()) -> None:
     netlink = Netlink()
     try:
         # ip_interface of a bare address has the full prefix length.

@@ -10,7 +10,8 @@ import shutil
 import socket
 import sqlite3
 import tempfile
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from k8e.client.blocking import SandboxClient
 from k8e.client.results import Denial, ExecEvent, Exit, Stdout
 from k8e.conformance.lab import inside
 from k8e.conformance.lab.far import Far, Tap
-from k8e.conformance.lab.gateways import Place, free_port
+from k8e.conformance.lab.gateways import Place, eventually, free_port
 from k8e.conformance.lab.internet import RESOLVER, Internet
 from k8e.conformance.outcomes import Broken, equal, expect
 from k8e.egress import namespaces
@@ -28,6 +29,8 @@ from k8e.egress.nftables import Nftables
 from k8e.egress.router import Slot
 
 QUICKLY = 2.0  # seconds within which everything is refused
+TRIES = 3  # a busy machine can make one refusal slow, hardly the same one each time
+QUIET_SECONDS = 0.3
 PROGRAM = "inside.py"
 EXEC_SECONDS = 40.0
 Words = list[Any]
@@ -64,6 +67,15 @@ class Tried:
     def rules(self) -> set[str]:
         """Why things were refused."""
         return {denial.rule for denial in self.denials}
+
+
+def is_refused(attempt: Callable[[], Outcome]) -> bool:
+    """Whether something fails, and quickly; what succeeds once is not refused."""
+    for _ in range(TRIES):
+        outcome = attempt()
+        if outcome.refused or not outcome.error:
+            return outcome.refused
+    return False
 
 
 class Program:
@@ -108,6 +120,10 @@ class Puppet:
         expect(line, "the puppet's connection is cut")
         return _outcomes([list(words)], f"[{line.decode()}]")[0]
 
+    def is_refused(self, *words: Any) -> bool:
+        """Whether an attempt fails, and quickly."""
+        return is_refused(lambda: self.attempt(*words))
+
     def is_cut(self) -> bool:
         """Whether nothing comes back any more; the far end of a cut connection is not told."""
         self._connection.settimeout(1)
@@ -128,6 +144,7 @@ class Room:
     def __init__(self, scene: Scene, runtime: str, *words: str, tenant: str = "") -> None:
         self.scene = scene
         self.runtime = runtime
+        self._spoken: set[str] = set()
         self.session_id = scene.client.create_session(runtime, words, tenant)
         source = Path(inside.__file__).read_text("utf-8")
         scene.client.write_file(self.session_id, PROGRAM, source)
@@ -149,13 +166,31 @@ class Room:
 
     def refused(self, *attempts: Words, at_once: bool = False) -> Tried:
         """Try some things, all of which must fail, and quickly."""
-        tried = self.attempt(*attempts, at_once=at_once)
-        equal(tried.not_refused(), [], "attempts that were not refused at once")
-        return tried
+        tried = again = self.attempt(*attempts, at_once=at_once)
+        denials = tried.denials
+        for _ in range(TRIES - 1):
+            slow = again.not_refused()
+            if not slow or not all(outcome.error for outcome in slow):
+                break
+            again = self.attempt(*(outcome.words for outcome in slow), at_once=at_once)
+            denials = denials or again.denials
+        equal(again.not_refused(), [], "attempts that were not refused at once")
+        return Tried(tried.outcomes, denials)
+
+    def is_refused(self, *words: Any) -> bool:
+        """Whether one thing fails, and quickly."""
+        return is_refused(lambda: self.ask(*words))
+
+    def speak(self, host: str, port: int) -> None:
+        """Reach a host that is allowed; the last packets of that may come at any time later."""
+        self._spoken.add(f"tcp {host} {port}")
+        equal(self.ask("tcp", host, port).said, host, "a public address under an open policy")
+        self.scene.tap.take()
 
     def silence(self, while_what: str = "") -> None:
-        """Nothing came out of the router since the last look."""
-        equal(self.scene.tap.take(), [], f"packets that got out {while_what}".strip())
+        """Nothing came out of the router since the last look, but for what is allowed."""
+        found = [packet for packet in self.scene.tap.take() if packet not in self._spoken]
+        equal(found, [], f"packets that got out {while_what}".strip())
 
     @contextlib.contextmanager
     def start(self, *words: Any, exec_id: str = "") -> Generator[Program]:
@@ -214,6 +249,7 @@ class Room:
     def reset(self) -> None:
         """Make it as if it were new, and nothing of it seen yet."""
         self.allow()
+        self._spoken.clear()
         self.scene.internet.craft = None
         self.scene.forget()
 
@@ -290,6 +326,16 @@ class Scene:
     def links(self) -> list[str]:
         """The router's links."""
         return [name for _, name in namespaces.run_in(self.router, socket.if_nameindex)]
+
+    def become_quiet(self) -> None:
+        """Wait until nothing comes out of the router any more: ends of connections may be late."""
+
+        def is_quiet() -> bool:
+            self.tap.take()
+            time.sleep(QUIET_SECONDS)
+            return not self.tap.take()
+
+        eventually(is_quiet)
 
     def forget(self) -> None:
         """Everything that was seen until now."""
