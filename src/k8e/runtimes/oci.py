@@ -165,7 +165,7 @@ class OciRuntime:
         self.state.mkdir(mode=0o700, exist_ok=True)
         config = bundle.make_config(
             record.sandbox_id,
-            self.host.layout(record),
+            replace(self.host.layout(record), hidden=self.hidden_files()),
             self.flavour(record),
             record.limits,
             network,
@@ -178,6 +178,10 @@ class OciRuntime:
             resources = bundle.make_resources(self.flavour(record), record.limits)
             cgroups.make(record.sandbox_id, resources)
         return record
+
+    def hidden_files(self) -> list[str]:
+        """Files and folders of the kernel that a sandbox is not to see."""
+        return bundle.MASKED
 
     def user_namespace(self, record: Record) -> str:
         """The path of a user namespace for the sandbox; empty for one that is made with it."""
