@@ -93,7 +93,7 @@ def test_the_root_is_read_only_and_what_the_host_lends_too(config: dict[str, Any
 
 def test_nothing_but_the_known_folders_of_the_host_is_mounted(config: dict[str, Any]) -> None:
     sources = {m["source"] for m in config["mounts"] if m["type"] == "bind"}
-    sources.discard(bundle.CPUS)  # instead of a sysfs, which would tell of all of the host
+    sources.discard(procfs.CPUS)  # instead of a sysfs, which would tell of all of the host
     assert sources == {"/usr", "/k8e/tools", "/k8e/guest", "/k8e/sb-x/link", "/k8e/sb-x/slot"}
 
 
