@@ -10,7 +10,7 @@ import pytest
 
 from k8e import settings
 from k8e.model import MIB, Limits
-from k8e.runtimes import bundle, rootfs, seccomp
+from k8e.runtimes import bundle, procfs, rootfs, seccomp
 from k8e.runtimes.container import Container
 from k8e.runtimes.gvisor import GVisor
 from k8e.runtimes.host import Host, Record

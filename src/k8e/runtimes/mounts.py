@@ -100,6 +100,18 @@ def mount_image(image: Path, target: Path, flags: int, options: str = "") -> Non
         mount(device, target, "ext4", flags, options)
 
 
+def loop_devices(image: Path) -> list[str]:
+    """The loop devices that an image is attached to: somebody uses it."""
+    found: list[str] = []
+    for file in Path("/sys/block").glob("loop*/loop/backing_file"):
+        with contextlib.suppress(OSError):  # detached just now
+            backing = file.read_text("utf-8", "surrogateescape").strip()
+            # By its name, which no other has: the path may be another one in another namespace.
+            if Path(backing.removesuffix(" (deleted)")).name == image.name:
+                found.append(file.parts[3])
+    return found
+
+
 @contextlib.contextmanager
 def _opened(path: Path | str, flags: int):
     fd = os.open(path, flags | os.O_CLOEXEC)

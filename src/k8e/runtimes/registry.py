@@ -93,9 +93,10 @@ class Runtimes:
 
     async def purge(self, sandbox_id: str) -> None:
         """Remove a sandbox of which nobody knows what made it."""
-        await asyncio.to_thread(kill_mentioning, sandbox_id)
-        for runtime in self.all.values():
-            await runtime.delete(sandbox_id)
+        if sandbox_id not in self._host.leftovers:
+            await asyncio.to_thread(kill_mentioning, sandbox_id)
+            for runtime in self.all.values():
+                await runtime.delete(sandbox_id)
         for runtime in self.all.values():
             await runtime.purge(sandbox_id)
 
