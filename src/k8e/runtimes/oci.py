@@ -27,6 +27,7 @@ from k8e.runtimes.workspaces import round_up
 
 RUN_SECONDS = 30.0
 DELETE_SECONDS = 10.0  # for the runtime; what it leaves, we remove
+AGAIN_SECONDS = 0.5  # for the processes of a sandbox that resisted before
 FREEZE_SECONDS = 30.0
 FREEZE_TRIES = 3
 
@@ -262,7 +263,7 @@ class OciRuntime:
     async def purge(self, sandbox_id: str) -> None:
         try:
             if sandbox_id in self.host.leftovers:  # without a program that would wait for it again
-                await asyncio.to_thread(self._end_processes, sandbox_id, seconds=0.0)
+                await asyncio.to_thread(self._end_processes, sandbox_id, AGAIN_SECONDS)
             await self.delete(sandbox_id)
             await asyncio.to_thread(self._remove, sandbox_id)
         except NotRemoved as error:

@@ -225,5 +225,6 @@ def _processes() -> Iterator[tuple[int, set[int]]]:
         with contextlib.suppress(OSError, ValueError, IndexError):
             text = status.read_bytes()
             line = text.partition(b"\nUid:")[2].split(b"\n", 1)[0]
-            if b"\nState:\tZ" not in text:  # what has ended uses nothing any more
+            # What has ended uses nothing any more, unless threads of it are still there.
+            if b"\nState:\tZ" not in text or b"\nThreads:\t1\n" not in text:
                 yield int(status.parent.name), set(map(int, line.split()))
