@@ -190,10 +190,10 @@ def answer_to(name: str, *arguments: int) -> str:
 
 
 def _holds(rule: dict[str, Any], arguments: tuple[int, ...]) -> bool:
-    given = arguments[rule["index"]]
+    given: int = arguments[rule["index"]]
     if rule["op"] == "SCMP_CMP_MASKED_EQ":
-        return given & rule["value"] == rule["valueTwo"]
-    return given == rule["value"]
+        return bool(given & rule["value"] == rule["valueTwo"])
+    return bool(given == rule["value"])
 
 
 ALLOWED, REFUSED, MISSING = "SCMP_ACT_ALLOW", "SCMP_ACT_ERRNO 1", "SCMP_ACT_ERRNO 93"

@@ -107,7 +107,7 @@ class Gateway(
             "socket": str(self.settings.socket),
             "data_dir": str(self.settings.data_dir),
             "log_file": str(self.settings.log_file),
-            "removals": [asdict(item) for item in self.sessions.leftovers()],
+            "removals": await self.sessions.removals(),
         }
 
     async def call_create_session(
@@ -176,9 +176,9 @@ class Gateway(
         if fresh and Role.ADMIN not in principal.roles:
             raise errors.Denied("trying everything out again needs the admin role")
         found = await self.sessions.runtimes.support(fresh=fresh)
-        removals = self.sessions.leftovers() if Role.ADMIN in principal.roles else []
+        admin = Role.ADMIN in principal.roles
         return {
-            "removals": [asdict(item) for item in removals],
+            "removals": await self.sessions.removals() if admin else [],
             "runtimes": [asdict(item) for item in found],
             "egress": asdict(self.sessions.network_support()),
             "broken_templates": await self.broken_templates(),

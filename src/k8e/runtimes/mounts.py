@@ -100,15 +100,15 @@ def mount_image(image: Path, target: Path, flags: int, options: str = "") -> Non
         mount(device, target, "ext4", flags, options)
 
 
-def loop_devices(image: Path) -> list[str]:
-    """The loop devices that an image is attached to: somebody uses it."""
-    found: list[str] = []
+def removed_images(folder: Path) -> dict[str, str]:
+    """Images of ``folder`` that were removed and are still in use, each with its loop device."""
+    found: dict[str, str] = {}
     for file in Path("/sys/block").glob("loop*/loop/backing_file"):
         with contextlib.suppress(OSError):  # detached just now
-            backing = file.read_text("utf-8", "surrogateescape").strip()
-            # By its name, which no other has: the path may be another one in another namespace.
-            if Path(backing.removesuffix(" (deleted)")).name == image.name:
-                found.append(file.parts[3])
+            backing = file.read_text("utf-8", "surrogateescape").rstrip("\n")
+            image = Path(backing.removesuffix(" (deleted)"))
+            if image.parent == folder and not image.exists():
+                found[image.name] = file.parts[3]
     return found
 
 

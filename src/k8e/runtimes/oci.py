@@ -351,9 +351,6 @@ class OciRuntime:
         try:
             for point in mounts.mounts_below(self.host.folder(sandbox_id)):
                 mounts.unmount(point)
-            devices = self.host.workspaces.await_end(sandbox_id)
-            if devices:
-                raise NotRemoved(f"its disk, which something still uses ({', '.join(devices)})")
             self.host.workspaces.remove(sandbox_id)
         except OSError as error:
             raise NotRemoved(f"its disk: {error.strerror or error}") from error

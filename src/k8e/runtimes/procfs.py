@@ -28,7 +28,7 @@ HIDDEN_SETTINGS = (
     "vm/numa_stat "
     # Which host it is, what it runs, and in what state its kernel is.
     "kernel/acct kernel/bootloader_type kernel/bootloader_version kernel/cad_pid "
-    "kernel/core_pattern kernel/hotplug kernel/modprobe kernel/poweroff_cmd kernel/printk "
+    "kernel/hotplug kernel/modprobe kernel/poweroff_cmd kernel/printk "
     "kernel/random/boot_id kernel/real-root-dev kernel/tainted"
 ).split()
 """Below ``/proc/sys``, which is read-only as a whole."""

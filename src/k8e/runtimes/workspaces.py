@@ -10,7 +10,6 @@ import errno
 import os
 import subprocess
 import threading
-import time
 from pathlib import Path
 
 from k8e import errors
@@ -22,7 +21,6 @@ _FLAGS = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOATIME
 # in line behind the disk.
 _OPTIONS = "noauto_da_alloc"
 MKFS_SECONDS = 60
-DETACH_SECONDS, DETACH_STEP = 2.0, 0.01  # the kernel lets go of a device a moment later
 JOURNAL_MIB = 4  # the smallest that ext4 takes
 SMALLEST_WITH_JOURNAL = 64 << 20
 SIZE_STEP = 64 << 20
@@ -72,19 +70,18 @@ class Workspaces:
         self.remove(sandbox_id)
         self.mount(sandbox_id, target, size=size, owner=owner, inodes=inodes)
 
-    def await_end(self, sandbox_id: str) -> list[str]:
-        """Wait until nothing uses a workspace that was unmounted; the devices that still do."""
-        deadline = time.monotonic() + DETACH_SECONDS
-        while self.image(sandbox_id).exists():
-            found = mounts.loop_devices(self.image(sandbox_id))
-            if not found or time.monotonic() > deadline:
-                return found
-            time.sleep(DETACH_STEP)
-        return []
-
     def remove(self, sandbox_id: str) -> None:
         for path in (self.image(sandbox_id), self.image(sandbox_id).with_suffix(".tmp")):
             path.unlink(missing_ok=True)
+
+    def in_use(self) -> dict[str, str]:
+        """Sandboxes whose workspace is gone, but not for somebody else who has it mounted.
+
+        A program that made a mount namespace meanwhile, such as a service of the host, has a copy
+        of all mounts in there; the room on the disk is free again when it ends.
+        """
+        found = mounts.removed_images(self._folder.resolve())
+        return {Path(name).stem: device for name, device in found.items()}
 
     def names(self) -> list[str]:
         """The sandboxes that have an image, a half-copied one included."""

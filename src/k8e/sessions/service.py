@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -350,6 +350,15 @@ class Sessions(Standing):
     def leftovers(self) -> list[Leftover]:
         """Sandboxes that could not be removed yet; the gateway goes on trying."""
         return self._host.leftovers.listing()
+
+    async def removals(self) -> list[dict[str, Any]]:
+        """What is left of sandboxes that have ended, also where only time can help."""
+        used = await asyncio.to_thread(self._host.workspaces.in_use)
+        disks = [
+            {"sandbox_id": name, "what": f"its disk: another program of the host has {device}"}
+            for name, device in used.items()
+        ]
+        return [asdict(item) for item in self.leftovers()] + disks
 
     def network_support(self) -> Feature:
         """Whether sandboxes can have a network here, and why not."""
