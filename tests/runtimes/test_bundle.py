@@ -190,7 +190,7 @@ def answer_to(name: str, *arguments: int) -> str:
 
 
 def _holds(rule: dict[str, Any], arguments: tuple[int, ...]) -> bool:
-    given: int = arguments[rule["index"]]
+    given = arguments[int(rule["index"])]
     if rule["op"] == "SCMP_CMP_MASKED_EQ":
         return bool(given & rule["value"] == rule["valueTwo"])
     return bool(given == rule["value"])

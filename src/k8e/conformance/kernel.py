@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from pathlib import Path
 
-from k8e.conformance.behaviours import NotApplicable, behaviour, equal, expect
+from k8e import errors
+from k8e.client.results import Stdout
+from k8e.conformance.behaviours import NotApplicable, behaviour, equal, expect, in_a_room
 from k8e.conformance.confinement import ask
-from k8e.conformance.sandbox import PYTHON
+from k8e.conformance.lab.rooms import Room
+from k8e.conformance.sandbox import PATIENCE, PYTHON
 from k8e.conformance.stage import Stage
+from k8e.runtimes.locks import MOST, count_on_host
 
 # What is there beside the usual files, and has something to tell; and what can be opened to write.
 _FILES = """
@@ -59,6 +64,8 @@ assert int(read('/proc/sys/kernel/pid_max')) > 0 and read('/proc/sys/kernel/osre
 assert int(read('/proc/sys/vm/max_map_count')) > 0 and read('/proc/sys/vm/overcommit_memory')
 assert int(read('/proc/self/status').split('Threads:')[1].split()[0]) == 1
 assert os.cpu_count() >= 1 and os.path.exists('/proc/self/exe') and os.getloadavg()
+import sqlite3
+with sqlite3.connect("/workspace/locks.db") as table: table.execute("drop table if exists t")
 assert os.listdir('/proc/self/fd') and read('/proc/self/limits') and read('/proc/net/dev')
 print(True)
 """
@@ -175,6 +182,21 @@ for take in (join, join6, label, sign):
     counts.append(count)
 print(counts)
 """
+# Locks single bytes of many files; those that belong to an open file, where it gets any, as well.
+_LOCKS = """
+import fcntl, os, struct, time
+kept = []
+def take(how, files):
+    for number in range(files):
+        kept.append(os.open(f'/tmp/lock-{how}-{number}', os.O_RDWR | os.O_CREAT))
+        for at in range(1000):
+            fcntl.fcntl(kept[-1], how, struct.pack('hhqqi4x', fcntl.F_WRLCK, 0, 2 * at, 1, 0))
+try: take(37, 20)
+except OSError: pass
+take(fcntl.F_SETLK, 30)
+print('taken', flush=True)
+time.sleep(600)
+"""
 _FILTERS_OF_EACH_KIND = 200
 
 
@@ -255,3 +277,23 @@ def _filters_of_host() -> int:
 async def groups(stage: Stage) -> None:
     """No groups, flow labels or signatures of TCP: the kernel counts them against nobody."""
     equal(await ask(await stage.shared(), _GROUPS), [0] * 4, "groups, labels and signatures")
+
+
+@in_a_room("hoard.locks")
+def locks(room: Room) -> None:
+    """A session that locks thousands of parts of files is ended, or pays with its own memory."""
+    client = room.scene.client
+    session_id = client.create_session(room.runtime, ())
+    try:
+        run = client.start(session_id, [PYTHON, "-I", "-c", _LOCKS])
+        with contextlib.suppress(errors.K8eError):  # it may be ended before it has said so
+            for event in run.output():
+                if isinstance(event, Stdout) and b"taken" in event.data:
+                    break
+        deadline = time.monotonic() + PATIENCE
+        while (found := count_on_host(2 * MOST)) > MOST:
+            expect(time.monotonic() < deadline, f"the host has {found} locks, and keeps them")
+            time.sleep(0.1)
+    finally:
+        with contextlib.suppress(errors.SessionNotFound):
+            client.destroy_session(session_id)

@@ -70,6 +70,8 @@ _PROCESS_OPTIONS = [
 """Of ``prctl``. Without filters (22), without scheduling that keeps others off a core (62), and
 without what needs a capability."""
 _SET_SECCOMP = 22
+_OF_DESCRIPTORS = [*range(32), 36, *range(1024, 1056)]
+"""Of ``fcntl``. Without locks that belong to an open file (37, 38): see locks.py."""
 _PERSONALITIES = (0x0, 0x0008, 0x20000, 0x20008, 0xFFFFFFFF)
 _ARCHITECTURES = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}
 
@@ -78,7 +80,7 @@ accept accept4 access adjtimex alarm arch_prctl bind brk cachestat capget capset
 clock_adjtime clock_getres clock_gettime clock_nanosleep close close_range connect copy_file_range
 creat dup dup2 dup3 epoll_create epoll_create1 epoll_ctl epoll_ctl_old epoll_pwait epoll_pwait2
 epoll_wait epoll_wait_old eventfd eventfd2 execve execveat exit exit_group faccessat faccessat2
-fadvise64 fallocate fchdir fchmod fchmodat fchmodat2 fchown fchownat fcntl fdatasync fgetxattr
+fadvise64 fallocate fchdir fchmod fchmodat fchmodat2 fchown fchownat fdatasync fgetxattr
 flistxattr flock fork fremovexattr fsetxattr fstat fstatfs fsync ftruncate futex futex_requeue
 futex_wait futex_waitv futex_wake futimesat get_mempolicy get_robust_list get_thread_area getcpu
 getcwd getdents getdents64 getegid geteuid getgid getgroups getitimer getpeername getpgid getpgrp
@@ -175,6 +177,13 @@ def _own_filters() -> list[dict[str, Any]]:
     ]
 
 
+def _descriptor_rules() -> list[dict[str, Any]]:
+    return [
+        *(_allow("fcntl", _is(1, word, mask)) for word, mask in blocks(_OF_DESCRIPTORS)),
+        *(_answer("fcntl", EINVAL, _is(1, word)) for word in (37, 38)),
+    ]
+
+
 def profile() -> dict[str, Any]:
     """The OCI ``linux.seccomp`` object."""
     rules: list[dict[str, Any]] = [{"names": ALLOWED, "action": "SCMP_ACT_ALLOW"}]
@@ -187,7 +196,7 @@ def profile() -> dict[str, Any]:
     # It would write out what the whole machine has changed, and wait for that; syncfs and fsync do
     # what is the sandbox's own.
     rules.append(_answer("sync", 0))
-    rules += _socket_rules() + _own_filters()
+    rules += _socket_rules() + _own_filters() + _descriptor_rules()
     rules += [_allow("personality", _argument(0, value)) for value in _PERSONALITIES]
     # Debuggers work: the user namespace keeps them inside.
     rules += [{"names": ["ptrace", "process_vm_readv"], "action": "SCMP_ACT_ALLOW"}]

@@ -27,6 +27,7 @@ from k8e.sessions.furnishing import Furnisher
 from k8e.sessions.intents import Intents
 from k8e.sessions.launching import Launcher
 from k8e.sessions.live import Live
+from k8e.sessions.lock_watch import LockWatch
 from k8e.sessions.making import Kinship, Maker
 from k8e.sessions.network import Network
 from k8e.sessions.opening import Opener
@@ -86,6 +87,7 @@ class Sessions(Standing):
         store.on_forget.append(self.events.forget)
         self._ender = Ender(self._live, store, self._network, self.events, self._children)
         self._tender = Tender(self._tasks.spawn, self._ender.end)
+        self._locks = LockWatch(self._live, self._ender.end)
         self._removal = Removal(host.leftovers, runtimes)
         self._intents = Intents(settings.run_dir / "intents")
         self._opener = Opener(self.events, self._network, self._intents, self._tender.lost)
@@ -100,6 +102,7 @@ class Sessions(Standing):
         try:
             await self.templates.start()
             self._removal.start()
+            self._locks.start()
             catching_up += await self._adopt()
             alive = self._sandboxes()
             await self._network.start(alive)
@@ -115,6 +118,7 @@ class Sessions(Standing):
                 live.stop()
             for task in catching_up:
                 task.cancel()
+            await self._locks.stop()
             await self._maker.stop()
             await self._pauses.stop()
             await self.pool.stop()
