@@ -161,7 +161,7 @@ FORBIDDEN = (
     "request_key userfaultfd io_uring_setup io_uring_enter io_uring_register init_module "
     "finit_module delete_module kexec_load kexec_file_load open_by_handle_at quotactl swapon "
     "swapoff reboot settimeofday clock_settime sethostname setdomainname fsopen fsmount open_tree "
-    "move_mount acct syslog iopl ioperm vhangup lookup_dcookie nfsservctl"
+    "move_mount acct syslog iopl ioperm vhangup lookup_dcookie nfsservctl seccomp memfd_secret"
 ).split()
 
 
