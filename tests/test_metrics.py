@@ -20,7 +20,7 @@ SERIES = {
     "k8e_limits_reached_total": ("limit", metrics.LIMITS, metrics.count_limit),
     "k8e_pool_claims_total": ("outcome", metrics.CLAIMS, metrics.count_claim),
 }
-NUMBERS = ("k8e_sessions", "k8e_pool_ready")
+NUMBERS = ("k8e_sessions", "k8e_pool_ready", "k8e_removals_pending")
 TIMES = ("k8e_claim_seconds_count", "k8e_claim_seconds_sum")
 BUCKETS = "k8e_claim_seconds_bucket"
 

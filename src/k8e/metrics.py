@@ -79,6 +79,11 @@ _ready = Gauge("k8e_pool_ready", "Sandboxes that wait for a session.", registry=
 _sessions = Gauge("k8e_sessions", "Sessions that are alive.", registry=_registry)
 
 
+_removals = Gauge(
+    "k8e_removals_pending", "Sandboxes that could not be removed yet.", registry=_registry
+)
+
+
 def count_denial(reason: str) -> None:
     """A sandbox was refused something; one of ``DENIALS``."""
     _denials.add(reason)
@@ -117,6 +122,11 @@ def set_ready(number: int) -> None:
 def set_sessions(number: int) -> None:
     """How many sessions are alive now."""
     _sessions.set(number)
+
+
+def set_removals(number: int) -> None:
+    """How many sandboxes have ended and could not be removed yet."""
+    _removals.set(number)
 
 
 def render() -> bytes:

@@ -51,11 +51,33 @@ def _more_rights(config: Config) -> None:
     config["process"]["capabilities"]["bounding"] = ["CAP_SETUID", "CAP_SYS_PTRACE"]
 
 
+def _show_everything(config: Config) -> None:
+    config["linux"]["maskedPaths"] = []
+
+
+def _allow_call(name: str) -> Weaken:
+    """Whatever its arguments are."""
+
+    def weaken(config: Config) -> None:
+        rules = config["linux"]["seccomp"]["syscalls"]
+        rules[:] = [rule for rule in rules if name not in rule["names"]]
+        rules.append({"names": [name], "action": "SCMP_ACT_ALLOW"})
+
+    return weaken
+
+
 WEAKER: dict[str, tuple[Weaken, dict[str, str]]] = {
     "no seccomp": (
         lambda config: config["linux"].pop("seccomp", None),
         {"container": "confinement.seccomp attacks.sockets attacks.system-calls"},
     ),
+    "all files of the kernel": (_show_everything, {"container": "confinement.kernel-facts"}),
+    "all options of sockets": (
+        _allow_call("setsockopt"),
+        {"container": "hoard.filters hoard.groups"},
+    ),
+    "all sockets": (_allow_call("socket"), {"container": "attacks.sockets attacks.protocols"}),
+    "filters of calls": (_allow_call("seccomp"), {"container": "hoard.filters"}),
     "new privileges": (_privileges, {"container": "confinement.no-new-privileges"}),
     "more rights to gain": (_more_rights, {"container": "confinement.no-capabilities"}),
     "host network": (

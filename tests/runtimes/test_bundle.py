@@ -10,7 +10,7 @@ import pytest
 
 from k8e import settings
 from k8e.model import MIB, Limits
-from k8e.runtimes import bundle, rootfs, seccomp
+from k8e.runtimes import bundle, procfs, rootfs, seccomp
 from k8e.runtimes.container import Container
 from k8e.runtimes.gvisor import GVisor
 from k8e.runtimes.host import Host, Record
@@ -93,7 +93,7 @@ def test_the_root_is_read_only_and_what_the_host_lends_too(config: dict[str, Any
 
 def test_nothing_but_the_known_folders_of_the_host_is_mounted(config: dict[str, Any]) -> None:
     sources = {m["source"] for m in config["mounts"] if m["type"] == "bind"}
-    sources.discard(bundle.CPUS)  # instead of a sysfs, which would tell of all of the host
+    sources.discard(procfs.CPUS)  # instead of a sysfs, which would tell of all of the host
     assert sources == {"/usr", "/k8e/tools", "/k8e/guest", "/k8e/sb-x/link", "/k8e/sb-x/slot"}
 
 
@@ -161,7 +161,7 @@ FORBIDDEN = (
     "request_key userfaultfd io_uring_setup io_uring_enter io_uring_register init_module "
     "finit_module delete_module kexec_load kexec_file_load open_by_handle_at quotactl swapon "
     "swapoff reboot settimeofday clock_settime sethostname setdomainname fsopen fsmount open_tree "
-    "move_mount acct syslog iopl ioperm vhangup lookup_dcookie nfsservctl"
+    "move_mount acct syslog iopl ioperm vhangup lookup_dcookie nfsservctl seccomp memfd_secret"
 ).split()
 
 
@@ -177,10 +177,120 @@ def test_what_is_not_on_the_list_fails_with_eperm() -> None:
     assert (profile["defaultAction"], profile["defaultErrnoRet"]) == ("SCMP_ACT_ERRNO", 1)
 
 
-def test_sockets_are_allowed_by_family_only() -> None:
-    rules = [rule for rule in seccomp.profile()["syscalls"] if "socket" in rule["names"]]
-    allowed = [[(a["index"], a["value"]) for a in rule["args"]] for rule in rules]
-    assert allowed == [[(0, 1)], [(0, 2)], [(0, 10)], [(0, 16), (2, 0)]]
+def answer_to(name: str, *arguments: int) -> str:
+    """What the profile says to a call, as the kernel would find it."""
+    profile = seccomp.profile()
+    found = {
+        f"{rule['action']} {rule.get('errnoRet', '')}".strip()
+        for rule in profile["syscalls"]
+        if name in rule["names"] and all(_holds(item, arguments) for item in rule.get("args", ()))
+    }
+    assert len(found) < 2, "no two rules answer the same call"
+    return found.pop() if found else f"{profile['defaultAction']} {profile['defaultErrnoRet']}"
+
+
+def _holds(rule: dict[str, Any], arguments: tuple[int, ...]) -> bool:
+    given = arguments[int(rule["index"])]
+    if rule["op"] == "SCMP_CMP_MASKED_EQ":
+        return bool(given & rule["value"] == rule["valueTwo"])
+    return bool(given == rule["value"])
+
+
+ALLOWED, REFUSED, MISSING = "SCMP_ACT_ALLOW", "SCMP_ACT_ERRNO 1", "SCMP_ACT_ERRNO 93"
+HIGH = 1 << 32  # the kernel does not look at these bits
+UNBLOCKED = 0o4000 | 0o2000000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "answer"),
+    [
+        ((1, 1, 0), ALLOWED),
+        ((2, 1 | UNBLOCKED, 6), ALLOWED),
+        ((10, 2, 17), ALLOWED),
+        ((16, 3 | UNBLOCKED, 0), ALLOWED),
+        ((HIGH | 2, HIGH | 1, HIGH), ALLOWED),
+        ((2, 1, 262), MISSING),
+        ((10, 1, HIGH | 262), MISSING),
+        ((2, 2, 136), MISSING),
+        ((2, 5, 132), MISSING),
+        ((2, 1, 132), MISSING),
+        ((2, 6, 33), REFUSED),
+        ((2, 2, 115), REFUSED),
+        ((2, 2, 1), REFUSED),
+        ((10, 2, 58), REFUSED),
+        ((2, 3, 255), REFUSED),
+        ((2, 1, 256), REFUSED),
+        ((2, 10, 0), REFUSED),
+        ((16, 3, 9), REFUSED),
+        ((17, 3, 0), REFUSED),
+        ((40, 1, 0), REFUSED),
+        ((HIGH | 40, 1, 0), REFUSED),
+    ],
+)
+def test_sockets_are_allowed_by_family_type_and_protocol(
+    arguments: tuple[int, int, int], answer: str
+) -> None:
+    assert answer_to("socket", *arguments) == answer
+    if arguments[0] != 1:
+        assert answer_to("socketpair", *arguments) == REFUSED
+
+
+@pytest.mark.parametrize(
+    ("level", "option", "answer"),
+    [
+        (1, 2, ALLOWED),  # SO_REUSEADDR
+        (1, 15, ALLOWED),  # SO_REUSEPORT
+        (1, 20, ALLOWED),  # SO_RCVTIMEO
+        (1, 66, ALLOWED),  # SO_RCVTIMEO_NEW
+        (1, 26, REFUSED),  # SO_ATTACH_FILTER
+        (1, 44, REFUSED),  # SO_LOCK_FILTER
+        (1, 50, REFUSED),  # SO_ATTACH_BPF
+        (1, 51, REFUSED),  # SO_ATTACH_REUSEPORT_CBPF
+        (1, 52, REFUSED),  # SO_ATTACH_REUSEPORT_EBPF
+        (1, HIGH | 51, REFUSED),
+        (HIGH | 1, 26, REFUSED),
+        (1, 60, REFUSED),  # SO_ZEROCOPY
+        (6, 1, ALLOWED),  # TCP_NODELAY
+        (6, 18, ALLOWED),  # TCP_USER_TIMEOUT
+        (6, 14, REFUSED),  # TCP_MD5SIG
+        (6, 31, REFUSED),  # TCP_ULP
+        (0, 2, ALLOWED),  # IP_TTL
+        (0, 35, REFUSED),  # IP_ADD_MEMBERSHIP
+        (0, 42, REFUSED),  # MCAST_JOIN_GROUP
+        (41, 26, ALLOWED),  # IPV6_V6ONLY
+        (41, 20, REFUSED),  # IPV6_JOIN_GROUP
+        (41, 32, REFUSED),  # IPV6_FLOWLABEL_MGR
+        (17, 103, ALLOWED),  # UDP_SEGMENT
+        (17, 100, REFUSED),  # UDP_ENCAP
+        (282, 1, REFUSED),  # SOL_TLS
+        (263, 1, REFUSED),  # SOL_PACKET
+        (0, 64, REFUSED),  # iptables
+    ],
+)
+def test_options_of_sockets_are_allowed_one_by_one(level: int, option: int, answer: str) -> None:
+    assert answer_to("setsockopt", 3, level, option) == answer
+
+
+def test_no_program_filters_its_own_calls() -> None:
+    assert answer_to("seccomp", 1, 0, 0) == "SCMP_ACT_ERRNO 38"
+    assert answer_to("prctl", 22, 2, 0) == "SCMP_ACT_ERRNO 22"
+    assert answer_to("prctl", HIGH | 22, 2, 0) == "SCMP_ACT_ERRNO 22"
+    assert answer_to("prctl", 62, 0, 0) == REFUSED  # PR_SCHED_CORE
+    for option in (1, 4, 15, 16, 23, 36, 38, 47, 0x59616D61, 0x53564D41):
+        assert answer_to("prctl", option, 0, 0) == ALLOWED
+
+
+def test_blocks_are_the_same_numbers() -> None:
+    for numbers in ({0}, {1, 2, 3}, set(range(22)), {5, 6, 7, 8, 9, 200}, set(range(3, 97, 2))):
+        pairs = seccomp.blocks(numbers)
+        assert {n for n in range(256) for value, mask in pairs if n & mask == value} == numbers
+        assert len(pairs) <= len(numbers)
+
+
+def test_what_is_hidden_is_all_that_is_not_known_to_be_needed() -> None:
+    paths = procfs.hidden(["1", "4711", "self", "cpuinfo", "pressure", "what-comes-next"])
+    assert {"/proc/pressure", "/proc/what-comes-next"} <= set(paths)
+    assert not {"/proc/1", "/proc/4711", "/proc/self", "/proc/cpuinfo"} & set(paths)
 
 
 def test_clone_is_allowed_without_any_namespace_flag() -> None:

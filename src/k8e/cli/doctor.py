@@ -16,6 +16,7 @@ _MARKS = {True: "yes", False: "no"}
 _COLOURS = {True: "\033[32m", False: "\033[31m"}
 _PLAIN = "\033[0m"
 _DEFAULT_WIDTH = 100
+_REMOVAL = "nothing to do: the gateway tries again; a restart of the machine ends what never ends"
 
 
 def doctor(options: argparse.Namespace) -> int:
@@ -45,6 +46,10 @@ def table(found: dict[str, Any], *, colours: bool) -> Iterator[str]:
     rows += [
         (f"template {item['name']}", "", False, item["error"], "")
         for item in found.get("broken_templates", ())
+    ]
+    rows += [
+        (item["sandbox_id"], "", False, f"not removed yet: {item['what']}", _REMOVAL)
+        for item in found.get("removals", ())
     ]
     names = max(len(row[0]) for row in rows)
     features = max(len(row[1]) for row in rows)

@@ -18,6 +18,7 @@ _HINTS = {
     "gateway_unreachable": "k8e gateway in the foreground shows what is wrong",
     "invalid_request": "correct it and try again; k8e --help explains commands and arguments",
     "sandbox_died": "run the command again; a new session is made where none was named",
+    "tool_failed": "the gateway's log has more; k8e doctor tells which runtimes work",
     "limit_exceeded": "free something, or ask for more",
     "unimplemented": "this comes with a later release",
 }

@@ -33,7 +33,7 @@ _PARTS: Mapping[str, tuple[Try, ...]] = {
             "no capabilities, no new privileges, a seccomp filter; unshare, mount, keyctl, bpf, "
             "perf, userfaultfd, io_uring, kexec and modules refused or contained",
             "confinement.no-capabilities confinement.no-new-privileges confinement.seccomp "
-            "attacks.system-calls attacks.namespaces attacks.own-namespace",
+            "attacks.system-calls attacks.namespaces attacks.own-namespace attacks.old-calls",
         ),
         Try(
             "/proc/self/fd, /proc/1/root, /proc/sys, /sys and /dev give no handle of the host; no "
@@ -45,7 +45,8 @@ _PARTS: Mapping[str, tuple[Try, ...]] = {
         Try(
             "cgroup release_agent, core_pattern, binfmt_misc, uevent_helper and modprobe cannot be "
             "written; no core dumps; /dev/mem and its kin are not there",
-            "attacks.kernel-files attacks.devices limits.core-dumps confinement.writable-places",
+            "attacks.kernel-files attacks.devices limits.core-dumps confinement.writable-places "
+            "confinement.kernel-facts confinement.usual-files",
         ),
         Try(
             "no socket of a container runtime or of the gateway, no service-account token, no PID, "
@@ -57,7 +58,8 @@ _PARTS: Mapping[str, tuple[Try, ...]] = {
             "abstract UNIX sockets, inherited sockets, vsock, netlink and raw sockets reach "
             "neither "
             "the host nor siblings",
-            "attacks.sockets network.other-sockets host.out-of-sight confinement.neighbours",
+            "attacks.sockets attacks.protocols network.other-sockets host.out-of-sight "
+            "confinement.neighbours",
         ),
         Try(
             "set-uid programs and device nodes on writable mounts have no effect",

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
+import fcntl
+import os
+from collections.abc import Generator
+from pathlib import Path
 
 from k8e import errors
 from k8e.conformance.behaviours import Broken, NotApplicable, behaviour, equal, expect
@@ -10,6 +16,9 @@ from k8e.conformance.sandbox import PATIENCE, Sandbox
 from k8e.conformance.stage import Stage
 from k8e.conformance.traces import kill_all, processes, traces
 from k8e.model import Limits, SandboxSpec, new_id
+from k8e.runtimes.base import NotRemoved
+
+FREEZE, THAW = 0xC0045877, 0xC0045878  # of a file system: FIFREEZE and FITHAW
 
 _BUSY = (
     "for i in 1 2 3; do setsid sleep 1000 & done; echo data > /workspace/file; echo up; sleep 1000"
@@ -50,6 +59,77 @@ async def destroy_twice(stage: Stage) -> None:
     await sandbox.guest.kill()
     await stage.runtime.purge(sandbox.guest.sandbox_id)
     await stage.runtime.purge("sb-neverwas")
+
+
+@contextlib.contextmanager
+def frozen(folder: Path) -> Generator[None]:
+    """A file system on which writers wait, so that not even SIGKILL ends them, until this does."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.ioctl(fd, FREEZE, 0)
+        try:
+            yield
+        finally:
+            fcntl.ioctl(fd, THAW, 0)
+    finally:
+        os.close(fd)
+
+
+def _workspace(sandbox_id: str) -> Path:
+    """Where the host has the workspace of a sandbox mounted."""
+    lines = Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape").splitlines()
+    points = [line.split(" ")[4] for line in lines if sandbox_id in line and " - ext4 " in line]
+    if not points:
+        raise NotApplicable("the workspaces of this runtime are no file systems of this host")
+    return Path(points[-1])
+
+
+@behaviour("life.resists")
+async def resists(stage: Stage) -> None:
+    """A sandbox whose process cannot be killed is told, and nothing of it is lost from sight."""
+    sandbox = await stage.launch()
+    sandbox_id = sandbox.guest.sandbox_id
+    try:
+        with frozen(_workspace(sandbox_id)):
+            program = await sandbox.start(["/bin/sh", "-c", "echo go; echo > /workspace/file"])
+            await program.until(b"go\n")
+            async with asyncio.timeout(PATIENCE):
+                while not await asyncio.to_thread(waits_for_kernel, sandbox_id):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            try:
+                await sandbox.guest.kill()
+            except NotRemoved as error:
+                expect("1 process" in error.message, f"what is left: {error.message}")
+            else:
+                raise Broken("a process that could not end is said to be gone")
+            left = await asyncio.to_thread(traces, sandbox_id, stage.folders)
+            for kind in ("cgroup", "file", "device"):
+                expect(any(item.startswith(kind) for item in left), f"no {kind} is left: {left}")
+    except OSError as error:
+        if error.errno in (errno.EOPNOTSUPP, errno.EPERM, errno.ENOTTY):
+            raise NotApplicable("the workspaces here cannot be frozen") from None
+        raise
+    async with asyncio.timeout(PATIENCE):
+        await _purge_at_last(stage, sandbox_id)
+    await _gone(stage, sandbox_id)
+
+
+async def _purge_at_last(stage: Stage, sandbox_id: str) -> None:
+    while True:
+        with contextlib.suppress(NotRemoved):
+            await stage.runtime.purge(sandbox_id)
+            return
+        await asyncio.sleep(0.05)
+
+
+def waits_for_kernel(sandbox_id: str) -> bool:
+    """Whether a thread of the sandbox is in a state in which no signal reaches it."""
+    for pid in processes(sandbox_id):
+        for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+            with contextlib.suppress(OSError):
+                if stat.read_text("utf-8", "replace").rpartition(")")[2].split()[0] == "D":
+                    return True
+    return False
 
 
 @behaviour("life.death-noticed")

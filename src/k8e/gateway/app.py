@@ -187,7 +187,8 @@ async def _until_stopped(gateway: Gateway, *, idle_exit: float) -> None:
             async with asyncio.timeout(step):
                 await gateway.stopping.wait()
                 return
-        busy = gateway.sessions.count() or gateway.conversations
+        working = gateway.sessions.count() or gateway.sessions.leftovers()
+        busy = working or gateway.conversations
         idle_for = 0.0 if busy else idle_for + step
     log.info("leaving after %g s with nothing to do", idle_exit)
 

@@ -30,6 +30,10 @@ from k8e.sessions.approvals import Approvals
 from k8e.sessions.service import Sessions
 from k8e.settings import Settings
 
+NOT_GONE = (
+    "the session has ended, but this is left of its sandbox: {}; the gateway tries again until it "
+    "is gone (k8e gateway status)"
+)
 STREAMS = 10.0  # that may be opened for each call that may be made
 
 
@@ -103,6 +107,7 @@ class Gateway(
             "socket": str(self.settings.socket),
             "data_dir": str(self.settings.data_dir),
             "log_file": str(self.settings.log_file),
+            "removals": await self.sessions.removals(),
         }
 
     async def call_create_session(
@@ -128,8 +133,8 @@ class Gateway(
     async def call_destroy_session(
         self, principal: Principal, call: dict[str, Any]
     ) -> dict[str, Any]:
-        await self.sessions.destroy(principal, _text(call, "session_id"))
-        return {}
+        left = await self.sessions.destroy(principal, _text(call, "session_id"))
+        return {"warning": NOT_GONE.format(left)} if left else {}
 
     async def call_extend_session(
         self, principal: Principal, call: dict[str, Any]
@@ -163,6 +168,7 @@ class Gateway(
             raise errors.Denied("metrics need the admin role")
         metrics.set_sessions(self.sessions.count())
         metrics.set_ready(self.sessions.pool.ready)
+        metrics.set_removals(len(self.sessions.leftovers()))
         return {"text": metrics.render().decode()}
 
     async def call_doctor(self, principal: Principal, call: dict[str, Any]) -> dict[str, Any]:
@@ -170,7 +176,9 @@ class Gateway(
         if fresh and Role.ADMIN not in principal.roles:
             raise errors.Denied("trying everything out again needs the admin role")
         found = await self.sessions.runtimes.support(fresh=fresh)
+        admin = Role.ADMIN in principal.roles
         return {
+            "removals": await self.sessions.removals() if admin else [],
             "runtimes": [asdict(item) for item in found],
             "egress": asdict(self.sessions.network_support()),
             "broken_templates": await self.broken_templates(),

@@ -6,8 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from k8e import errors
 from k8e.link import Link
 from k8e.model import Limits, Rootfs, SandboxSpec
+
+
+class NotRemoved(errors.K8eError):
+    """Something of a sandbox is still there though all was tried; the message says what.
+
+    Nobody has to try again: the host knows, and goes on with it.
+    """
 
 
 @dataclass(frozen=True)
@@ -106,7 +114,11 @@ class Guest(Protocol):
         ...
 
     async def kill(self) -> None:
-        """End the sandbox, frozen or not, and remove everything that belongs to it."""
+        """End the sandbox, frozen or not, and remove everything that belongs to it.
+
+        Raises:
+            NotRemoved: something of it resists.
+        """
         ...
 
 
@@ -138,5 +150,9 @@ class Runtime(Protocol):
         ...
 
     async def purge(self, sandbox_id: str) -> None:
-        """Remove every trace of a sandbox; works with no live process, and twice."""
+        """Remove every trace of a sandbox; works with no live process, and twice.
+
+        Raises:
+            NotRemoved: something of it resists. It keeps its record and its uids meanwhile.
+        """
         ...

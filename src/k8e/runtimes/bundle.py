@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from k8e.model import MIB, Limits
 from k8e.runtimes import cgroups, locales, seccomp
 from k8e.runtimes.interpreter import PLACE, Interpreter
+from k8e.runtimes.procfs import CPUS
 
 GUEST_CAPABILITIES = ["CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_CHOWN", "CAP_DAC_OVERRIDE"]
 ID_RANGE = 65536  # uids in a sandbox's user namespace, where nobody says otherwise
@@ -34,10 +36,9 @@ MASKED = (
     "/proc/sched_debug /proc/scsi /proc/timer_list /proc/timer_stats /sys/devices/virtual/powercap "
     "/sys/firmware /sys/kernel /sys/module"
 ).split()
+"""Hidden where a runtime says nothing else."""
 READ_ONLY_BIND = ("ro", "rro", "rnosuid", "rnodev")
 """Read-only with everything mounted below; ``ro`` alone would cover the top mount only."""
-CPUS = "/sys/devices/system/cpu"
-"""All that programs look for in a sysfs, and no secret: /proc tells as much."""
 READ_ONLY = "/proc/bus /proc/fs /proc/irq /proc/sys /proc/sysrq-trigger".split()
 
 
@@ -59,6 +60,8 @@ class Layout:
     """The guest's own Python, where the root need not have one."""
     locales: Path | None = None
     """What is shown in the place of the host's locales, where the root is the host's own."""
+    hidden: Sequence[str] = tuple(MASKED)
+    """Paths in the sandbox below which a program finds nothing."""
 
 
 @dataclass(frozen=True)
@@ -230,7 +233,7 @@ def make_config(
     linux: dict[str, Any] = {
         # The slot's mounts come from the host; crun's own default would cut them off.
         "rootfsPropagation": "rslave",
-        "maskedPaths": MASKED,
+        "maskedPaths": list(layout.hidden),
         "readonlyPaths": READ_ONLY,
     }
     if flavour.cgroups:

@@ -26,6 +26,7 @@ waiting for a tenth of a second and more now and then; with a quarter, for a few
 nobody else wants the CPUs, sandboxes still have all of them."""
 CLEAR_ROUNDS = 3  # a process may fork while it is moved
 REMOVE_SECONDS = 5.0
+OLD_SECONDS = 3600.0  # far more than any launch takes
 _FREEZER, _THAWED = "freezer.state", "THAWED"
 
 
@@ -222,15 +223,55 @@ def memory_limit_hits(sandbox_id: str) -> int:
     return 0
 
 
-def remove(sandbox_id: str) -> None:
-    """Kill whatever is left in a sandbox's cgroups and remove them."""
-    deadline = time.monotonic() + REMOVE_SECONDS
+def remove(sandbox_id: str, seconds: float = REMOVE_SECONDS) -> None:
+    """Kill whatever is left in a sandbox's cgroups and remove them.
+
+    All that can be removed is, also where one cannot; then OSError.
+    """
+    deadline = time.monotonic() + seconds
+    failed: list[OSError] = []
+    for folder in _groups_of(sandbox_id):
+        try:
+            _remove_one(folder, deadline)
+        except OSError as error:
+            failed.append(error)
+    if failed:
+        raise failed[0]
+
+
+def _groups_of(sandbox_id: str) -> list[Path]:
+    """All cgroups of a sandbox, innermost first."""
+    found: list[Path] = []
     for hierarchy in hierarchies():
         group = hierarchy / PARENT / sandbox_id
-        if not group.is_dir():
-            continue
-        for folder in [*sorted(group.glob("**/"), reverse=True)]:
-            _remove_one(folder, deadline)
+        if group.is_dir():
+            found += sorted(group.glob("**/"), reverse=True)
+    return found
+
+
+def what_is_left(sandbox_id: str) -> tuple[list[int], int]:
+    """The processes that are still in the cgroups of a sandbox, and how many cgroups it has."""
+    groups = _groups_of(sandbox_id)
+    found: set[int] = set()
+    for group in groups:
+        with contextlib.suppress(OSError):
+            found |= set(map(int, (group / "cgroup.procs").read_text("ascii").split()))
+    return sorted(found), len(groups)
+
+
+def sweep(seconds: float = OLD_SECONDS) -> None:
+    """Remove cgroups of sandboxes in which nothing has been for long.
+
+    A sandbox has a process from its first moment to its last, whichever gateway it belongs to, so
+    an old group without one is what somebody failed to remove.
+    """
+    oldest = time.time() - seconds
+    for hierarchy in hierarchies():
+        for group in (hierarchy / PARENT).glob("sb-*"):
+            with contextlib.suppress(OSError):  # one that is in use cannot be removed
+                if group.stat().st_ctime < oldest:
+                    for folder in sorted(group.glob("**/"), reverse=True):
+                        folder.rmdir()
 
 
 def end_frozen(sandbox_id: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from k8e import errors
-from k8e.runtimes import bundle, resizing, userspaces
+from k8e.runtimes import bundle, procfs, resizing, userspaces
 from k8e.runtimes.base import Feature, Support
 from k8e.runtimes.host import Host, Record
 from k8e.runtimes.oci import OciRuntime
@@ -62,6 +62,9 @@ class Container(OciRuntime):
             log.warning(SHARED_COUNTS, error)
             return ""
         return str(path)
+
+    def hidden_files(self) -> list[str]:
+        return procfs.hidden_here()
 
     def flavour(self, record: Record) -> bundle.Flavour:
         return bundle.Flavour(

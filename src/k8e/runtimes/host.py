@@ -30,6 +30,7 @@ from k8e.runtimes import (
     rootfs,
     tables,
 )
+from k8e.runtimes.leftovers import Leftovers
 from k8e.runtimes.roots import Roots
 from k8e.runtimes.uids import Uids
 from k8e.runtimes.workspaces import Workspaces
@@ -165,6 +166,7 @@ class Host:
         """Whether the kernel can hold sandboxes to their limits."""
         self.workspaces = Workspaces(settings.data_dir / "workspaces", in_memory=bool(inside))
         self.uids = _few_uids(self.sandboxes, inside.ids) if inside else Uids(self.sandboxes)
+        self.leftovers = Leftovers(self.sandboxes)
         self._reachable = reach.of(settings)
         """The data folder by a path on which every uid may pass."""
         self.images = Images(settings)
@@ -194,6 +196,8 @@ class Host:
         self.sandboxes.mkdir(parents=True, exist_ok=True)
         mounts.make_private_mount(self.sandboxes)
         cgroups.prepare()
+        cgroups.sweep()
+        self.leftovers.load()
         tables.enlarge()
         self.workspaces.sweep()
         roots: dict[str, str] = {}
@@ -268,10 +272,11 @@ class Host:
             return self._skeleton, None
 
 
-def kill_mentioning(word: str) -> None:
+def kill_mentioning(word: str) -> list[int]:
     """Kill what a gateway that died was still running for a sandbox, such as a ``runc run``.
 
-    An id, or a folder's name, is random: a command line that has it can only be about it.
+    An id, or a folder's name, is random: a command line that has it can only be about it. What
+    comes back are those that did not end.
     """
     needle = word.encode()
 
@@ -281,4 +286,4 @@ def kill_mentioning(word: str) -> None:
                 if needle in (folder / "cmdline").read_bytes() and int(folder.name) != os.getpid():
                     yield int(folder.name)
 
-    end_all(find)
+    return end_all(find)

@@ -100,6 +100,18 @@ def mount_image(image: Path, target: Path, flags: int, options: str = "") -> Non
         mount(device, target, "ext4", flags, options)
 
 
+def removed_images(folder: Path) -> dict[str, str]:
+    """Images of ``folder`` that were removed and are still in use, each with its loop device."""
+    found: dict[str, str] = {}
+    for file in Path("/sys/block").glob("loop*/loop/backing_file"):
+        with contextlib.suppress(OSError):  # detached just now
+            backing = file.read_text("utf-8", "surrogateescape").rstrip("\n")
+            image = Path(backing.removesuffix(" (deleted)"))
+            if image.parent == folder and not image.exists():
+                found[image.name] = file.parts[3]
+    return found
+
+
 @contextlib.contextmanager
 def _opened(path: Path | str, flags: int):
     fd = os.open(path, flags | os.O_CLOEXEC)

@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,15 +18,16 @@ from k8e import errors, link
 from k8e.guest.spawn import UID
 from k8e.images.images import Content
 from k8e.model import MIB, Limits, Rootfs, SandboxSpec
-from k8e.processes import start_time
+from k8e.processes import describe, start_time
 from k8e.runtimes import bundle, cgroups, mounts, tools
-from k8e.runtimes.base import Feature, Guest, Support
+from k8e.runtimes.base import Feature, Guest, NotRemoved, Support
 from k8e.runtimes.host import Host, Record, kill_mentioning
 from k8e.runtimes.oci_guest import OciGuest, to_the_end
 from k8e.runtimes.workspaces import round_up
 
 RUN_SECONDS = 30.0
-DELETE_SECONDS = 30.0
+DELETE_SECONDS = 10.0  # for the runtime; what it leaves, we remove
+AGAIN_SECONDS = 0.5  # for the processes of a sandbox that resisted before
 FREEZE_SECONDS = 30.0
 FREEZE_TRIES = 3
 
@@ -143,7 +144,8 @@ class OciRuntime:
             await guest.connect()
         except BaseException:
             listener.close(errors.SandboxDied("its launch failed"))
-            await asyncio.shield(self.purge(spec.sandbox_id))
+            with contextlib.suppress(NotRemoved):  # somebody goes on with it
+                await asyncio.shield(self.purge(spec.sandbox_id))
             raise
         return guest
 
@@ -165,7 +167,7 @@ class OciRuntime:
         self.state.mkdir(mode=0o700, exist_ok=True)
         config = bundle.make_config(
             record.sandbox_id,
-            self.host.layout(record),
+            replace(self.host.layout(record), hidden=self.hidden_files()),
             self.flavour(record),
             record.limits,
             network,
@@ -178,6 +180,10 @@ class OciRuntime:
             resources = bundle.make_resources(self.flavour(record), record.limits)
             cgroups.make(record.sandbox_id, resources)
         return record
+
+    def hidden_files(self) -> Sequence[str]:
+        """Files and folders of the kernel that a sandbox is not to see."""
+        return bundle.MASKED
 
     def user_namespace(self, record: Record) -> str:
         """The path of a user namespace for the sandbox; empty for one that is made with it."""
@@ -231,6 +237,8 @@ class OciRuntime:
             record = Record.load(folder)
             if record is None or record.runtime != self.name or not record.is_running():
                 continue
+            if record.sandbox_id in self.host.leftovers:  # it is to end, and only resists
+                continue
             listener = link.Listener(folder / "link")
             try:
                 await listener.listen()
@@ -253,8 +261,16 @@ class OciRuntime:
         return f"the sandbox ended unexpectedly ({said})"
 
     async def purge(self, sandbox_id: str) -> None:
-        await self.delete(sandbox_id)
-        await asyncio.to_thread(self._remove, sandbox_id)
+        try:
+            if sandbox_id in self.host.leftovers:  # without a program that would wait for it again
+                await asyncio.to_thread(self._end_processes, sandbox_id, AGAIN_SECONDS)
+            await self.delete(sandbox_id)
+            await asyncio.to_thread(self._remove, sandbox_id)
+        except NotRemoved as error:
+            log.warning("sandbox %s is not gone yet: %s", sandbox_id, error.message)
+            self.host.leftovers.note(sandbox_id, error.message)
+            raise
+        self.host.leftovers.forget(sandbox_id)
         self.host.roots.free(sandbox_id)
         self.host.uids.free(sandbox_id)  # only now: what is left would belong to the next one
 
@@ -269,18 +285,25 @@ class OciRuntime:
                 await self.run(self.command(verb, sandbox_id), log, FREEZE_SECONDS)
                 return
             except errors.ToolFailed:
-                if await self._status(sandbox_id) == wanted:
+                status = await self._status(sandbox_id)
+                if status == wanted:
                     return
                 if not left:
-                    raise
+                    if status == "unknown":
+                        raise
+                    raise errors.TimedOut(
+                        f"{verb} failed: some processes of the sandbox do not stop, or do not go "
+                        "on, in time",
+                        hint="they wait for the kernel; try again later, or destroy the session",
+                    ) from None
 
     async def _status(self, sandbox_id: str) -> str:
         """What the runtime's program says of a sandbox: ``running``, ``paused`` or another word."""
         answer = self.host.folder(sandbox_id) / "state"
         answer.unlink(missing_ok=True)
         argv = self.command("state", sandbox_id)
-        await self.run(argv, answer, FREEZE_SECONDS)
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, errors.ToolFailed):
+            await self.run(argv, answer, FREEZE_SECONDS)
             return str(json.loads(answer.read_text("utf-8"))["status"])
         return "unknown"
 
@@ -293,28 +316,49 @@ class OciRuntime:
                 await self.run(argv, Path(os.devnull), DELETE_SECONDS)
 
     def _remove(self, sandbox_id: str) -> None:
-        """Remove everything that can be removed, then say what could not."""
-        steps = (self._remove_cgroups, self._remove_folder, self._remove_state)
-        failed: list[OSError] = []
-        for step in (*steps, self.host.workspaces.remove):
-            try:
-                step(sandbox_id)
-            except OSError as error:
-                failed.append(error)
-        if failed:
-            raise failed[0]
+        """Remove all that is left, in the order in which one thing uses the next.
 
-    def _remove_cgroups(self, sandbox_id: str) -> None:
-        cgroups.remove(sandbox_id)
+        The folder is the last: as long as it is there, a gateway knows that there is something.
+        """
+        self._end_processes(sandbox_id)
+        self._remove_disk(sandbox_id)
+        try:
+            self._remove_state(sandbox_id)
+            self._remove_folder(sandbox_id)
+        except OSError as error:
+            raise NotRemoved(f"a file of it is left: {error.strerror or error}") from error
+
+    def _end_processes(self, sandbox_id: str, seconds: float = cgroups.REMOVE_SECONDS) -> None:
+        """End all processes of a sandbox, with the cgroups that they are in."""
+        try:
+            cgroups.remove(sandbox_id, seconds)
+        except OSError as error:
+            processes, groups = cgroups.what_is_left(sandbox_id)
+            if not groups:
+                return  # the last one ended just now
+            count = f"{groups} control group{'s' if groups > 1 else ''}"
+            if not processes:
+                raise NotRemoved(f"{count}: {error.strerror or error}") from error
+            what = f"{describe(processes)} that did not end when killed, with {count}"
+            raise NotRemoved(what) from error
         if not self.host.has_cgroups:  # they would have known what belongs to it
-            kill_mentioning(sandbox_id)
-            self.host.uids.kill(sandbox_id)
+            left = {*kill_mentioning(sandbox_id), *self.host.uids.kill(sandbox_id)}
+            if left:
+                raise NotRemoved(f"{describe(left)} that did not end when killed")
+
+    def _remove_disk(self, sandbox_id: str) -> None:
+        """Unmount everything, then remove what the workspace was in."""
+        try:
+            for point in mounts.mounts_below(self.host.folder(sandbox_id)):
+                mounts.unmount(point)
+            self.host.workspaces.remove(sandbox_id)
+        except OSError as error:
+            raise NotRemoved(f"its disk: {error.strerror or error}") from error
 
     def _remove_folder(self, sandbox_id: str) -> None:
         folder = self.host.folder(sandbox_id)
-        for point in mounts.mounts_below(folder):
-            mounts.unmount(point)
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder.exists():
+            shutil.rmtree(folder)
 
     def _remove_state(self, sandbox_id: str) -> None:
         for left in self.state.glob(f"*{sandbox_id}*"):

@@ -16,7 +16,7 @@ from k8e._version import __version__
 from k8e.runtimes.base import Feature, Runtime, Support
 from k8e.runtimes.container import Container
 from k8e.runtimes.gvisor import GVisor
-from k8e.runtimes.host import GUEST_PYTHON, Host, kill_mentioning
+from k8e.runtimes.host import GUEST_PYTHON, Host, Record, kill_mentioning
 from k8e.runtimes.oci import OciRuntime
 
 log = logging.getLogger(__name__)
@@ -93,6 +93,10 @@ class Runtimes:
 
     async def purge(self, sandbox_id: str) -> None:
         """Remove a sandbox of which nobody knows what made it."""
+        record = Record.load(self._host.folder(sandbox_id))
+        if sandbox_id in self._host.leftovers and record and record.runtime in self.all:
+            await self.all[record.runtime].purge(sandbox_id)
+            return
         await asyncio.to_thread(kill_mentioning, sandbox_id)
         for runtime in self.all.values():
             await runtime.delete(sandbox_id)

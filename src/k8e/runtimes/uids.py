@@ -118,13 +118,16 @@ class Uids:
     def _exists(self, sandbox_id: str) -> bool:
         return os.path.lexists(self._sandboxes / sandbox_id)
 
-    def kill(self, sandbox_id: str) -> None:
-        """Kill every process that has the range of a sandbox, which shares it with none."""
+    def kill(self, sandbox_id: str) -> list[int]:
+        """Kill every process that has the range of a sandbox, which shares it with none.
+
+        What comes back are those that did not end.
+        """
         base = self._bases.get(sandbox_id)
         if base is None or list(self._bases.values()).count(base) > 1:
-            return
+            return []
         ours = self._range(base)
-        end_all(lambda: [pid for pid, uids in _processes() if any(map(ours, uids))])
+        return end_all(lambda: [pid for pid, uids in _processes() if any(map(ours, uids))])
 
     def _range(self, base: int) -> Callable[[int], bool]:
         return lambda uid: base <= uid < base + self.size
@@ -222,5 +225,6 @@ def _processes() -> Iterator[tuple[int, set[int]]]:
         with contextlib.suppress(OSError, ValueError, IndexError):
             text = status.read_bytes()
             line = text.partition(b"\nUid:")[2].split(b"\n", 1)[0]
-            if b"\nState:\tZ" not in text:  # what has ended uses nothing any more
+            # What has ended uses nothing any more, unless threads of it are still there.
+            if b"\nState:\tZ" not in text or b"\nThreads:\t1\n" not in text:
                 yield int(status.parent.name), set(map(int, line.split()))

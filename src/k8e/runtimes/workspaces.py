@@ -74,6 +74,15 @@ class Workspaces:
         for path in (self.image(sandbox_id), self.image(sandbox_id).with_suffix(".tmp")):
             path.unlink(missing_ok=True)
 
+    def in_use(self) -> dict[str, str]:
+        """Sandboxes whose workspace is gone, but not for somebody else who has it mounted.
+
+        A program that made a mount namespace meanwhile, such as a service of the host, has a copy
+        of all mounts in there; the room on the disk is free again when it ends.
+        """
+        found = mounts.removed_images(self._folder.resolve())
+        return {Path(name).stem: device for name, device in found.items()}
+
     def names(self) -> list[str]:
         """The sandboxes that have an image, a half-copied one included."""
         return sorted({path.stem for path in self._folder.glob("sb-*")})

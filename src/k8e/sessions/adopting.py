@@ -12,7 +12,7 @@ from dataclasses import replace
 from k8e import errors
 from k8e.egress.policy import NONE, Policy
 from k8e.model import Phase, Session
-from k8e.runtimes.base import Guest
+from k8e.runtimes.base import Guest, NotRemoved
 from k8e.runtimes.host import Host
 from k8e.runtimes.registry import Runtimes
 from k8e.sessions import clock
@@ -95,7 +95,9 @@ async def _end_all(guests: list[Guest]) -> None:
 
 async def _purge_orphans(runtimes: Runtimes, host: Host, owned: set[str]) -> None:
     found = {path.name for path in host.sandboxes.glob("sb-*")}
-    for sandbox_id in (found | set(host.workspaces.names())) - owned:
+    # Those that resisted before are tried again beside everything else: nobody waits for them.
+    resisting = {item.sandbox_id for item in host.leftovers.listing()}
+    for sandbox_id in (found | set(host.workspaces.names())) - owned - resisting:
         log.info("removing what is left of sandbox %s", sandbox_id)
         with _told("sandbox %s could not be removed", sandbox_id):
             await runtimes.purge(sandbox_id)
@@ -105,6 +107,7 @@ async def _purge_orphans(runtimes: Runtimes, host: Host, owned: set[str]) -> Non
 def _told(message: str, sandbox_id: str) -> Generator[None]:
     """One sandbox that resists must not keep a gateway from serving the others."""
     try:
-        yield
+        with contextlib.suppress(NotRemoved):  # said already, and tried again
+            yield
     except Exception:
         log.exception(message, sandbox_id)

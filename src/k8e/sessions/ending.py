@@ -12,6 +12,7 @@ from collections.abc import Callable
 from k8e import errors
 from k8e.audit import acting
 from k8e.model import Session
+from k8e.runtimes.base import NotRemoved
 from k8e.sessions import witnessing
 from k8e.sessions.children import Children
 from k8e.sessions.events import Events
@@ -60,6 +61,8 @@ class Ender:
             self._store.begin_end(session_id, reason)  # a gateway after us would go on with it
         try:
             await self._remove(live, reason)
+        except NotRemoved as error:  # its owner is rid of it; somebody goes on with the rest
+            live.left = error.message
         except Exception:
             # Its owner is rid of it; the next start of a gateway tries again to remove the rest.
             log.exception("not everything of session %s could be removed", session_id)

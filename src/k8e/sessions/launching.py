@@ -6,10 +6,11 @@ Each has a network, which leads nowhere until a session's policy is bound.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 
 from k8e.model import SandboxSpec, new_id
-from k8e.runtimes.base import Guest
+from k8e.runtimes.base import Guest, NotRemoved
 from k8e.runtimes.registry import Runtimes
 from k8e.sessions.events import Events
 from k8e.sessions.network import Network
@@ -56,7 +57,8 @@ class Launcher:
         self._events.expect_no_more(guest.sandbox_id)
         async with self._removing:
             try:
-                await guest.kill()
+                with contextlib.suppress(NotRemoved):  # somebody goes on with it
+                    await guest.kill()
             finally:
                 await self._network.detach(guest.sandbox_id)
 

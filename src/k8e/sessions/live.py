@@ -43,6 +43,8 @@ class Live:
         """Each with the loop's time at which to look at it, and what its time-out is by then."""
         self.watcher: asyncio.Task[None] | None = None
         self.ending: asyncio.Task[None] | None = None
+        self.left = ""
+        """What of its sandbox could not be removed when it ended, in words."""
         self.policy = asyncio.Lock()
         """Held while what it may reach is changed: kernel, store and session say the same."""
         self.has_background = False

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from k8e.link import FrameSink
 from k8e.model import DEFAULT_TEMPLATE, Phase, Principal, Session, SessionSpec, new_id
 from k8e.runtimes.base import Feature, Guest
 from k8e.runtimes.host import Host
+from k8e.runtimes.leftovers import Leftover
 from k8e.runtimes.registry import Runtimes
 from k8e.sessions import adopting, clock, noting, operations, refusals, working
 from k8e.sessions.children import Children
@@ -26,6 +27,7 @@ from k8e.sessions.furnishing import Furnisher
 from k8e.sessions.intents import Intents
 from k8e.sessions.launching import Launcher
 from k8e.sessions.live import Live
+from k8e.sessions.lock_watch import LockWatch
 from k8e.sessions.making import Kinship, Maker
 from k8e.sessions.network import Network
 from k8e.sessions.opening import Opener
@@ -33,6 +35,7 @@ from k8e.sessions.operations import Operation
 from k8e.sessions.pausing import Pauses
 from k8e.sessions.pool import Pool
 from k8e.sessions.quotas import Holder, Quotas
+from k8e.sessions.removal import Removal
 from k8e.sessions.snapshots import Snapshots
 from k8e.sessions.standing import Standing
 from k8e.sessions.store import Store
@@ -84,6 +87,8 @@ class Sessions(Standing):
         store.on_forget.append(self.events.forget)
         self._ender = Ender(self._live, store, self._network, self.events, self._children)
         self._tender = Tender(self._tasks.spawn, self._ender.end)
+        self._locks = LockWatch(self._live, self._ender.end)
+        self._removal = Removal(host.leftovers, runtimes)
         self._intents = Intents(settings.run_dir / "intents")
         self._opener = Opener(self.events, self._network, self._intents, self._tender.lost)
         self.evictions = Evictions(self._live, self.snapshots, self._ender.end)
@@ -96,6 +101,8 @@ class Sessions(Standing):
         catching_up: list[asyncio.Task[None]] = []
         try:
             await self.templates.start()
+            self._removal.start()
+            self._locks.start()
             catching_up += await self._adopt()
             alive = self.sandboxes()
             await self._network.start(alive)
@@ -111,10 +118,12 @@ class Sessions(Standing):
                 live.stop()
             for task in catching_up:
                 task.cancel()
+            await self._locks.stop()
             await self._maker.stop()
             await self._pauses.stop()
             await self.pool.stop()
             await self._tasks.wait()
+            await self._removal.stop()
             await self._network.close()
             self.snapshots.close()
             self.templates.close()
@@ -343,6 +352,19 @@ class Sessions(Standing):
         """What a session may reach, and what it was refused."""
         return self._network.describe(self._own(principal, session_id).session)
 
+    def leftovers(self) -> list[Leftover]:
+        """Sandboxes that could not be removed yet; the gateway goes on trying."""
+        return self._host.leftovers.listing()
+
+    async def removals(self) -> list[dict[str, Any]]:
+        """What is left of sandboxes that have ended, also where only time can help."""
+        used = await asyncio.to_thread(self._host.workspaces.in_use)
+        disks = [
+            {"sandbox_id": name, "what": f"its disk: another program of the host has {device}"}
+            for name, device in used.items()
+        ]
+        return [asdict(item) for item in self.leftovers()] + disks
+
     def network_support(self) -> Feature:
         """Whether sandboxes can have a network here, and why not."""
         return self._network.support()
@@ -368,11 +390,13 @@ class Sessions(Standing):
         self.events.write(live.session, "session.extended", expires_at=expires_at)
         return live.session
 
-    async def destroy(self, principal: Principal, session_id: str) -> None:
+    async def destroy(self, principal: Principal, session_id: str) -> str:
+        """End a session; what of its sandbox could not be removed yet, in words, mostly nothing."""
         live = self._live.get(session_id)
         if live is None or live.session.owner != principal.name:
             raise refusals.not_found(session_id)
         await self._ender.end(live, BY_OWNER)
+        return live.left
 
     async def destroy_all(self, reason: str) -> None:
         """End every session, for a gateway that is told to leave nothing."""
