@@ -43,7 +43,7 @@ def make_sessions(path: Path) -> None:
     store.activate(base)
     store.end("over", "destroyed by its owner", NOW + 5)
     if hasattr(store, "allow"):
-        store.allow("live", ("example.com", "*.example.org:443"))
+        store.allow(base, ("example.com", "*.example.org:443"))
     store.close()
 
 

@@ -72,7 +72,7 @@ def check_sessions(path: Path) -> None:
     assert live.expires_at == make.NOW + 3600
     assert over.ended_reason == "destroyed by its owner"
     assert store.find_request("local", "once") == live
-    store.allow("live", live.allowed_hosts, under_way=True)
+    store.allow(live, live.allowed_hosts, under_way=True)
     assert [item.session_id for item in store.half_allowed()] == ["live"]
     store.close()
 

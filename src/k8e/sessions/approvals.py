@@ -57,8 +57,8 @@ class Approvals:
         if not 0 <= expires <= MAX_EXPIRES:  # so that NaN is refused too
             raise errors.InvalidRequest(f"an approval lives up to {MAX_EXPIRES:g} seconds")
         now = time.time()
-        of_session = [item for item in self._store.pending(now) if item.session_id == session_id]
-        if len(of_session) >= MAX_PENDING:
+        waiting = [item.sandbox_id for item in self._store.pending(now)]
+        if waiting.count(session.sandbox_id) >= MAX_PENDING:
             raise errors.LimitExceeded(
                 f"{MAX_PENDING} actions of session {session_id} wait for approval",
                 hint="decide on some: k8e sandbox approvals, k8e sandbox approve ID --reject",

@@ -45,6 +45,7 @@ from k8e.settings import Settings
 log = logging.getLogger(__name__)
 
 COUNT_SECONDS = 5.0  # that a guest may need to list its programs for somebody who looks
+END_SECONDS = 10.0  # that a creation waits for the end of the session whose id it asks for
 
 
 T = TypeVar("T")
@@ -140,7 +141,7 @@ class Sessions(Standing):
             if parent is not None and parent.paused and not live.paused:
                 self._tasks.spawn(self._pauses.follow(parent, live))
         for session in before:
-            ended = self._store.get(session.session_id)
+            ended = self._store.get(session.session_id, session.owner)
             if ended is not None and ended.phase is Phase.ENDED:
                 self.events.end(session, ended.ended_reason)
         return tasks
@@ -169,8 +170,8 @@ class Sessions(Standing):
     # Finding.
 
     def get(self, principal: Principal, session_id: str) -> Session:
-        session = self._store.get(session_id)
-        if session is None or session.owner != principal.name:
+        session = self._store.get(session_id, principal.name)
+        if session is None:
             raise refusals.not_found(session_id)
         return session
 
@@ -199,9 +200,16 @@ class Sessions(Standing):
             known = self._store.find_request(principal.name, spec.request_id)
             if known is not None:
                 return await self._repeated(key, known, spec)
+        await self._vacated(spec.session_id)
         made = await self._make(key or new_id("make"), principal, spec, auto=False)
         refusals.check_same(made, spec)  # another call may have begun it
         return made
+
+    async def _vacated(self, session_id: str) -> None:
+        """Wait for the end of a session whose id is asked for again while it ends."""
+        live = self._live.get(session_id) if session_id else None
+        if live is not None and live.ending is not None:
+            await asyncio.wait([live.ending], timeout=END_SECONDS)
 
     async def _repeated(self, key: str, known: Session, spec: SessionSpec) -> Session:
         refusals.check_same(known, spec)
