@@ -21,6 +21,7 @@ _TENANT_CHARS = frozenset(string.ascii_letters + string.digits + "-._")
 MAX_ID = 50
 MAX_ENV_BYTES = 32 << 10
 MAX_ENV_KEYS = 64
+_ENV_HINT = "put what is large into a file: k8e sandbox write"
 MAX_LABELS = 64
 MAX_PACKAGES = 200
 _OF_TEMPLATES = frozenset(("rootfs", "warm"))
@@ -288,7 +289,9 @@ def parse_limit(name: str, value: float | str) -> float | int:
 def check_env(env: dict[str, str]) -> None:
     """Refuse an environment that exec would refuse, or that is larger than anyone needs."""
     if len(env) > MAX_ENV_KEYS:
-        raise errors.LimitExceeded(f"more than {MAX_ENV_KEYS} environment variables")
+        raise errors.InvalidRequest(
+            f"{len(env)} environment variables; a session takes {MAX_ENV_KEYS}", hint=_ENV_HINT
+        )
     size = 0
     for key, value in env.items():
         if not key or "=" in key or "\0" in key + value:
@@ -297,7 +300,9 @@ def check_env(env: dict[str, str]) -> None:
             value.encode(errors="surrogateescape")
         )
     if size > MAX_ENV_BYTES:
-        raise errors.LimitExceeded(f"environment is larger than {MAX_ENV_BYTES} bytes")
+        raise errors.InvalidRequest(
+            f"the environment is larger than {MAX_ENV_BYTES} bytes", hint=_ENV_HINT
+        )
 
 
 @dataclass(frozen=True)

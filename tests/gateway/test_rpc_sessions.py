@@ -79,7 +79,11 @@ def test_a_call_without_a_session_gets_the_callers_own(stub: Stub) -> None:
         ({"session_id": "Not A Name"}, Status.INVALID_ARGUMENT, "not a valid name"),
         ({"tenant_id": "../x"}, Status.INVALID_ARGUMENT, "not a valid name"),
         ({"env": {"A=B": "1"}}, Status.INVALID_ARGUMENT, "malformed"),
-        ({"env": {"A": "x" * 40_000}}, Status.RESOURCE_EXHAUSTED, "environment is larger"),
+        ({"env": {"A": "x" * 4097}}, Status.INVALID_ARGUMENT, "4097 bytes"),
+        ({"env": {"A" * 257: "x"}}, Status.INVALID_ARGUMENT, "257 bytes"),
+        ({"env": {f"A{n}": "x" * 4000 for n in range(9)}}, Status.INVALID_ARGUMENT, "is larger"),
+        ({"env": {f"A{n}": "" for n in range(65)}}, Status.INVALID_ARGUMENT, "65 environment"),
+        ({"env": {"A": "x\0"}}, Status.INVALID_ARGUMENT, "malformed"),
         ({"allowed_hosts": ["a b"]}, Status.INVALID_ARGUMENT, "'a b' is not a host name"),
         (
             {"secret_refs": [pb.SecretRef(secret_name="s", key="k", env_var="E")]},

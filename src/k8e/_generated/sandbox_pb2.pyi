@@ -308,22 +308,26 @@ class GetTranscriptResponse(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., output: _Optional[str] = ..., offset: _Optional[int] = ..., next_offset: _Optional[int] = ..., truncated_before: _Optional[bool] = ..., eof: _Optional[bool] = ...) -> None: ...
 
 class GetEventsRequest(_message.Message):
-    __slots__ = ("session_id", "limit")
+    __slots__ = ("session_id", "limit", "cursor")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     limit: int
-    def __init__(self, session_id: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+    cursor: str
+    def __init__(self, session_id: _Optional[str] = ..., limit: _Optional[int] = ..., cursor: _Optional[str] = ...) -> None: ...
 
 class GetEventsResponse(_message.Message):
-    __slots__ = ("events", "truncated", "returned")
+    __slots__ = ("events", "truncated", "returned", "cursor")
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     TRUNCATED_FIELD_NUMBER: _ClassVar[int]
     RETURNED_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
     events: _containers.RepeatedScalarFieldContainer[str]
     truncated: bool
     returned: int
-    def __init__(self, events: _Optional[_Iterable[str]] = ..., truncated: _Optional[bool] = ..., returned: _Optional[int] = ...) -> None: ...
+    cursor: str
+    def __init__(self, events: _Optional[_Iterable[str]] = ..., truncated: _Optional[bool] = ..., returned: _Optional[int] = ..., cursor: _Optional[str] = ...) -> None: ...
 
 class GetProcessesRequest(_message.Message):
     __slots__ = ("session_id",)

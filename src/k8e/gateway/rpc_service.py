@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import grpc
@@ -31,6 +32,7 @@ MAX_MESSAGE = 64 << 20
 """Bytes of one message, either way; K8E's newest clients have the same limit."""
 OUTPUT_CAP = 1 << 20  # bytes per stream of a unary Exec
 DEFAULT_TIMEOUT = 30  # seconds
+MAX_ENV_KEY, MAX_ENV_VALUE = 256, 4 << 10  # bytes, of one variable of CreateSession
 ALL_LEVELS = 1 << 20  # of directories
 EXIT_CODE_KEY = "k8e-exit-code"
 STATUS_KEY = "k8e-status"
@@ -40,6 +42,8 @@ _NO_TENANT = "default"
 _MAX_CONTENT = MAX_MESSAGE - 1024  # room for the fields' own bytes
 MOST_PIECES = 1024  # of text that wait to be joined
 _DECODER = codecs.getincrementaldecoder("utf-8")
+_FILE_TYPES = {"file": "file", "dir": "directory", "link": "symlink"}
+"""Our guests' words for what an entry is, as K8E has them; everything else is ``other``."""
 _STREAM_HINT = "larger files go through Run, in pieces"
 
 StreamContext = grpc.aio.ServicerContext[pb.ExecRequest, pb.ExecStreamResponse]
@@ -89,6 +93,7 @@ class Service(
             raise errors.NotImplementedYet(
                 "secret_refs are not implemented yet", hint="create the session without them"
             )
+        _check_env(request.env)
         asked = {
             "tenant": request.tenant_id or _NO_TENANT,
             "runtime": request.runtime_class,
@@ -290,6 +295,18 @@ class Service(
                     listing.consumed(len(body))
 
 
+def _check_env(env: Mapping[str, str]) -> None:
+    """K8E's bounds of each variable; our own clients, who do not come this way, have wider ones."""
+    for name, value in env.items():
+        sizes = len(name.encode()), len(value.encode())
+        if sizes[0] > MAX_ENV_KEY or sizes[1] > MAX_ENV_VALUE:
+            raise errors.InvalidRequest(
+                f"environment variable {name[:80]!r} has a name of {sizes[0]} bytes and a value of "
+                f"{sizes[1]} bytes; they may have {MAX_ENV_KEY} and {MAX_ENV_VALUE}",
+                hint="put what is large into a file",
+            )
+
+
 def _session(session: Session) -> pb.GetSessionResponse:
     return pb.GetSessionResponse(
         session_id=session.session_id,
@@ -388,7 +405,7 @@ def _entries(body: bytes) -> list[pb.FileEntry]:
             pb.FileEntry(
                 path=as_text(entry["path"]),
                 modified=entry["modified_ns"] // 1_000_000_000,
-                type=as_text(entry["type"]),
+                type=_FILE_TYPES.get(entry["type"], "other"),
                 size=entry["size"],
             )
             for entry in wire.unpack(body)

@@ -20,6 +20,7 @@ from k8e.runtimes.registry import Runtimes
 from k8e.sessions import adopting, clock, noting, operations, refusals, working
 from k8e.sessions.children import Children
 from k8e.sessions.ending import BY_OWNER, Ender
+from k8e.sessions.event_pages import Page
 from k8e.sessions.events import Events
 from k8e.sessions.evicting import Evictions
 from k8e.sessions.furnishing import Furnisher
@@ -189,6 +190,10 @@ class Sessions(Standing):
         found = self._store.of_owner(principal.name, ended=ended)
         return [item for item in found if not tenant or item.spec.tenant == tenant]
 
+    async def all_events(self, principal: Principal, limit: int = 0, cursor: str = "") -> Page:
+        """What happened in all sessions of a caller, also in those that ended not long ago."""
+        return await self.events.read_all(self._store.sandboxes(principal.name), limit, cursor)
+
     # Creating.
 
     async def create(self, principal: Principal, spec: SessionSpec) -> Session:
@@ -283,6 +288,7 @@ class Sessions(Standing):
         operations.check(call)
         live = self._own(principal, session_id)
         if not own:
+            call.pop("own", None)
             operations.check_limits(call, live.session.spec.limits)
         if live.paused:
             raise refusals.paused(session_id)

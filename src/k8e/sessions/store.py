@@ -195,8 +195,11 @@ class Store:
             for tell in self.on_forget:
                 tell(sandbox_id)
 
-    def sandboxes(self) -> list[str]:
-        """The sandboxes of all sessions, also of those that have ended."""
+    def sandboxes(self, owner: str = "") -> list[str]:
+        """The sandboxes of all sessions, also of those that have ended; of ``owner``, if given."""
+        if owner:
+            query = "SELECT sandbox_id FROM sessions WHERE owner=?"
+            return [row[0] for row in self._db.execute(query, (owner,))]
         return [row[0] for row in self._db.execute("SELECT sandbox_id FROM sessions")]
 
     def get(self, session_id: str, owner: str = "") -> Session | None:
