@@ -1117,3 +1117,63 @@ class VerifyAuditResponse(_message.Message):
     head: str
     problems: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, ok: _Optional[bool] = ..., rows: _Optional[int] = ..., first: _Optional[int] = ..., head: _Optional[str] = ..., problems: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class SetSecretRequest(_message.Message):
+    __slots__ = ("tenant_id", "name", "key", "value")
+    TENANT_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    tenant_id: str
+    name: str
+    key: str
+    value: str
+    def __init__(self, tenant_id: _Optional[str] = ..., name: _Optional[str] = ..., key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+
+class SetSecretResponse(_message.Message):
+    __slots__ = ("secret",)
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    secret: SecretInfo
+    def __init__(self, secret: _Optional[_Union[SecretInfo, _Mapping]] = ...) -> None: ...
+
+class SecretInfo(_message.Message):
+    __slots__ = ("name", "key", "tenant_id", "created_at", "updated_at")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    TENANT_ID_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_FIELD_NUMBER: _ClassVar[int]
+    UPDATED_AT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    key: str
+    tenant_id: str
+    created_at: int
+    updated_at: int
+    def __init__(self, name: _Optional[str] = ..., key: _Optional[str] = ..., tenant_id: _Optional[str] = ..., created_at: _Optional[int] = ..., updated_at: _Optional[int] = ...) -> None: ...
+
+class ListSecretsRequest(_message.Message):
+    __slots__ = ("tenant_id",)
+    TENANT_ID_FIELD_NUMBER: _ClassVar[int]
+    tenant_id: str
+    def __init__(self, tenant_id: _Optional[str] = ...) -> None: ...
+
+class ListSecretsResponse(_message.Message):
+    __slots__ = ("secrets",)
+    SECRETS_FIELD_NUMBER: _ClassVar[int]
+    secrets: _containers.RepeatedCompositeFieldContainer[SecretInfo]
+    def __init__(self, secrets: _Optional[_Iterable[_Union[SecretInfo, _Mapping]]] = ...) -> None: ...
+
+class DeleteSecretRequest(_message.Message):
+    __slots__ = ("tenant_id", "name", "key")
+    TENANT_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    tenant_id: str
+    name: str
+    key: str
+    def __init__(self, tenant_id: _Optional[str] = ..., name: _Optional[str] = ..., key: _Optional[str] = ...) -> None: ...
+
+class DeleteSecretResponse(_message.Message):
+    __slots__ = ("deleted",)
+    DELETED_FIELD_NUMBER: _ClassVar[int]
+    deleted: int
+    def __init__(self, deleted: _Optional[int] = ...) -> None: ...

@@ -20,6 +20,7 @@ from k8e.gateway.rpc_events import EventRpcs
 from k8e.gateway.rpc_exposing import ExposureRpcs
 from k8e.gateway.rpc_login import LoginRpcs
 from k8e.gateway.rpc_runs import limits, started
+from k8e.gateway.rpc_secrets import SecretRpcs
 from k8e.gateway.rpc_snapshots import SnapshotRpcs
 from k8e.gateway.rpc_steering import SteeringRpcs
 from k8e.gateway.rpc_templates import TemplateRpcs
@@ -71,6 +72,7 @@ class Service(
     TemplateRpcs,
     ContextRpcs,
     AuditRpcs,
+    SecretRpcs,
 ):
     """What is implemented of ``sandbox.v1.SandboxService``, for callers that are known."""
 
@@ -88,11 +90,6 @@ class Service(
     async def CreateSession(
         self, principal: Principal, request: pb.CreateSessionRequest
     ) -> pb.CreateSessionResponse:
-        # Taking these and ignoring them would be a false promise.
-        if request.secret_refs:
-            raise errors.NotImplementedYet(
-                "secret_refs are not implemented yet", hint="create the session without them"
-            )
         _check_env(request.env)
         asked = {
             "tenant": request.tenant_id or _NO_TENANT,
@@ -101,6 +98,7 @@ class Service(
             "env": dict(request.env),
             "allowed_hosts": rpc_egress.hosts(request.allowed_hosts) or None,
             "template": request.template,
+            "secret_refs": [(r.secret_name, r.key, r.env_var) for r in request.secret_refs],
         }
         spec = await self._sessions.templates.specify(asked)
         session = await self._sessions.create(principal, spec)
@@ -315,6 +313,7 @@ def _session(session: Session) -> pb.GetSessionResponse:
         tenant_id=session.spec.tenant,
         expires_at=int(session.expires_at),
         env_keys=sorted(session.spec.env),
+        secret_env_vars=sorted(ref.env_var for ref in session.spec.secret_refs),
         allowed_hosts=session.allowed_hosts,
         parent_id=session.parent,
         template=session.spec.template or DEFAULT_TEMPLATE,

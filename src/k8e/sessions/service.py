@@ -34,6 +34,7 @@ from k8e.sessions.operations import Operation
 from k8e.sessions.pausing import Pauses
 from k8e.sessions.pool import Pool
 from k8e.sessions.quotas import Holder, Quotas
+from k8e.sessions.secrets import Secrets
 from k8e.sessions.snapshots import Snapshots
 from k8e.sessions.standing import Standing
 from k8e.sessions.store import Store
@@ -70,6 +71,7 @@ class Sessions(Standing):
             pool_total=settings.pool_total,
         )
         self.snapshots = Snapshots(settings.data_dir, self, max_bytes=settings.max_snapshot_bytes)
+        self.secrets = Secrets(settings.data_dir, settings.secrets_key_file)
         furnisher = Furnisher(self._network, self.snapshots)
         self.events = Events(settings.data_dir / "events")
         """What happened in each session: ``events.write(session, "noun.verb", **fields)``."""
@@ -77,7 +79,15 @@ class Sessions(Standing):
         self.pool = Pool(launcher, settings.pool_total)
         self.warming = Warming(settings, runtimes, self.pool, self.templates, self._tasks.spawn)
         self._maker = Maker(
-            settings, store, runtimes, self._network, launcher, self.warming, furnisher, self._made
+            settings,
+            store,
+            runtimes,
+            self._network,
+            launcher,
+            self.warming,
+            furnisher,
+            self.secrets,
+            self._made,
         )
         self._children = Children(store, self._network, self._maker, settings.max_children)
         self._pauses = Pauses(store)
@@ -88,7 +98,7 @@ class Sessions(Standing):
         self._tender = Tender(self._tasks.spawn, self._ender.end)
         self._intents = Intents(settings.run_dir / "intents")
         self._opener = Opener(self.events, self._network, self._intents, self._tender.lost)
-        self.evictions = Evictions(self._live, self.snapshots, self._ender.end)
+        self.evictions = Evictions(self._live, self.snapshots, self.secrets, self._ender.end)
         self.on_end = self._ender.on_end
         """Called with each session that has ended."""
 
@@ -119,6 +129,7 @@ class Sessions(Standing):
             await self._tasks.wait()
             await self._network.close()
             self.snapshots.close()
+            self.secrets.close()
             self.templates.close()
             self.events.close()
             self._intents.close()
