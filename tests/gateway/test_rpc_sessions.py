@@ -87,8 +87,8 @@ def test_a_call_without_a_session_gets_the_callers_own(stub: Stub) -> None:
         ({"allowed_hosts": ["a b"]}, Status.INVALID_ARGUMENT, "'a b' is not a host name"),
         (
             {"secret_refs": [pb.SecretRef(secret_name="s", key="k", env_var="E")]},
-            Status.UNIMPLEMENTED,
-            "secret_refs",
+            Status.INVALID_ARGUMENT,
+            "does not exist",
         ),
     ],
 )
