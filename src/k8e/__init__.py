@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     )
     from k8e.client.runs import Run
     from k8e.client.scripts import Copied
+    from k8e.client.secrets import SecretInfo
     from k8e.client.snapshotting import Snapshot
     from k8e.client.templating import Template
 
@@ -80,6 +81,7 @@ _HOMES = {
     "RunState": "k8e.client.results",
     "SandboxClient": "k8e.client.blocking",
     "SessionInfo": "k8e.client.results",
+    "SecretInfo": "k8e.client.secrets",
     "Snapshot": "k8e.client.snapshotting",
     "Stderr": "k8e.client.results",
     "Stdout": "k8e.client.results",
@@ -121,6 +123,7 @@ __all__ = [
     "Run",
     "RunState",
     "SandboxClient",
+    "SecretInfo",
     "SessionInfo",
     "Snapshot",
     "Stderr",

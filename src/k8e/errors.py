@@ -102,6 +102,12 @@ class SnapshotNotFound(K8eError):
     code, grpc_status, http_status = "snapshot_not_found", "NOT_FOUND", 404
 
 
+class SecretNotFound(K8eError):
+    """The caller has no secret of this name, in this tenant."""
+
+    code, grpc_status, http_status = "secret_not_found", "NOT_FOUND", 404
+
+
 class TemplateNotFound(K8eError):
     """No template has this name."""
 
@@ -205,6 +211,7 @@ _BY_CODE: dict[str, type[K8eError]] = {
         ContextEnded,
         ApprovalNotFound,
         SnapshotNotFound,
+        SecretNotFound,
         TemplateNotFound,
         ImageNotFound,
         ImageUnusable,

@@ -9,7 +9,7 @@ import secrets
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 from k8e import errors, manifests
 from k8e.manifests import Manifest
@@ -21,6 +21,11 @@ _TENANT_CHARS = frozenset(string.ascii_letters + string.digits + "-._")
 MAX_ID = 50
 MAX_ENV_BYTES = 32 << 10
 MAX_ENV_KEYS = 64
+_ENV_HINT = "put what is large into a file: k8e sandbox write"
+MAX_ENV_NAME = 256  # bytes
+MAX_SECRET_REFS = 32
+SOLE_KEY = "value"
+"""The key of a secret that has one value."""
 MAX_LABELS = 64
 MAX_PACKAGES = 200
 _OF_TEMPLATES = frozenset(("rootfs", "warm"))
@@ -29,6 +34,7 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 Warm = tuple[tuple[str, tuple[str, ...]], ...]
 """Languages whose interpreters wait for code, each with the modules that it has loaded."""
 
+DEFAULT_TENANT = "default"
 DEFAULT_TEMPLATE = "default"
 """What a session is made from that names no template; there always is one."""
 PIP_SECONDS = 120.0
@@ -73,6 +79,24 @@ def check_snapshot_name(value: str) -> str:
             hint="use 1 to 63 letters, digits, hyphens, dots and underscores",
         )
     return value
+
+
+def check_secret_name(value: str, what: str) -> str:
+    """``value`` if it can name a secret, or one of its values."""
+    if not 0 < len(value) <= 63 or not set(value) <= _TENANT_CHARS or set(value) <= {"."}:
+        raise errors.InvalidRequest(
+            f"the {what} {value[:80]!r} has no valid name",
+            hint="use 1 to 63 letters, digits, hyphens, dots and underscores",
+        )
+    return value
+
+
+class SecretRef(NamedTuple):
+    """A variable of a session whose value is a secret that its owner has set before."""
+
+    secret_name: str
+    key: str
+    env_var: str
 
 
 class Role(enum.StrEnum):
@@ -183,6 +207,8 @@ class SessionSpec:
     """As the template has it: no client may choose a path of the host."""
     warm: Warm = (("python", ()),)
     """As the template has it."""
+    secret_refs: tuple[SecretRef, ...] = ()
+    """Which variables are secrets; their values are never part of a specification."""
 
     def __post_init__(self) -> None:
         check_tenant(self.tenant)
@@ -197,6 +223,7 @@ class SessionSpec:
         if not (self.lifetime >= 0 and self.idle_timeout >= 0):  # so that NaN is refused too
             raise errors.InvalidRequest("lifetime and idle time-out cannot be negative")
         check_env(self.env)
+        check_secret_refs(self.secret_refs)
         if len(self.labels) > MAX_LABELS or sum(map(len, self.labels.values())) > 16 << 10:
             raise errors.LimitExceeded(f"more than {MAX_LABELS} labels or 16 KiB of them")
 
@@ -230,6 +257,8 @@ class SessionSpec:
                 values["manifest"] = manifests.from_json(values["manifest"])
             if "allowed_hosts" in values:
                 values["allowed_hosts"] = words_from_json(values["allowed_hosts"])
+            if "secret_refs" in values:
+                values["secret_refs"] = secret_refs_from_json(values["secret_refs"])
             if "rootfs" in values:
                 values["rootfs"] = Rootfs(**values["rootfs"])
             if "warm" in values:
@@ -256,6 +285,20 @@ def words_from_json(value: Any) -> tuple[str, ...]:
     if isinstance(value, str) or not all(isinstance(word, str) for word in value):
         raise errors.InvalidRequest("allowed_hosts must be a list of texts")
     return tuple(value)
+
+
+def secret_refs_from_json(value: Any) -> tuple[SecretRef, ...]:
+    """References as ``{"VARIABLE": "name:key"}``, or as lists of name, key and variable."""
+    if isinstance(value, dict):
+        named = cast("dict[object, object]", value)
+        return tuple(parse_secret_ref(str(name), str(text)) for name, text in named.items())
+    return tuple(SecretRef(*map(str, item)) for item in value)
+
+
+def parse_secret_ref(variable: str, text: str) -> SecretRef:
+    """``name:key``, or ``name`` for the one value of a secret that has no other."""
+    name, colon, key = text.partition(":")
+    return SecretRef(name, key if colon else SOLE_KEY, variable)
 
 
 def limits_from_json(data: dict[str, Any]) -> Limits:
@@ -288,7 +331,9 @@ def parse_limit(name: str, value: float | str) -> float | int:
 def check_env(env: dict[str, str]) -> None:
     """Refuse an environment that exec would refuse, or that is larger than anyone needs."""
     if len(env) > MAX_ENV_KEYS:
-        raise errors.LimitExceeded(f"more than {MAX_ENV_KEYS} environment variables")
+        raise errors.InvalidRequest(
+            f"{len(env)} environment variables; a session takes {MAX_ENV_KEYS}", hint=_ENV_HINT
+        )
     size = 0
     for key, value in env.items():
         if not key or "=" in key or "\0" in key + value:
@@ -297,7 +342,25 @@ def check_env(env: dict[str, str]) -> None:
             value.encode(errors="surrogateescape")
         )
     if size > MAX_ENV_BYTES:
-        raise errors.LimitExceeded(f"environment is larger than {MAX_ENV_BYTES} bytes")
+        raise errors.InvalidRequest(
+            f"the environment is larger than {MAX_ENV_BYTES} bytes", hint=_ENV_HINT
+        )
+
+
+def check_secret_refs(refs: tuple[SecretRef, ...]) -> None:
+    """Refuse references that no session could have."""
+    if len(refs) > MAX_SECRET_REFS:
+        raise errors.InvalidRequest(f"{len(refs)} secrets; a session takes {MAX_SECRET_REFS}")
+    seen: set[str] = set()  # of variables that are both, the secret wins
+    for ref in refs:
+        check_secret_name(ref.secret_name, "secret")
+        check_secret_name(ref.key, "key of a secret")
+        check_env({ref.env_var: ""})
+        if len(ref.env_var.encode(errors="surrogateescape")) > MAX_ENV_NAME:
+            raise errors.InvalidRequest(f"a variable's name has at most {MAX_ENV_NAME} bytes")
+        if ref.env_var in seen:
+            raise errors.InvalidRequest(f"the variable {ref.env_var[:80]!r} is set twice")
+        seen.add(ref.env_var)
 
 
 @dataclass(frozen=True)
@@ -359,6 +422,7 @@ class Session:
             "idle_timeout": self.spec.idle_timeout,
             "labels": self.spec.labels,
             "env_keys": sorted(self.spec.env),
+            "secret_env_vars": sorted(ref.env_var for ref in self.spec.secret_refs),
             "limits": dict(vars(self.spec.limits)),
             "allowed_hosts": list(self.allowed_hosts),
             "parent_id": self.parent,

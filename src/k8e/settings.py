@@ -137,6 +137,11 @@ class Settings:
     audit_max_age: int = 90 * 24 * 3600
     """K8E_AUDIT_MAX_AGE: seconds after which audit rows are removed; 0 means never."""
 
+    secrets_key_file: str = ""
+    """K8E_SECRETS_KEY_FILE: a file of 32 random bytes, the key with which secrets of users are
+    encrypted, such as a credential of systemd; empty means ``secrets.key`` in the data folder,
+    which is made with the first secret."""
+
     templates: str = ""
     """K8E_TEMPLATES: the folder with the files of templates; empty means ``templates`` in the data
     folder."""

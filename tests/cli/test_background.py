@@ -42,8 +42,18 @@ def test_a_log_is_bytes_and_following_it_ends_with_the_exit_code(
     run_id = start(place, session_id, r"printf 'a\377\000b'; printf 'e\200' >&2; sleep 0.3; exit 3")
     done = place.cli("sandbox", "log", "--follow", run_id)
     assert (done.stdout, done.stderr, done.returncode) == (b"a\xff\0b", b"e\x80", 3)
-    done = place.cli("sandbox", "log", session_id, "--offset", "2")
-    assert (done.stdout, done.returncode) == (b"\0b", 0), "the session's newest run"
+    done = place.cli("sandbox", "log", run_id, "--offset", "2")
+    assert (done.stdout, done.returncode) == (b"\0b", 0)
+
+
+def test_the_log_of_a_session_has_its_foreground_runs_too(place: Place, session_id: str) -> None:
+    said = len(place.cli("sandbox", "log", session_id).stdout)
+    said += len(place.cli("sandbox", "log", session_id).stderr)
+    place.cli("sandbox", "run", "--session-id", session_id, "echo one; echo two >&2")
+    run_id = start(place, session_id, "sleep 0.3; echo three; exit 3")
+    done = place.cli("sandbox", "log", "--follow", "--offset", str(said), session_id)
+    assert (done.stdout, done.stderr, done.returncode) == (b"one\nthree\n", b"two\n", 3)
+    assert place.cli("sandbox", "log", run_id).stdout == b"three\n"
 
 
 def test_a_log_of_a_running_program_ends_where_it_is(place: Place, session_id: str) -> None:

@@ -26,6 +26,7 @@ class Things:
     snapshot: str
     exec: str
     port: int = 8123
+    secret: str = "treasured-secret"
 
     def pretended(self) -> Things:
         """Things of the same shape that nobody has."""
@@ -38,6 +39,7 @@ class Things:
             new_id("approval"),
             "nobodys",
             self.exec,
+            secret="nobodys-secret",
         )
 
     def hide(self, text: str) -> str:
@@ -63,6 +65,7 @@ class Kind(enum.Enum):
     """What a stranger gets who makes the call."""
 
     HIDDEN = "not found, in the very words for a thing that nobody has"
+    UNKNOWN = "an answer that there is none, in the very words for a thing that nobody has"
     LISTED = "an answer, with nothing of others in it"
     OWN = "something of the caller's own, or of the whole gateway; other tests are about it"
 
@@ -80,7 +83,7 @@ class Row:
 
 
 ANY, AGENT, ADMIN = "agent approver admin", "agent", "admin"
-HIDDEN, LISTED, OWN = Kind.HIDDEN, Kind.LISTED, Kind.OWN
+HIDDEN, UNKNOWN, LISTED, OWN = Kind.HIDDEN, Kind.UNKNOWN, Kind.LISTED, Kind.OWN
 
 
 def _session(**more: Any) -> Row:
@@ -124,10 +127,10 @@ RPCS: dict[str, list[Row]] = {
     "Exec": [_session(command="true"), _session(command="true", background=True)],
     "ExecStream": [_session(command="true")],
     "PipInstall": [_session(packages=["x"])],
-    "PollRun": [Row(AGENT, HIDDEN, lambda of: {"run_id": of.run})],
+    "PollRun": [Row(AGENT, UNKNOWN, lambda of: {"run_id": of.run})],
     "GetTranscript": [_session()],
     "GetProcesses": [_session()],
-    "GetEvents": [_session()],
+    "GetEvents": [_session(), Row(AGENT, LISTED)],
     "WriteFile": [_session(path="kept", content="by a stranger")],
     "ReadFile": [_session(path="kept")],
     "ListFiles": [_session()],
@@ -142,6 +145,9 @@ RPCS: dict[str, list[Row]] = {
     "SnapshotPut": [Row(AGENT, LISTED, lambda of: {"name": "mine", "layers": ["x"]})],
     "SnapshotGet": [Row(AGENT, HIDDEN, lambda of: {"name": of.snapshot})],
     "SnapshotList": [Row(AGENT, LISTED)],
+    "SetSecret": [Row(AGENT, LISTED, lambda of: {"name": of.secret, "value": "mine"})],
+    "ListSecrets": [Row(AGENT, LISTED)],
+    "DeleteSecret": [Row(AGENT, HIDDEN, lambda of: {"name": of.secret, "tenant_id": "other"})],
     "UpdateAllowedHosts": [_session(hosts=["stranger.example"])],
     "GetEgress": [_session()],
     "CreateTerminal": [_session(argv=["cat"])],
@@ -202,7 +208,7 @@ OPERATIONS: dict[str, list[Row]] = {
     "pause_session": [_session()],
     "resume_session": [_session()],
     "run_subagent": [Row(AGENT, HIDDEN, lambda of: {"parent_session_id": of.session})],
-    "events": [_session()],
+    "events": [_session(), Row(AGENT, LISTED)],
     "egress": [_session()],
     "update_allowed_hosts": [_session(hosts=["stranger.example"])],
     "change_allowed_hosts": [_session(add=["stranger.example"], remove=[])],
@@ -221,6 +227,9 @@ OPERATIONS: dict[str, list[Row]] = {
     "get_snapshot": [Row(AGENT, HIDDEN, lambda of: {"name": of.snapshot})],
     "list_snapshots": [Row(AGENT, LISTED)],
     "delete_snapshot": [Row(AGENT, HIDDEN, lambda of: {"name": of.snapshot})],
+    "set_secret": [Row(AGENT, LISTED, lambda of: {"name": of.secret, "value": "mine"})],
+    "list_secrets": [Row(AGENT, LISTED)],
+    "delete_secret": [Row(AGENT, HIDDEN, lambda of: {"name": of.secret, "tenant": "other"})],
     "put_snapshot": [Row(AGENT, LISTED, lambda of: {"name": "mine", "layers": ["x"]})],
 }
 
@@ -242,6 +251,7 @@ GUEST: dict[str, list[Row]] = {
         _guest(code=b"1", context="c", make_context=True),
     ],
     "attach": [_exec()],
+    "transcript": [_guest()],
     "signal": [_exec(signal=9)],
     "resize": [_exec(rows=24, cols=80)],
     "execs": [_guest()],

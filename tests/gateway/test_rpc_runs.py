@@ -62,8 +62,34 @@ def test_a_transcript_is_read_in_pieces_whose_characters_are_whole(
         offset, eof = found.next_offset, found.eof
     assert "".join(pieces) == "aéé€"
     assert offset == 8
-    assert transcript(stub, session).output == "aéé€", "the newest run of the session"
     assert transcript(stub, begun.run_id, 1000).eof
+
+
+def test_the_transcript_of_a_session_has_all_its_runs(stub: Stub, session: str) -> None:
+    before = transcript(stub, session).next_offset
+    run(stub, session, "echo one; exit 4")
+    run(stub, session, "echo two >&2")
+    begun = run(stub, session, "echo three", background=True)
+    eventually(lambda: poll(stub, begun.run_id).status == "completed")
+    found = transcript(stub, session, before)
+    assert (found.output, found.offset, found.eof) == ("one\ntwo\nthree\n", before, True)
+    piece = transcript(stub, session, before + 4, 4)
+    assert (piece.output, piece.next_offset, piece.eof) == ("two\n", before + 8, False)
+
+    run(stub, session, "rm -f go; mkfifo go")
+    begun = run(stub, session, "echo begun; cat go", background=True)
+    eventually(lambda: transcript(stub, session, found.next_offset).output == "begun\n")
+    assert not transcript(stub, session).eof, "a program runs"
+    run(stub, session, "echo done > go")
+    eventually(lambda: transcript(stub, session).eof)
+    assert transcript(stub, session, found.next_offset).output == "begun\ndone\n"
+
+
+def test_a_session_in_which_nothing_ran_has_an_empty_transcript(stub: Stub) -> None:
+    made = stub.CreateSession(pb.CreateSessionRequest(runtime_class="container"), timeout=50)
+    found = transcript(stub, made.session_id)
+    stub.DestroySession(pb.DestroySessionRequest(session_id=made.session_id), timeout=50)
+    assert (found.output, found.next_offset, found.eof) == ("", 0, True)
 
 
 def test_of_much_output_the_newest_is_kept_and_the_loss_is_told(stub: Stub, session: str) -> None:
@@ -93,10 +119,10 @@ def test_processes_are_listed_with_name_and_state(stub: Stub, session: str) -> N
 
 
 def test_runs_that_are_not_there(stub: Stub, session: str) -> None:
-    assert poll(stub, f"{session}.nothing").status == "not_found"
-    for run_id in ("", "no-dot", ".x", "x."):
-        assert failing(lambda name=run_id: poll(stub, name)).status is Status.INVALID_ARGUMENT
-    assert failing(lambda: poll(stub, "nobody.x")).status is Status.NOT_FOUND
+    unknown = ("sess-1790000000-bg-1790000001", "no-dot", ".x", "x.", "nobody.x")
+    for run_id in (f"{session}.nothing", session, *unknown):
+        assert poll(stub, run_id).status == "not_found"
+    assert failing(lambda: poll(stub, "")).status is Status.INVALID_ARGUMENT
     assert failing(lambda: transcript(stub, session, -1)).status is Status.INVALID_ARGUMENT
     assert failing(lambda: transcript(stub, f"{session}.x")).status is Status.NOT_FOUND
 

@@ -112,7 +112,7 @@ async def test_an_image_without_python_and_libc_runs_programs(
         assert await sandbox.read("/workspace/f") == b"written"
         done = await sh(sandbox, "env")
         env = {key: value for key, _, value in map(equation, done.text.splitlines())}
-        assert env["PATH"] == "/special:/bin:/home/user/.local/bin"
+        assert env["PATH"] == "/special:/bin:/home/user/.local/bin:/run/k8e/guest/bin"
         assert (env["MARK"], env["GREETING"], env["HOME"]) == ("image", "hello", "/home/user")
         assert (env["LANG"], env["SHELL"]) == ("C", "/bin/sh")
 
@@ -126,6 +126,21 @@ async def test_the_image_knows_our_user_beside_its_own(
         done = await sh(sandbox, "cat /etc/hostname /etc/resolv.conf; cd /tmp && pwd; pwd -P")
         assert done.text.startswith("sandbox\nnameserver ")
         assert done.text.endswith("/tmp\n/tmp\n"), done.story()
+
+
+async def test_tsx_is_there_for_images_with_node_and_says_what_is_missing_in_others(
+    host: Host, runtime: str, tools: str, registry: str
+) -> None:
+    async with launched(host, runtime, "image", tools) as sandbox:
+        done = await sh(sandbox, "tsx /workspace/_k8e_run.ts")
+        assert (done.code, done.stdout) == (127, b""), done.story()
+        assert b"there is no node on PATH" in done.stderr
+    node = b'#!/bin/sh\n[ "$1" = --import ] && [ -f "$2" ] && echo "node runs $3"\n'
+    image = busybox(registries.program("busybox")).file("special/node", node, mode=0o755)
+    Built([image], env=["PATH=/special:/bin"]).push(registry, "node", "1")
+    async with launched(host, runtime, "image", f"{registry}/node:1") as sandbox:
+        done = await sh(sandbox, "tsx /workspace/_k8e_run.ts")
+        assert done.stdout == b"node runs /workspace/_k8e_run.ts\n", done.story()
 
 
 @pytest.mark.parametrize("language", ["python", "bash", "node"])

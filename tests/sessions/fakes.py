@@ -67,6 +67,7 @@ class FakeGuest:
         self.sandbox_id = sandbox_id
         self.talk = FakeLink()
         self.env: dict[str, str] | None = None
+        self.hidden: tuple[str, ...] = ()
         self.killed = asyncio.Event()
         self.death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.fails_to_die = False
@@ -98,6 +99,7 @@ class FakeGuest:
         await self.answers.wait()
         self.limits = binding.limits
         self.env = binding.env
+        self.hidden = binding.hidden
         self.cwd = binding.cwd
 
     async def wait(self) -> str:

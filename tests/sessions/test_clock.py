@@ -99,7 +99,7 @@ async def test_a_change_of_policy_that_had_begun_is_finished_or_closes(
     made = await sessions.create(ME, SessionSpec())
     other = await sessions.create(ME, SessionSpec())
     store = Store(world.settings.data_dir / "sessions.db")
-    store.allow(made.session_id, ("open",), under_way=True)
+    store.allow(made, ("open",), under_way=True)
     network = Binding(failure)
     alive = {name: held(sessions, name) for name in (made.session_id, other.session_id)}
     await adopting.finish_policies(store, network, alive)  # pyright: ignore[reportArgumentType]

@@ -15,6 +15,7 @@ from pathlib import Path
 
 FIXTURES = Path(__file__).parent / "fixtures"
 NOW = 1_790_000_000.0
+SECRETS_KEY = bytes(range(32))
 
 
 def make_sessions(path: Path) -> None:
@@ -43,7 +44,7 @@ def make_sessions(path: Path) -> None:
     store.activate(base)
     store.end("over", "destroyed by its owner", NOW + 5)
     if hasattr(store, "allow"):
-        store.allow("live", ("example.com", "*.example.org:443"))
+        store.allow(base, ("example.com", "*.example.org:443"))
     store.close()
 
 
@@ -85,6 +86,21 @@ def make_snapshots(path: Path) -> None:
     store.close()
 
 
+def make_secrets(path: Path) -> None:
+    """With a key that everybody knows, :data:`SECRETS_KEY`."""
+    import asyncio
+
+    from k8e.sessions.secrets import Secrets
+
+    with tempfile.NamedTemporaryFile() as key:
+        key.write(SECRETS_KEY)
+        key.flush()
+        store = Secrets(path.parent, key.name)
+        asyncio.run(store.set("local", "team", "github", "value", "a token"))
+        store.close()
+    (path.parent / "secrets.db").rename(path)
+
+
 def make_templates(path: Path) -> None:
     from k8e.sessions.template_store import TemplateStore
 
@@ -98,6 +114,7 @@ MAKERS: dict[str, Callable[[Path], None]] = {
     "approvals": make_approvals,
     "exposures": make_exposures,
     "keys": make_keys,
+    "secrets": make_secrets,
     "snapshots": make_snapshots,
     "templates": make_templates,
 }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import shutil
 import sqlite3
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,11 +17,12 @@ from k8e.auth.store import KeyStore
 from k8e.egress.policy import parse_policy
 from k8e.egress.records import Records
 from k8e.gateway import state
-from k8e.model import Limits, Phase, Role
+from k8e.model import Limits, Phase, Role, SecretRef
 from k8e.runtimes.host import FORMAT, Record
 from k8e.sessions import clock
 from k8e.sessions.approval_store import ApprovalStore
 from k8e.sessions.exposure_store import ExposureStore
+from k8e.sessions.secrets import Secrets
 from k8e.sessions.snapshot_store import SnapshotStore
 from k8e.sessions.store import Store
 from k8e.sessions.template_store import TemplateStore
@@ -73,7 +76,7 @@ def check_sessions(path: Path) -> None:
     assert live.expires_at == make.NOW + 3600
     assert over.ended_reason == "destroyed by its owner"
     assert store.find_request("local", "once") == live
-    store.allow("live", live.allowed_hosts, under_way=True)
+    store.allow(live, live.allowed_hosts, under_way=True)
     assert [item.session_id for item in store.half_allowed()] == ["live"]
     store.close()
 
@@ -101,6 +104,17 @@ def check_keys(path: Path) -> None:
     store.close()
 
 
+def check_secrets(path: Path) -> None:
+    with tempfile.NamedTemporaryFile() as key:
+        key.write(make.SECRETS_KEY)
+        key.flush()
+        store = Secrets(path.parent, key.name)
+        refs = (SecretRef("github", "value", "TOKEN"),)
+        assert asyncio.run(store.resolve("local", "team", refs)) == {"TOKEN": "a token"}
+    assert [item.name for item in store.listing("local")] == ["github"]
+    store.close()
+
+
 def check_snapshots(path: Path) -> None:
     store = SnapshotStore(path)
     found = store.get("local", "base")
@@ -120,6 +134,7 @@ CHECKS: dict[str, Callable[[Path], None]] = {
     "approvals": check_approvals,
     "exposures": check_exposures,
     "keys": check_keys,
+    "secrets": check_secrets,
     "snapshots": check_snapshots,
     "templates": check_templates,
 }

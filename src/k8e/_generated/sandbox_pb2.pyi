@@ -308,22 +308,26 @@ class GetTranscriptResponse(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., output: _Optional[str] = ..., offset: _Optional[int] = ..., next_offset: _Optional[int] = ..., truncated_before: _Optional[bool] = ..., eof: _Optional[bool] = ...) -> None: ...
 
 class GetEventsRequest(_message.Message):
-    __slots__ = ("session_id", "limit")
+    __slots__ = ("session_id", "limit", "cursor")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     limit: int
-    def __init__(self, session_id: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+    cursor: str
+    def __init__(self, session_id: _Optional[str] = ..., limit: _Optional[int] = ..., cursor: _Optional[str] = ...) -> None: ...
 
 class GetEventsResponse(_message.Message):
-    __slots__ = ("events", "truncated", "returned")
+    __slots__ = ("events", "truncated", "returned", "cursor")
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     TRUNCATED_FIELD_NUMBER: _ClassVar[int]
     RETURNED_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
     events: _containers.RepeatedScalarFieldContainer[str]
     truncated: bool
     returned: int
-    def __init__(self, events: _Optional[_Iterable[str]] = ..., truncated: _Optional[bool] = ..., returned: _Optional[int] = ...) -> None: ...
+    cursor: str
+    def __init__(self, events: _Optional[_Iterable[str]] = ..., truncated: _Optional[bool] = ..., returned: _Optional[int] = ..., cursor: _Optional[str] = ...) -> None: ...
 
 class GetProcessesRequest(_message.Message):
     __slots__ = ("session_id",)
@@ -1113,3 +1117,63 @@ class VerifyAuditResponse(_message.Message):
     head: str
     problems: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, ok: _Optional[bool] = ..., rows: _Optional[int] = ..., first: _Optional[int] = ..., head: _Optional[str] = ..., problems: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class SetSecretRequest(_message.Message):
+    __slots__ = ("tenant_id", "name", "key", "value")
+    TENANT_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    tenant_id: str
+    name: str
+    key: str
+    value: str
+    def __init__(self, tenant_id: _Optional[str] = ..., name: _Optional[str] = ..., key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+
+class SetSecretResponse(_message.Message):
+    __slots__ = ("secret",)
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    secret: SecretInfo
+    def __init__(self, secret: _Optional[_Union[SecretInfo, _Mapping]] = ...) -> None: ...
+
+class SecretInfo(_message.Message):
+    __slots__ = ("name", "key", "tenant_id", "created_at", "updated_at")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    TENANT_ID_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_FIELD_NUMBER: _ClassVar[int]
+    UPDATED_AT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    key: str
+    tenant_id: str
+    created_at: int
+    updated_at: int
+    def __init__(self, name: _Optional[str] = ..., key: _Optional[str] = ..., tenant_id: _Optional[str] = ..., created_at: _Optional[int] = ..., updated_at: _Optional[int] = ...) -> None: ...
+
+class ListSecretsRequest(_message.Message):
+    __slots__ = ("tenant_id",)
+    TENANT_ID_FIELD_NUMBER: _ClassVar[int]
+    tenant_id: str
+    def __init__(self, tenant_id: _Optional[str] = ...) -> None: ...
+
+class ListSecretsResponse(_message.Message):
+    __slots__ = ("secrets",)
+    SECRETS_FIELD_NUMBER: _ClassVar[int]
+    secrets: _containers.RepeatedCompositeFieldContainer[SecretInfo]
+    def __init__(self, secrets: _Optional[_Iterable[_Union[SecretInfo, _Mapping]]] = ...) -> None: ...
+
+class DeleteSecretRequest(_message.Message):
+    __slots__ = ("tenant_id", "name", "key")
+    TENANT_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    tenant_id: str
+    name: str
+    key: str
+    def __init__(self, tenant_id: _Optional[str] = ..., name: _Optional[str] = ..., key: _Optional[str] = ...) -> None: ...
+
+class DeleteSecretResponse(_message.Message):
+    __slots__ = ("deleted",)
+    DELETED_FIELD_NUMBER: _ClassVar[int]
+    deleted: int
+    def __init__(self, deleted: _Optional[int] = ...) -> None: ...

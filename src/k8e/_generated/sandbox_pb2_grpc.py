@@ -284,6 +284,21 @@ class SandboxServiceStub:
                 request_serializer=sandbox_dot_v1_dot_sandbox__pb2.VerifyAuditRequest.SerializeToString,
                 response_deserializer=sandbox_dot_v1_dot_sandbox__pb2.VerifyAuditResponse.FromString,
                 _registered_method=True)
+        self.SetSecret = channel.unary_unary(
+                '/sandbox.v1.SandboxService/SetSecret',
+                request_serializer=sandbox_dot_v1_dot_sandbox__pb2.SetSecretRequest.SerializeToString,
+                response_deserializer=sandbox_dot_v1_dot_sandbox__pb2.SetSecretResponse.FromString,
+                _registered_method=True)
+        self.ListSecrets = channel.unary_unary(
+                '/sandbox.v1.SandboxService/ListSecrets',
+                request_serializer=sandbox_dot_v1_dot_sandbox__pb2.ListSecretsRequest.SerializeToString,
+                response_deserializer=sandbox_dot_v1_dot_sandbox__pb2.ListSecretsResponse.FromString,
+                _registered_method=True)
+        self.DeleteSecret = channel.unary_unary(
+                '/sandbox.v1.SandboxService/DeleteSecret',
+                request_serializer=sandbox_dot_v1_dot_sandbox__pb2.DeleteSecretRequest.SerializeToString,
+                response_deserializer=sandbox_dot_v1_dot_sandbox__pb2.DeleteSecretResponse.FromString,
+                _registered_method=True)
 
 
 class SandboxServiceServicer:
@@ -601,6 +616,25 @@ class SandboxServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetSecret(self, request, context):
+        """Secrets, which sessions get as variables: see SecretRef. No answer has a value in it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSecrets(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteSecret(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SandboxServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -853,6 +887,21 @@ def add_SandboxServiceServicer_to_server(servicer, server):
                     servicer.VerifyAudit,
                     request_deserializer=sandbox_dot_v1_dot_sandbox__pb2.VerifyAuditRequest.FromString,
                     response_serializer=sandbox_dot_v1_dot_sandbox__pb2.VerifyAuditResponse.SerializeToString,
+            ),
+            'SetSecret': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetSecret,
+                    request_deserializer=sandbox_dot_v1_dot_sandbox__pb2.SetSecretRequest.FromString,
+                    response_serializer=sandbox_dot_v1_dot_sandbox__pb2.SetSecretResponse.SerializeToString,
+            ),
+            'ListSecrets': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSecrets,
+                    request_deserializer=sandbox_dot_v1_dot_sandbox__pb2.ListSecretsRequest.FromString,
+                    response_serializer=sandbox_dot_v1_dot_sandbox__pb2.ListSecretsResponse.SerializeToString,
+            ),
+            'DeleteSecret': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteSecret,
+                    request_deserializer=sandbox_dot_v1_dot_sandbox__pb2.DeleteSecretRequest.FromString,
+                    response_serializer=sandbox_dot_v1_dot_sandbox__pb2.DeleteSecretResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -2205,6 +2254,87 @@ class SandboxService:
             '/sandbox.v1.SandboxService/VerifyAudit',
             sandbox_dot_v1_dot_sandbox__pb2.VerifyAuditRequest.SerializeToString,
             sandbox_dot_v1_dot_sandbox__pb2.VerifyAuditResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetSecret(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sandbox.v1.SandboxService/SetSecret',
+            sandbox_dot_v1_dot_sandbox__pb2.SetSecretRequest.SerializeToString,
+            sandbox_dot_v1_dot_sandbox__pb2.SetSecretResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSecrets(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sandbox.v1.SandboxService/ListSecrets',
+            sandbox_dot_v1_dot_sandbox__pb2.ListSecretsRequest.SerializeToString,
+            sandbox_dot_v1_dot_sandbox__pb2.ListSecretsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteSecret(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sandbox.v1.SandboxService/DeleteSecret',
+            sandbox_dot_v1_dot_sandbox__pb2.DeleteSecretRequest.SerializeToString,
+            sandbox_dot_v1_dot_sandbox__pb2.DeleteSecretResponse.FromString,
             options,
             channel_credentials,
             insecure,

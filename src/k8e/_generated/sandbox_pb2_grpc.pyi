@@ -98,6 +98,10 @@ class SandboxServiceStub:
     GetAudit: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.GetAuditRequest, _sandbox_pb2.GetAuditResponse]
     """The audit trail; ours alone."""
     VerifyAudit: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.VerifyAuditRequest, _sandbox_pb2.VerifyAuditResponse]
+    SetSecret: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.SetSecretRequest, _sandbox_pb2.SetSecretResponse]
+    """Secrets, which sessions get as variables: see SecretRef. No answer has a value in it."""
+    ListSecrets: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.ListSecretsRequest, _sandbox_pb2.ListSecretsResponse]
+    DeleteSecret: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.DeleteSecretRequest, _sandbox_pb2.DeleteSecretResponse]
 
 @_typing.type_check_only
 class SandboxServiceAsyncStub(SandboxServiceStub):
@@ -164,6 +168,10 @@ class SandboxServiceAsyncStub(SandboxServiceStub):
     GetAudit: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.GetAuditRequest, _sandbox_pb2.GetAuditResponse]  # type: ignore[assignment]
     """The audit trail; ours alone."""
     VerifyAudit: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.VerifyAuditRequest, _sandbox_pb2.VerifyAuditResponse]  # type: ignore[assignment]
+    SetSecret: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.SetSecretRequest, _sandbox_pb2.SetSecretResponse]  # type: ignore[assignment]
+    """Secrets, which sessions get as variables: see SecretRef. No answer has a value in it."""
+    ListSecrets: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.ListSecretsRequest, _sandbox_pb2.ListSecretsResponse]  # type: ignore[assignment]
+    DeleteSecret: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.DeleteSecretRequest, _sandbox_pb2.DeleteSecretResponse]  # type: ignore[assignment]
 
 class SandboxServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -527,5 +535,27 @@ class SandboxServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _sandbox_pb2.VerifyAuditRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_sandbox_pb2.VerifyAuditResponse, _abc.Awaitable[_sandbox_pb2.VerifyAuditResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def SetSecret(
+        self,
+        request: _sandbox_pb2.SetSecretRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sandbox_pb2.SetSecretResponse, _abc.Awaitable[_sandbox_pb2.SetSecretResponse]]:
+        """Secrets, which sessions get as variables: see SecretRef. No answer has a value in it."""
+
+    @_abc_1.abstractmethod
+    def ListSecrets(
+        self,
+        request: _sandbox_pb2.ListSecretsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sandbox_pb2.ListSecretsResponse, _abc.Awaitable[_sandbox_pb2.ListSecretsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def DeleteSecret(
+        self,
+        request: _sandbox_pb2.DeleteSecretRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sandbox_pb2.DeleteSecretResponse, _abc.Awaitable[_sandbox_pb2.DeleteSecretResponse]]: ...
 
 def add_SandboxServiceServicer_to_server(servicer: SandboxServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

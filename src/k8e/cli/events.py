@@ -19,23 +19,26 @@ _HTML = str.maketrans({"&": "\\u0026", "<": "\\u003c", ">": "\\u003e"})
 
 def show(options: argparse.Namespace) -> int:
     """Print the events; the gateway's own lines unless somebody is to read them."""
+    one = bool(options.session_id)
     found: list[str] = sandbox.ask(options, events.lines(options.session_id, options.limit))
     if options.json or not os.isatty(1):
         text = "".join(f"{line.translate(_HTML)}\n" for line in found)
     else:
-        text = "".join(f"{line}\n" for line in table([events.parse(line) for line in found]))
+        rows = table([events.parse(line) for line in found], one=one)
+        text = "".join(f"{row}\n" for row in rows)
     fast.write(1, text.encode("utf-8", "backslashreplace"))
     return 0
 
 
-def table(found: list[Event]) -> Iterator[str]:
+def table(found: list[Event], *, one: bool = True) -> Iterator[str]:
     """A line for each event; nothing of what a sandbox or a client wrote acts on the terminal."""
-    if found and found[0].seq > 1:
+    if one and found and found[0].seq > 1:
         yield f"({found[0].seq - 1} older events are not shown)"
     width = max((len(item.kind) for item in found), default=0)
     for item in found:
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(item.at))
-        told = "  ".join(f"{key}={_value(value)}" for key, value in item.fields.items())
+        fields = item.fields if one else {"session_id": item.session_id, **item.fields}
+        told = "  ".join(f"{key}={_value(value)}" for key, value in fields.items())
         yield f"{at}  {item.kind:{width}}  {told}".rstrip()
 
 

@@ -28,6 +28,7 @@ from k8e.cli import (
     parsing_more,
     parsing_pool,
     parsing_runs,
+    parsing_secrets,
     parsing_snapshots,
     parsing_steering,
     parsing_templates,
@@ -190,6 +191,7 @@ def _add_sandbox(commands: Any) -> None:
     parsing_login.add_to_sandbox(_command, group, common)
     parsing_login.add_apikey(_command, commands, common)
     parsing_images.add(commands, common, _command)
+    parsing_secrets.add(commands, common, _command)
     parsing_mcp.add(_command, commands, common)
     parsing_more.add(_command, group, common)
     parsing_pool.add(_command, commands, common, Parser)
@@ -258,12 +260,6 @@ def _add_allowed_hosts(parser: argparse.ArgumentParser, meaning: str) -> None:
     )
 
 
-def _add_not_yet(parser: Parser, *flags: str, **kind: Any) -> None:
-    """Flags that K8E has and we do not yet: asking for one is an error, never ignored."""
-    for flag in flags:
-        parser.add_argument(flag, help=argparse.SUPPRESS, **kind)
-
-
 def _add_create(group: Any, common: Parser) -> None:
     create = _command(
         group,
@@ -278,7 +274,12 @@ def _add_create(group: Any, common: Parser) -> None:
     )
     _add_session_flags(create)
     parsing_snapshots.add_content(create, stdin=True)
-    _add_not_yet(create, "--secret")
+    create.add_argument(
+        "--secret",
+        action="append",
+        metavar="ENV=NAME[:KEY]",
+        help="a variable whose value is a secret, see k8e secret set; repeatable",
+    )
 
 
 def _add_session_flags(create: argparse.ArgumentParser) -> None:

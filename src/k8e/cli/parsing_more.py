@@ -72,7 +72,9 @@ def _add_events(command: Command, group: Any, common: argparse.ArgumentParser) -
         "events.show",
         common,
     )
-    events.add_argument("session_id", metavar="ID")
+    events.add_argument(
+        "session_id", metavar="ID", nargs="?", default="", help="without it: all of yours"
+    )
     events.add_argument(
         "--limit", type=int, default=500, metavar="N", help="only the newest N (default 500)"
     )

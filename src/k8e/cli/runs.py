@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Generator
 from typing import Any
 
 from k8e import errors
 from k8e.cli import fast, printing, sandbox
 from k8e.client import attaching, requests
 from k8e.client.blocking import SandboxClient
-from k8e.client.results import ExecInfo, Exit, Stdout
-from k8e.client.runs import Run
+from k8e.client.results import ExecEvent, ExecInfo, Exit, Stdout
 
 
 def start(options: argparse.Namespace, chosen: dict[str, Any]) -> int:
@@ -45,7 +45,7 @@ def log(options: argparse.Namespace) -> int:
     """Print output; without ``--follow`` what there is, and 0."""
     with sandbox.connect(options) as client:
         at = options.offset
-        for event in _find(client, options.run).output(at, follow=options.follow):
+        for event in _output(client, options.run, at, follow=options.follow):
             if isinstance(event, Exit):
                 return event.exit_code if options.follow else 0
             if event.seq > at:
@@ -55,17 +55,19 @@ def log(options: argparse.Namespace) -> int:
     return 0
 
 
-def _find(client: SandboxClient, name: str) -> Run:
-    """A run by its own id, or by that of its session: the newest."""
+def _output(client: SandboxClient, name: str, start: int, *, follow: bool) -> Generator[ExecEvent]:
+    """What a run printed; by the id of a session, what all its runs did."""
     if "." in name:
-        return client.get_run(name)
-    runs = [item for item in client.execs(name) if item.background]
-    if not runs:
-        raise errors.ExecNotFound(
-            f"session {name} has no background run",
-            hint=f"k8e sandbox run --background --session-id {name} CODE starts one",
-        )
-    return client.get_run(requests.run_id(name, runs[-1].exec_id))
+        yield from client.get_run(name).output(start, follow=follow)
+        return
+    try:
+        yield from client.transcript(name, start, follow=follow)
+    except errors.ExecNotFound:  # the sandbox was started by an earlier release
+        runs = [item for item in client.execs(name) if item.background]
+        if not runs:
+            raise
+        run = client.get_run(requests.run_id(name, runs[-1].exec_id))
+        yield from run.output(start, follow=follow)
 
 
 def kill(options: argparse.Namespace) -> int:

@@ -18,7 +18,6 @@ from k8e.guest import wire
 
 _PHASES = ("active", "paused", "creating", "ended", "all")
 _STANDING = ("active", "paused")
-_NOT_YET = "secret".split()
 LIMITS = ("cpus", "memory", "pids", "disk", "inodes", "open_files", "output")
 
 
@@ -50,17 +49,10 @@ def ask(options: argparse.Namespace, operation: Operation[Any]) -> Any:
         pool.close()
 
 
-def _refuse_not_yet(options: argparse.Namespace) -> None:
-    for name in _NOT_YET:
-        if getattr(options, name, None):
-            raise requests.not_yet("--" + name.replace("_", "-"))
-
-
 # Running.
 
 
 def run(options: argparse.Namespace) -> int:
-    _refuse_not_yet(options)
     chosen = fast.defaults()
     chosen.update(
         language=options.lang or chosen["language"],
@@ -161,10 +153,10 @@ def _standing(client: SandboxClient, tenant: str) -> dict[str, str]:
 
 
 def create(options: argparse.Namespace) -> int:
-    _refuse_not_yet(options)
     content = manifests.entries(options, stdin=True)
     asked = session_options(options)
     asked["manifest"] = content
+    asked["secrets"] = parsing.pairs(options.secret, "--secret")
     hosts = parsing.hosts(options.allowed_hosts)
     with connect(options) as client:
         session_id = client.create_session(

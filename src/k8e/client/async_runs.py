@@ -40,6 +40,18 @@ class AsyncRuns(AsyncCaller):
     def get_run(self, run_id: str) -> AsyncRun:
         return AsyncRun(run_id, self._call, self._stream)
 
+    def transcript(
+        self, session_id: str, start: int = 0, *, follow: bool = False
+    ) -> AsyncGenerator[ExecEvent]:
+        """Iterate over what all programs of a session printed, from byte ``start`` on.
+
+        The newest 512 KiB are kept, without what was printed on terminals; values of the session's
+        secrets are hidden. Last comes an exit, with the code of the run that ended last, if nothing
+        runs by then; with ``follow`` it is waited for.
+        """
+        call = {"op": "transcript", "session": requests.by_id(session_id), "seq": start}
+        return self._stream(attaching.output(call, follow=follow))
+
     async def processes(self, session_id: str) -> list[ProcessInfo]:
         call = {"op": "processes", "session": requests.by_id(session_id)}
         return await self._call(operations.processes(call))

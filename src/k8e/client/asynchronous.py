@@ -28,6 +28,7 @@ from k8e.client.operations import Operation
 from k8e.client.pooling import AsyncPooling
 from k8e.client.requests import AsyncContent, ExecOptions, SessionOptions
 from k8e.client.results import ExecEvent, ExecResult, SessionInfo, Stdout
+from k8e.client.secrets import AsyncSecrets
 from k8e.client.snapshotting import AsyncSnapshotting
 from k8e.client.steering import AsyncSteering
 from k8e.client.templating import AsyncTemplating
@@ -49,6 +50,7 @@ class AsyncSandboxClient(
     AsyncPooling,
     AsyncTemplating,
     AsyncImaging,
+    AsyncSecrets,
     AsyncContexts,
     AsyncAuditing,
 ):

@@ -23,6 +23,7 @@ from k8e.client.pooling import Pooling
 from k8e.client.requests import Content, ExecOptions, SessionOptions
 from k8e.client.results import ExecEvent, ExecResult, SessionInfo, Stdout
 from k8e.client.runs import Runs
+from k8e.client.secrets import Secrets
 from k8e.client.snapshotting import Snapshotting
 from k8e.client.steering import Steering
 from k8e.client.templating import Templating
@@ -44,6 +45,7 @@ class SandboxClient(
     Pooling,
     Templating,
     Imaging,
+    Secrets,
     Contexts,
     Auditing,
 ):

@@ -4,7 +4,8 @@
 |---|---|
 | our certificate | K8E_SANDBOX_CERT with K8E_SANDBOX_KEY; else ``client.crt`` of the cert dir |
 | the gateway's CA | K8E_SANDBOX_CA; K8E_SANDBOX_CERT without K8E_SANDBOX_KEY; ``ca.crt`` of the |
-| | cert dir; for this machine its own gateway's; else what the system trusts |
+| | cert dir; for this machine its own gateway's; what K8E's places have, see |
+| | :mod:`k8e.client.trust`; else what the system trusts |
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from k8e import doors, errors, settings
+from k8e.client import trust
 from k8e.client.endpoints import Endpoint
 
 CA, CERT, KEY, ENDPOINT, API_KEY = "ca.crt", "client.crt", "client.key", "endpoint", "api_key"
@@ -38,7 +40,7 @@ def load(endpoint: Endpoint) -> Credentials:
     else:
         ca = ca or _read(given, "K8E_SANDBOX_CERT must name the gateway's ca.crt")
         pair = _pair(endpoint)
-    ca = ca or _of_folder(endpoint, CA) or _own(endpoint)
+    ca = ca or _of_folder(endpoint, CA) or _found(endpoint)
     return Credentials(ca, *pair)
 
 
@@ -66,10 +68,19 @@ def _of_folder(endpoint: Endpoint, name: str) -> bytes | None:
         raise _unreadable(f"{endpoint.cert_dir}/{name}", error, "log in again") from None
 
 
-def _own(endpoint: Endpoint) -> bytes | None:
+def _found(endpoint: Endpoint) -> bytes | None:
+    """What nobody named: the CA of this machine's gateway, and that of K8E's places.
+
+    Both: a user who has a gateway of their own may call the one of root, or K8E's.
+    """
+    own = _own() if is_this_machine(endpoint.target) else None
+    host = endpoint.target.rpartition(":")[0].strip("[]")
+    known = trust.find(host, _is_this_machine)
+    return (own or b"") + (known or b"") or None
+
+
+def _own() -> bytes | None:
     """The CA of this machine's gateway, for whoever dials this machine."""
-    if not is_this_machine(endpoint.target):
-        return None
     try:
         return (settings.load().data_dir / "tls" / CA).read_bytes()
     except (OSError, errors.K8eError):
@@ -77,9 +88,12 @@ def _own(endpoint: Endpoint) -> bytes | None:
 
 
 def is_this_machine(target: str) -> bool:
+    return _is_this_machine(target.rpartition(":")[0])
+
+
+def _is_this_machine(host: str) -> bool:
     import socket
 
-    host = target.rpartition(":")[0]
     return doors.is_loopback(host) or host == socket.gethostname()
 
 

@@ -36,8 +36,8 @@ def parse(line: str) -> Event:
 
 
 def lines(session_id: str, limit: int) -> Operation[list[str]]:
-    """The events as the gateway wrote them, one line of JSON each."""
-    call = {"op": "events", "session_id": session_id, "limit": limit}
+    """The events as the gateway wrote them, one line of JSON each; without an id of all."""
+    call: dict[str, Any] = {"op": "events", "session_id": session_id, "limit": limit}
     return list((yield from operations.call(call))["events"])
 
 
@@ -51,11 +51,12 @@ class Telling:
     def _call(self, operation: Operation[T]) -> T:
         raise NotImplementedError
 
-    def events(self, session_id: str, limit: int = LIMIT) -> list[Event]:
+    def events(self, session_id: str = "", limit: int = LIMIT) -> list[Event]:
         """What happened in a session, oldest first: the newest ``limit`` events.
 
-        There were older ones if the first has a :attr:`Event.seq` above 1. The events of a session
-        that has ended can be asked for as long as the session itself: a day.
+        Without an id, what happened in all sessions of the caller. Of one session, there were older
+        ones if the first has a :attr:`Event.seq` above 1. The events of a session that has ended
+        can be asked for as long as the session itself: a day.
         """
         return self._call(_events(session_id, limit))
 
@@ -66,5 +67,5 @@ class AsyncTelling:
     async def _call(self, operation: Operation[T]) -> T:
         raise NotImplementedError
 
-    async def events(self, session_id: str, limit: int = LIMIT) -> list[Event]:
+    async def events(self, session_id: str = "", limit: int = LIMIT) -> list[Event]:
         return await self._call(_events(session_id, limit))

@@ -60,6 +60,9 @@ class SessionOptions(TypedDict, total=False):
     ``{"dir": {"path": "b"}}`` and ``{"gitRepo": {"path": "c", "repo": "https://…"}}``."""
     template: str
     """What it is made from; what else is said here wins over what the template says."""
+    secrets: Mapping[str, str]
+    """Variables that are secrets, such as ``{"TOKEN": "github"}`` or ``{"TOKEN": "github:key"}``;
+    see ``set_secret``."""
 
 
 def new_exec_id() -> str:
@@ -247,6 +250,8 @@ def create_call(
     for key in ("env", "labels"):
         if key in spec:
             spec[key] = dict(spec[key])
+    if secrets := spec.pop("secrets", None):
+        spec["secret_refs"] = {str(name): str(ref) for name, ref in secrets.items()}
     if "manifest" in spec:
         spec["manifest"] = [_plain(item) for item in spec["manifest"]]
     given = {k: v for k, v in spec.items() if v}

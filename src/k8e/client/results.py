@@ -224,6 +224,8 @@ class SessionInfo(Record):
     """Whether it is its tenant's standing session: where commands run that name none."""
     template: str = ""
     """What it was made from."""
+    secret_env_vars: list[str] = field(default_factory=list[str])
+    """The variables that are secrets."""
 
 
 class Egress(Record):

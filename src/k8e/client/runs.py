@@ -49,6 +49,18 @@ class Runs(Caller):
         """The handle of a run that was started before, here or elsewhere; asks nobody."""
         return Run(run_id, self._call, self._stream)
 
+    def transcript(
+        self, session_id: str, start: int = 0, *, follow: bool = False
+    ) -> Generator[ExecEvent]:
+        """Iterate over what all programs of a session printed, from byte ``start`` on.
+
+        The newest 512 KiB are kept, without what was printed on terminals; values of the session's
+        secrets are hidden. Last comes an exit, with the code of the run that ended last, if nothing
+        runs by then; with ``follow`` it is waited for.
+        """
+        call = {"op": "transcript", "session": requests.by_id(session_id), "seq": start}
+        return self._stream(attaching.output(call, follow=follow))
+
     def processes(self, session_id: str) -> list[ProcessInfo]:
         """Everything that runs in a session's sandbox."""
         call = {"op": "processes", "session": requests.by_id(session_id)}

@@ -184,7 +184,7 @@ _PARTS: Mapping[str, tuple[Try, ...]] = {
         Try(
             "secrets that only the gateway knows",
             "exposed.secrets control.events",
-            "k8e brokers no secrets of users in this release",
+            "secrets of users are variables of the session; k8e does not broker them",
         ),
         Try(
             "a change of policy takes effect on open connections",

@@ -82,6 +82,31 @@ async def ts(stage: Stage) -> None:
     await _check(stage, "ts")
 
 
+@behaviour("languages.tsx")
+async def tsx(stage: Stage) -> None:
+    """Every sandbox has the command tsx, as K8E's clients call it, and can change nothing of it."""
+    sandbox = await stage.shared()
+    await sandbox.write("_k8e_run.ts", _ts("said").encode())
+    inline = 'const n: number = 3; console.log("said"); process.stderr.write("e"); process.exit(n)'
+    for command in (
+        "TMPDIR=/workspace tsx /workspace/_k8e_run.ts",
+        "cd /workspace && tsx _k8e_run.ts",
+        f"tsx -e '{inline}'",
+    ):
+        done = await sandbox.run(argv=["/bin/sh", "-c", command])
+        equal((done.stdout, done.stderr, done.code), (b"said\n", b"e", 3), command)
+    script = 'echo "console.log(process.argv[2] as string)" > args.ts; tsx args.ts "a b"'
+    equal((await sandbox.run(argv=["/bin/sh", "-c", script])).stdout, b"a b\n", "its arguments")
+    done = await sandbox.run(argv=["/bin/sh", "-c", 'echo x > "$(command -v tsx)"'])
+    expect(done.code != 0, "the command tsx can be changed")
+    none = (
+        "mkdir -p bare; ln -sf /bin/sh bare/sh; tool=$(command -v tsx); PATH=$PWD/bare $tool x.ts"
+    )
+    done = await sandbox.run(argv=["/bin/sh", "-c", none])
+    equal(done.code, 127, "exit code of tsx without node")
+    expect(b"no node on PATH" in done.stderr, f"tsx without node says {done.stderr!r}")
+
+
 @behaviour("languages.stdin")
 async def stdin(stage: Stage) -> None:
     """Code can read stdin: the code itself does not come that way."""

@@ -40,6 +40,8 @@ _RECORDED: dict[str, tuple[str, tuple[str, ...]]] = {
     "prune_images": ("image.pruned", ()),
     "put_snapshot": ("snapshot.put", ("name",)),
     "delete_snapshot": ("snapshot.deleted", ("name",)),
+    "set_secret": ("secret.set", ("tenant", "name", "key")),
+    "delete_secret": ("secret.deleted", ("tenant", "name", "key")),
     "stop": ("gateway.stop", ("destroy",)),
 }
 """Calls that leave a row when they have succeeded, or when nobody waits for their end, or when the

@@ -184,7 +184,7 @@ class Conversation:
         if "auto" not in target:
             return str(target.get("id") or "")
         spec: dict[str, Any] = target.get("spec") or {}
-        if spec.get("snapshot") or spec.get("manifest"):
+        if spec.get("snapshot") or spec.get("manifest") or spec.get("secret_refs"):
             return ""  # it is compared with what the session was made with, but not here
         runtime = str(spec.get("runtime") or "")
         tenant = str(target["auto"] or "default")

@@ -32,6 +32,7 @@ _GROUPS = (
     (_AGENT, "run_subagent pause_session resume_session events confirm_action"),
     (_AGENT, "update_allowed_hosts change_allowed_hosts egress"),
     (_AGENT, "expose unexpose list_exposed"),
+    (_AGENT, "set_secret list_secrets delete_secret"),
     (_AGENT, "save_snapshot get_snapshot list_snapshots delete_snapshot put_snapshot"),
 )
 OPERATIONS = {name: needed for needed, names in _GROUPS for name in names.split()}
@@ -52,6 +53,7 @@ _RPC_GROUPS = (
     (_AGENT, "TerminalSignal TerminalDestroy ExposeService UnexposeService ListExposed"),
     (_AGENT, "CreateContext ListContexts RemoveContext RestartContext InterruptContext"),
     (_AGENT, "ExecuteCode"),
+    (_AGENT, "SetSecret ListSecrets DeleteSecret"),
 )
 RPCS = {name: needed for needed, names in _RPC_GROUPS for name in names.split()}
 """The same for the calls of ``sandbox.v1`` that are not public."""

@@ -15,5 +15,6 @@ class EventRpcs:
     async def GetEvents(
         self, principal: Principal, request: pb.GetEventsRequest
     ) -> pb.GetEventsResponse:
-        call = {"session_id": request.session_id, "limit": request.limit}
+        asked = {"session_id": request.session_id, "cursor": request.cursor}
+        call = {**asked, "limit": request.limit}
         return pb.GetEventsResponse(**await self._gateway.call_events(principal, call))

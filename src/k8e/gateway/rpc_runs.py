@@ -75,10 +75,13 @@ class Runs:
         return Call(self._sessions, principal, session_id, call)
 
     async def PollRun(self, principal: Principal, request: pb.PollRunRequest) -> pb.PollRunResponse:
+        if not request.run_id:
+            raise errors.InvalidRequest("run_id is empty")
         session_id, exec_id = _split(request.run_id)
         try:
-            part = await self._read(principal, session_id, exec_id, start=0, limit=wire.WINDOW)
-        except errors.ExecNotFound:
+            call = {"op": "attach", "id": exec_id}
+            part = await self._read(principal, session_id, call, limit=wire.WINDOW)
+        except (errors.ExecNotFound, errors.SessionNotFound):
             return pb.PollRunResponse(run_id=request.run_id, status="not_found")
         return pb.PollRunResponse(
             run_id=request.run_id,
@@ -93,13 +96,21 @@ class Runs:
     async def GetTranscript(
         self, principal: Principal, request: pb.GetTranscriptRequest
     ) -> pb.GetTranscriptResponse:
-        """The output of a run, both streams in one; for a session that of its newest run."""
+        """The output of a run, both streams in one; for a session that of all its runs."""
         if request.offset < 0 or request.limit < 0:
             raise errors.InvalidRequest("offset and limit cannot be negative")
         session_id, _, exec_id = request.session_id.partition(".")
-        exec_id = exec_id or await self._newest(principal, session_id)
         limit = min(request.limit or TRANSCRIPT, MAX_TRANSCRIPT)
-        part = await self._read(principal, session_id, exec_id, start=request.offset, limit=limit)
+        call: dict[str, Any] = {"op": "attach", "id": exec_id} if exec_id else {"op": "transcript"}
+        call["seq"] = request.offset
+        try:
+            part = await self._read(principal, session_id, call, limit=limit)
+        except errors.ExecNotFound:
+            if exec_id:
+                raise
+            # The guest of an earlier release keeps no transcript.
+            call |= {"op": "attach", "id": await self._newest(principal, session_id)}
+            part = await self._read(principal, session_id, call, limit=limit)
         start, data = part.output.start, bytes(part.output.whole)
         if part.code is None or start + len(data) < part.end:
             data = _whole_characters(data)
@@ -164,10 +175,11 @@ class Runs:
         return str(runs[-1])
 
     async def _read(
-        self, principal: Principal, session_id: str, exec_id: str, *, start: int, limit: int
+        self, principal: Principal, session_id: str, call: dict[str, Any], *, limit: int
     ) -> Part:
-        """What there is of the output of a run from a byte on; never more than ``limit``."""
-        call = {"op": "attach", "id": exec_id, "seq": start, "window": limit}
+        """What there is of an output from byte ``seq`` on; never more than ``limit``."""
+        call = {**call, "window": limit}
+        start = int(call.get("seq") or 0)
         output = Gathered(start)
         async with bounded(), self._call(principal, session_id, call) as running:
             described = await running.result()
@@ -218,9 +230,8 @@ def limits(told: Any) -> list[pb.ReachedLimit]:
 
 
 def _split(run_id: str) -> tuple[str, str]:
+    """The two parts of a run's id; what is none has no such exec, which is then not found."""
     session_id, _, exec_id = run_id.partition(".")
-    if not session_id or not exec_id:
-        raise errors.InvalidRequest(f"{run_id[:120]!r} is not the id of a run")
     return session_id, exec_id
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import grpc
@@ -19,6 +20,7 @@ from k8e.gateway.rpc_events import EventRpcs
 from k8e.gateway.rpc_exposing import ExposureRpcs
 from k8e.gateway.rpc_login import LoginRpcs
 from k8e.gateway.rpc_runs import limits, started
+from k8e.gateway.rpc_secrets import SecretRpcs
 from k8e.gateway.rpc_snapshots import SnapshotRpcs
 from k8e.gateway.rpc_steering import SteeringRpcs
 from k8e.gateway.rpc_templates import TemplateRpcs
@@ -31,6 +33,7 @@ MAX_MESSAGE = 64 << 20
 """Bytes of one message, either way; K8E's newest clients have the same limit."""
 OUTPUT_CAP = 1 << 20  # bytes per stream of a unary Exec
 DEFAULT_TIMEOUT = 30  # seconds
+MAX_ENV_KEY, MAX_ENV_VALUE = 256, 4 << 10  # bytes, of one variable of CreateSession
 ALL_LEVELS = 1 << 20  # of directories
 EXIT_CODE_KEY = "k8e-exit-code"
 STATUS_KEY = "k8e-status"
@@ -40,6 +43,8 @@ _NO_TENANT = "default"
 _MAX_CONTENT = MAX_MESSAGE - 1024  # room for the fields' own bytes
 MOST_PIECES = 1024  # of text that wait to be joined
 _DECODER = codecs.getincrementaldecoder("utf-8")
+_FILE_TYPES = {"file": "file", "dir": "directory", "link": "symlink"}
+"""Our guests' words for what an entry is, as K8E has them; everything else is ``other``."""
 _STREAM_HINT = "larger files go through Run, in pieces"
 
 StreamContext = grpc.aio.ServicerContext[pb.ExecRequest, pb.ExecStreamResponse]
@@ -67,6 +72,7 @@ class Service(
     TemplateRpcs,
     ContextRpcs,
     AuditRpcs,
+    SecretRpcs,
 ):
     """What is implemented of ``sandbox.v1.SandboxService``, for callers that are known."""
 
@@ -84,11 +90,7 @@ class Service(
     async def CreateSession(
         self, principal: Principal, request: pb.CreateSessionRequest
     ) -> pb.CreateSessionResponse:
-        # Taking these and ignoring them would be a false promise.
-        if request.secret_refs:
-            raise errors.NotImplementedYet(
-                "secret_refs are not implemented yet", hint="create the session without them"
-            )
+        _check_env(request.env)
         asked = {
             "tenant": request.tenant_id or _NO_TENANT,
             "runtime": request.runtime_class,
@@ -96,6 +98,7 @@ class Service(
             "env": dict(request.env),
             "allowed_hosts": rpc_egress.hosts(request.allowed_hosts) or None,
             "template": request.template,
+            "secret_refs": [(r.secret_name, r.key, r.env_var) for r in request.secret_refs],
         }
         spec = await self._sessions.templates.specify(asked)
         session = await self._sessions.create(principal, spec)
@@ -290,6 +293,18 @@ class Service(
                     listing.consumed(len(body))
 
 
+def _check_env(env: Mapping[str, str]) -> None:
+    """K8E's bounds of each variable; our own clients, who do not come this way, have wider ones."""
+    for name, value in env.items():
+        sizes = len(name.encode()), len(value.encode())
+        if sizes[0] > MAX_ENV_KEY or sizes[1] > MAX_ENV_VALUE:
+            raise errors.InvalidRequest(
+                f"environment variable {name[:80]!r} has a name of {sizes[0]} bytes and a value of "
+                f"{sizes[1]} bytes; they may have {MAX_ENV_KEY} and {MAX_ENV_VALUE}",
+                hint="put what is large into a file",
+            )
+
+
 def _session(session: Session) -> pb.GetSessionResponse:
     return pb.GetSessionResponse(
         session_id=session.session_id,
@@ -298,6 +313,7 @@ def _session(session: Session) -> pb.GetSessionResponse:
         tenant_id=session.spec.tenant,
         expires_at=int(session.expires_at),
         env_keys=sorted(session.spec.env),
+        secret_env_vars=sorted(ref.env_var for ref in session.spec.secret_refs),
         allowed_hosts=session.allowed_hosts,
         parent_id=session.parent,
         template=session.spec.template or DEFAULT_TEMPLATE,
@@ -388,7 +404,7 @@ def _entries(body: bytes) -> list[pb.FileEntry]:
             pb.FileEntry(
                 path=as_text(entry["path"]),
                 modified=entry["modified_ns"] // 1_000_000_000,
-                type=as_text(entry["type"]),
+                type=_FILE_TYPES.get(entry["type"], "other"),
                 size=entry["size"],
             )
             for entry in wire.unpack(body)

@@ -21,6 +21,7 @@ from k8e.gateway.exposing import ExposureCalls
 from k8e.gateway.imaging import ImageCalls
 from k8e.gateway.keeping import KeyCalls
 from k8e.gateway.pooling import PoolCalls
+from k8e.gateway.secrets import SecretCalls
 from k8e.gateway.snapshotting import SnapshotCalls
 from k8e.gateway.steering import SteeringCalls
 from k8e.gateway.telling import EventCalls
@@ -47,6 +48,7 @@ class Gateway(
     TemplateCalls,
     PoolCalls,
     ImageCalls,
+    SecretCalls,
     AuditCalls,
 ):
     """The shared state of all dialects. A method ``call_x`` answers the operation ``x``."""

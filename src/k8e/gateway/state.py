@@ -15,6 +15,7 @@ from k8e.auth import store as keys
 from k8e.sessions import (
     approval_store,
     exposure_store,
+    secret_store,
     snapshot_store,
     store,
     template_store,
@@ -26,6 +27,7 @@ DATABASES: dict[str, Sequence[str]] = {
     "approvals.db": approval_store.MIGRATIONS,
     "exposures.db": exposure_store.MIGRATIONS,
     "keys.db": keys.MIGRATIONS,
+    "secrets.db": secret_store.MIGRATIONS,
     "snapshots.db": snapshot_store.MIGRATIONS,
     "templates.db": template_store.MIGRATIONS,
 }

@@ -16,10 +16,18 @@ class EventCalls:
     sessions: Sessions
 
     async def call_events(self, principal: Principal, call: dict[str, Any]) -> dict[str, Any]:
-        """The newest events of a session, also of one that has ended not long ago."""
+        """The newest events of a session, also of one that has ended not long ago.
+
+        Without a session those of all that the caller has, and with a cursor the ones before.
+        """
         limit = call.get("limit") or 0
         if type(limit) is not int or limit < 0:
             raise errors.InvalidRequest("limit must be a number from 0 up")
+        if not text(call, "session_id", optional=True):
+            cursor = text(call, "cursor", optional=True)
+            page = await self.sessions.all_events(principal, limit, cursor)
+            told = {"events": page.lines, "returned": len(page.lines), "cursor": page.cursor}
+            return {**told, "truncated": bool(page.cursor)}
         session = self.sessions.get(principal, text(call, "session_id"))
         lines, truncated = await self.sessions.events.read(session, limit)
         return {"events": lines, "truncated": truncated, "returned": len(lines)}

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from k8e import errors
+from k8e.gateway import published
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +73,7 @@ class Certificates:
         elif self._identity is not None:
             return
         key, certificate = (self.folder / KEY).read_bytes(), (self.folder / CERT).read_bytes()
+        published.publish(self.folder.parent, (self.folder / CA_CERT).read_bytes())
         self._identity = Identity(key, certificate)
 
     async def keep(self) -> None:

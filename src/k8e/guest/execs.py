@@ -74,6 +74,7 @@ class Exec:
         self._deadline: Timer | None = None
         self._time_left = 0.0  # of the time-out, while its clock is stopped
         self.on_exit: list[Callable[[], object]] = []
+        self.on_finish: Callable[[str, int], object] | None = None  # when all was said
 
     # Starting.
 
@@ -357,8 +358,16 @@ class Exec:
     def _finish(self) -> None:
         if not self.output.finished:
             self.output.on_flood = None  # nothing collects what refers to itself
-            self.output.finish()
+            self._say_all()
             self._listen()
+
+    def _say_all(self) -> None:
+        """Tell its readers, and whoever follows all programs, that nothing more will come."""
+        self.output.copy = None
+        self.output.finish()
+        told, self.on_finish = self.on_finish, None
+        if told is not None:
+            told(self.id, self.code or 0)
 
     def _drain(self, fd: int) -> None:
         # Bounded: a daemon that still writes to this pipe must not keep us here.

@@ -103,7 +103,7 @@ class Execution(Exec):
             self._deadline.cancel()
         for tell in self.on_exit:
             tell()
-        self.output.finish()
+        self._say_all()
 
     def introduce(self) -> dict[str, Any]:
         told = super().introduce()

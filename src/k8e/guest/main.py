@@ -46,6 +46,7 @@ class Guest:
         return {
             "exec": self.execs.start,
             "attach": self.execs.attach,
+            "transcript": self.execs.transcript.attach,
             "signal": self._signal,
             "resize": self._resize,
             "execs": _answered(self._list_execs),
@@ -150,6 +151,7 @@ class Guest:
         self.place.give_up_mounting()
         leave_log()
         self.execs.env = dict(spec.get("env") or {})
+        self.execs.transcript.hide(list(spec.get("hidden") or []))
         self._settle_at(spec.get("cwd") or WORKSPACE)
         warm = dict(spec.get("warm") or {})
         if spec.get("other_limits"):  # there may be no room for interpreters, and the host waits

@@ -29,6 +29,7 @@ class Output:
         self.on_flood: Callable[[], object] | None = None  # told once when more come
         self.total = 0  # bytes that came, kept or not
         self.complaints = b""  # the newest on stderr
+        self.copy: Callable[[int, bytes], object] | None = None  # gets all that is kept
         self.truncated = False
         self.end = 0
         self.finished = False
@@ -55,6 +56,8 @@ class Output:
         if not data:
             return
         self._counts[kind] += len(data)
+        if self.copy is not None:
+            self.copy(kind, data)
         last = self._chunks[-1] if self._chunks else None
         if last and last[1] == kind != SHOW and len(last[2]) + len(data) <= COALESCE:
             self._chunks[-1] = (last[0], kind, last[2] + data)

@@ -25,8 +25,12 @@ UID = 1000
 GID = 1000
 HOME = "/home/user"
 WORKSPACE = "/workspace"
-# Last what pip installs: looking into a folder of the user's costs every start before it.
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:" + HOME + "/.local/bin"
+# Programs of ours that a root file system need not have: last, so that its own are found first.
+TOOLS = "/run/k8e/guest/bin"
+# Late what pip installs: looking into a folder of the user's costs every start before it.
+PATH = (
+    "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:" + HOME + "/.local/bin:" + TOOLS
+)
 BASE_ENV = {
     "PATH": PATH,
     "HOME": HOME,

@@ -13,6 +13,7 @@ from k8e.guest.execs import Exec
 from k8e.guest.hits import SESSION_LIMITS, no_more_processes
 from k8e.guest.loop import Loop
 from k8e.guest.spawn import WORKSPACE
+from k8e.guest.transcript import Transcript
 from k8e.guest.warm import Warmth
 from k8e.guest.wire import (
     CANCEL,
@@ -76,6 +77,7 @@ class Execs:
         self._by_id: dict[str, Exec] = {}
         self._by_pid: dict[int, Any] = {}  # execs, and the leaders of contexts
         self.contexts: Any = None
+        self.transcript = Transcript()
         # In the order of their ends: a long one that quick ones overtook has only just become
         # readable. Apart, so that quick commands push out no background run, nor the other way.
         self._finished: tuple[list[Exec], list[Exec]] = ([], [])
@@ -97,6 +99,9 @@ class Execs:
             elif self._unseen >= STARTS:
                 self.reap()
             known = self._by_id[exec_id] = self._begin(exec_id, spec)
+            if not known.tty and not spec.get("own"):
+                known.on_finish = self.transcript.end
+                self.transcript.begin(exec_id, known.output)
         channel.send(RESULT, pack(known.introduce()), soon=True)
         Attachment(known, channel, start=0, credit=credit, owner=True)
 

@@ -69,6 +69,8 @@ class Binding:
     warm: Mapping[str, Sequence[str]] = field(default_factory=_python)
     """Languages with the modules that are loaded ahead; others wait once they were used. Nothing
     waits where this is empty."""
+    hidden: tuple[str, ...] = field(default=(), repr=False)
+    """Values that the session's transcript must not show."""
 
 
 class Guest(Protocol):

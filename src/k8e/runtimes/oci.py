@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from k8e import errors, link
-from k8e.guest.spawn import UID
+from k8e.guest.spawn import TOOLS, UID
 from k8e.images.images import Content
 from k8e.model import MIB, Limits, Rootfs, SandboxSpec
 from k8e.processes import describe, start_time
@@ -40,6 +40,11 @@ def _workspace_of(record: Record) -> dict[str, int]:
     """What a workspace must be for a sandbox."""
     limits = record.limits
     return {"size": limits.disk, "inodes": limits.inodes, "owner": (record.id_base or 0) + UID}
+
+
+def _with_tools(env: dict[str, str]) -> dict[str, str]:
+    """The environment of an image, whose programs come before ours on its PATH."""
+    return {**env, "PATH": f"{env['PATH']}:{TOOLS}"} if env.get("PATH") else env
 
 
 def _limit_sockets(record: Record) -> None:
@@ -156,7 +161,7 @@ class OciRuntime:
         record = self.assign(record)
         if content is not None:
             root = self.host.roots.take(record.sandbox_id, content)
-            record = replace(record, root=root, env=content.env)
+            record = replace(record, root=root, env=_with_tools(content.env))
         record.save(folder)
         link.Listener.prepare(folder / "link", owner=record.id_base or 0)
         slot = folder / "slot"

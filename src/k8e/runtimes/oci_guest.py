@@ -125,6 +125,7 @@ class OciGuest:
             "op": "bind",
             "env": {**self.record.env, **binding.env},
             "cwd": binding.cwd,
+            "hidden": list(binding.hidden),
             "warm": self._warm_languages(binding.warm),
             "limits": dict(vars(self.record.limits)),
             "other_limits": self.record.limits != before.limits,

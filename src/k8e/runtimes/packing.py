@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.util
+import os
 import subprocess
 from pathlib import Path
 
@@ -24,6 +25,7 @@ MODULES = (
     "settling",
     "languages",
     "output",
+    "transcript",
     "hits",
     "conditions",
     "kinds",
@@ -56,6 +58,8 @@ BOOT_NODE = "boot_node.js"
 KERNEL_MODULES = ("wire", "bundles", "kernel")
 """The program of Python contexts; those of other languages are files as they are."""
 KERNEL_FILES = ("bash.sh", "node.js")
+TOOLS = {"tsx": "tsx.sh"}
+"""Programs for the PATH of every sandbox, and our files that they are made of."""
 COMPILE_TIMEOUT = 30  # seconds
 
 
@@ -158,9 +162,9 @@ def pack_guest(folder: Path, interpreter: str) -> Path:
     digest = hashlib.sha256(f"{made_for} {source} {boot} {kernels}".encode()).hexdigest()
     target = folder / f"guest-{digest[:16]}.py"
     compiled = target.with_suffix(".pyc")
+    _write_tools(folder / "bin")
     if compiled.exists():
         return compiled
-    folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o755)
     # Under the names by which they are looked for.
     _write_files(folder / f"{BOOT}-{digest[:16]}", boot)
@@ -183,6 +187,20 @@ def pack_guest(folder: Path, interpreter: str) -> Path:
     scratch.chmod(0o644)
     scratch.rename(compiled)
     return compiled
+
+
+def _write_tools(folder: Path) -> None:
+    """Write the programs of every sandbox, each as a whole: sandboxes may be using them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o755)
+    for name, source in TOOLS.items():
+        content = (Path(k8e.guest.__file__).parent / source).read_bytes()
+        file, scratch = folder / name, folder / f".{name}.{os.getpid()}"
+        if file.exists() and file.read_bytes() == content:
+            continue
+        scratch.write_bytes(content)
+        scratch.chmod(0o755)
+        scratch.rename(file)
 
 
 def _write_files(folder: Path, sources: dict[str, str]) -> None:

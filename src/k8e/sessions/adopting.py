@@ -77,7 +77,7 @@ async def finish_policies(store: Store, network: Network, alive: Mapping[str, Li
             log.error("session %s has no network now: %s", session.session_id, error)
             words = (NONE,)
             await network.bind(session.sandbox_id, Policy())
-        store.allow(session.session_id, words)
+        store.allow(session, words)
         live.session = replace(live.session, allowed_hosts=words)
 
 

@@ -91,15 +91,15 @@ class Children:
         failed: errors.K8eError | None = None
         family = (live, *live.children)
         for one in family:  # before the kernel knows: a gateway after us would go on with it
-            self._store.allow(one.session.session_id, words, under_way=True)
+            self._store.allow(one.session, words, under_way=True)
         for one in family:
             try:
                 await self._network.bind(one.session.sandbox_id, policy)
             except errors.K8eError as error:
                 failed = failed or error  # a stricter policy must not stop half-way
-                self._store.allow(one.session.session_id, one.session.allowed_hosts)
+                self._store.allow(one.session, one.session.allowed_hosts)
                 continue
-            self._store.allow(one.session.session_id, words)
+            self._store.allow(one.session, words)
             one.session = replace(one.session, allowed_hosts=words)
         if failed is not None:
             raise failed

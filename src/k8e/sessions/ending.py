@@ -100,7 +100,8 @@ class Ender:
 
     def _forget(self, live: Live, reason: str) -> None:
         session_id = live.session.session_id
-        self._live.pop(session_id, None)
+        if self._live.get(session_id) is live:
+            del self._live[session_id]
         live.leave()
         try:
             self._store.end(session_id, reason, time.time())

@@ -21,6 +21,8 @@ from typing import Any
 
 from k8e.lines import MAX_ITEMS, MAX_LINE, MAX_TEXT, to_json
 from k8e.model import Session
+from k8e.sessions import event_pages
+from k8e.sessions.event_pages import Page
 
 __all__ = ["MAX_BYTES", "MAX_ITEMS", "MAX_LINE", "MAX_TEXT", "Events", "Log"]
 
@@ -123,6 +125,7 @@ class Events:
         self._folder = folder
         self._open: dict[str, Log] = {}  # of the sessions that live, by sandbox
         self._ahead: dict[str, Log] = {}  # of the sandboxes that wait for one
+        self._reading = asyncio.Lock()  # many files are read for one at a time
         self.observers: list[Observer] = []
         """Told of every event, and of what is none; the audit trail is one."""
 
@@ -279,6 +282,14 @@ class Events:
         """The newest events as lines of JSON, oldest first, and whether there were older ones."""
         count = min(limit or DEFAULT_LIMIT, MAX_LIMIT)
         return await asyncio.to_thread(_newest, self._path(session.sandbox_id), count)
+
+    async def read_all(self, sandboxes: Iterable[str], limit: int = 0, cursor: str = "") -> Page:
+        """The newest events of many sessions; with the cursor of a page, those before it."""
+        before = event_pages.parse_cursor(cursor)
+        paths = [self._path(sandbox_id) for sandbox_id in sandboxes]
+        count = min(limit or DEFAULT_LIMIT, MAX_LIMIT)
+        async with self._reading:
+            return await asyncio.to_thread(event_pages.read_page, paths, count, before)
 
 
 def _open(path: Path) -> int:

@@ -7,7 +7,7 @@ import logging
 import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from k8e import errors, metrics
@@ -20,6 +20,7 @@ from k8e.sessions.furnishing import Furnisher
 from k8e.sessions.launching import Launcher
 from k8e.sessions.network import Network
 from k8e.sessions.quotas import Holder
+from k8e.sessions.secrets import Secrets, hidden
 from k8e.sessions.store import Store
 from k8e.sessions.warming import Warming
 from k8e.settings import Settings
@@ -44,6 +45,15 @@ class Kinship:
     """Where its commands start; empty for ``/workspace``."""
 
 
+@dataclass(frozen=True)
+class Terms:
+    """What a sandbox gets with its session that is no part of the specification."""
+
+    policy: Policy
+    secrets: dict[str, str] = field(repr=False)
+    """Values by variable; given to the guest, and kept nowhere."""
+
+
 class Maker:
     """Makes sessions, each in a task of its own, so that a caller who leaves half makes none."""
 
@@ -56,6 +66,7 @@ class Maker:
         launcher: Launcher,
         warming: Warming,
         furnisher: Furnisher,
+        secrets: Secrets,
         on_made: Callable[[Session, Guest], Awaitable[Session]],
     ) -> None:
         self._settings = settings
@@ -65,6 +76,7 @@ class Maker:
         self._launcher = launcher
         self._warming = warming
         self._furnisher = furnisher
+        self._secrets = secrets
         self._on_made = on_made
         self._creating: dict[str, asyncio.Task[Session]] = {}
         self._holders: dict[str, Holder] = {}  # by the same keys: for whom
@@ -134,17 +146,17 @@ class Maker:
     ) -> Session:
         began = time.monotonic()
         self._furnisher.check(principal.name, spec)
-        session, policy = await self._plan(principal, spec, auto, kin)
+        session, terms = await self._plan(principal, spec, auto, kin)
         planned = session.sandbox_id
         if _can_be_meant_by_others(spec) or auto or kin:
-            session, guest = await self._make_written(session, policy, kin, claim=kin is None)
-        elif (guest := await self._claim(session, policy)) is not None:
+            session, guest = await self._make_written(session, terms, kin, claim=kin is None)
+        elif (guest := await self._claim(session, terms)) is not None:
             # Written once, when it is complete. Whoever is killed before that leaves a sandbox of
             # no session, like those that wait, and the next gateway removes it.
             session = replace(session, sandbox_id=guest.sandbox_id, phase=Phase.ACTIVE)
             await self._or_discard(guest, self._write(session))
         else:
-            session, guest = await self._make_written(session, policy, None, claim=False)
+            session, guest = await self._make_written(session, terms, None, claim=False)
         if kin is None:
             # One that waited has an id of its own, not the one that was meant for a new one.
             warm = session.sandbox_id != planned
@@ -157,10 +169,11 @@ class Maker:
 
     async def _plan(
         self, principal: Principal, spec: SessionSpec, auto: bool, kin: Kinship | None
-    ) -> tuple[Session, Policy]:
+    ) -> tuple[Session, Terms]:
         """What will be made."""
         runtime = await self._runtimes.choose(spec.runtime, self._settings.default_runtime)
         words, policy = await self._network.read(spec.allowed_hosts)
+        values = await self._secrets.resolve(principal.name, spec.tenant, spec.secret_refs)
         now = time.time()
         session = Session(
             session_id=spec.session_id or new_id("sub" if kin else "sess"),
@@ -176,18 +189,18 @@ class Maker:
             allowed_hosts=words,
             parent=kin.parent.session_id if kin else "",
         )
-        return session, policy
+        return session, Terms(policy, values)
 
     async def _write(self, session: Session) -> None:
         self._store.insert(session)
 
     async def _make_written(
-        self, session: Session, policy: Policy, kin: Kinship | None, *, claim: bool
+        self, session: Session, terms: Terms, kin: Kinship | None, *, claim: bool
     ) -> tuple[Session, Guest]:
         """Write down what will be made, before there is anything of it."""
         self._store.insert(session)
         try:
-            session, guest = await self._give_sandbox(session, policy, kin, claim)
+            session, guest = await self._give_sandbox(session, terms, kin, claim)
             return await self._or_discard(guest, self._activate(session)), guest
         except BaseException as error:
             try:
@@ -200,23 +213,23 @@ class Maker:
         return self._store.activate(session)
 
     async def _give_sandbox(
-        self, session: Session, policy: Policy, kin: Kinship | None, claim: bool
+        self, session: Session, terms: Terms, kin: Kinship | None, claim: bool
     ) -> tuple[Session, Guest]:
         """A sandbox for this session alone: one that waited, or a new one; bound and furnished."""
         # A child needs the workspace of its parent, and with it the uids of its parent.
-        guest = await self._claim(session, policy) if claim else None
+        guest = await self._claim(session, terms) if claim else None
         if guest is None:
             recipe = recipes.of_session(session.spec, session.runtime)
             guest = await self._launcher.launch(
                 recipe, session.sandbox_id, kin.parent.sandbox_id if kin else ""
             )
-            await self._or_discard(guest, self._bind(guest, session, policy, kin))
+            await self._or_discard(guest, self._bind(guest, session, terms, kin))
         session = replace(session, sandbox_id=guest.sandbox_id)
         if session.spec.snapshot or session.spec.manifest:
             session = await self._or_discard(guest, self._furnisher.furnish(session, guest))
         return session, guest
 
-    async def _claim(self, session: Session, policy: Policy) -> Guest | None:
+    async def _claim(self, session: Session, terms: Terms) -> Guest | None:
         """A sandbox that waited, bound to this session; None if there is none in good health."""
         recipe = recipes.of_session(session.spec, session.runtime)
         now = asyncio.get_running_loop().time
@@ -227,7 +240,7 @@ class Maker:
                 break
             try:
                 async with asyncio.timeout_at(until):
-                    await self._or_discard(guest, self._bind(guest, session, policy))
+                    await self._or_discard(guest, self._bind(guest, session, terms))
             except (errors.K8eError, OSError) as error:
                 log.warning("sandbox %s waited and cannot be used: %s", guest.sandbox_id, error)
                 self._warming.count(recipe, "unhealthy")
@@ -241,7 +254,7 @@ class Maker:
         self,
         guest: Guest,
         session: Session,
-        policy: Policy,
+        terms: Terms,
         kin: Kinship | None = None,
     ) -> None:
         """Give a sandbox its policy and its session, both at once; neither runs anything.
@@ -249,11 +262,12 @@ class Maker:
         Until then the kernel refuses everything, and nobody can ask the guest for a program.
         """
         spec, cwd = session.spec, kin.cwd if kin else ""
-        binding = Binding(spec.env, cwd, spec.limits, dict(spec.warm))
+        env, secrets = {**spec.env, **terms.secrets}, hidden(terms.secrets)
+        binding = Binding(env, cwd, spec.limits, dict(spec.warm), secrets)
         bound = asyncio.create_task(guest.bind(binding))
         try:
             await asyncio.sleep(0)  # it asks the guest, which works while we do
-            await self._network.bind(guest.sandbox_id, policy)
+            await self._network.bind(guest.sandbox_id, terms.policy)
             await bound
         finally:
             if bound.cancel():

@@ -18,8 +18,8 @@ from k8e.sending import batch
 from k8e.sessions import contexts
 
 OPERATIONS = frozenset(
-    "exec attach signal resize execs processes read write list stat remove rename mkdir symlink "
-    "chmod connect ping foreground type dismiss".split()
+    "exec attach transcript signal resize execs processes read write list stat remove rename "
+    "mkdir symlink chmod connect ping foreground type dismiss".split()
 ).union(contexts.OPERATIONS)
 """What a client may ask of a guest; ``bind`` is the gateway's alone."""
 # What ends each kind of operation, seen from the client: operations not named here are answered
@@ -27,6 +27,7 @@ OPERATIONS = frozenset(
 _STREAMS = {
     "exec": (wire.EXIT,),
     "attach": (wire.EXIT,),
+    "transcript": (wire.EXIT,),
     "read": (wire.END,),
     "list": (wire.END,),
     "write": (),  # its second RESULT
@@ -39,6 +40,7 @@ _EXEC_FEED = frozenset((wire.STDIN, wire.STDIN_END, wire.CREDIT))
 _FROM_CLIENT = {
     "exec": _EXEC_FEED,
     "attach": _EXEC_FEED,
+    "transcript": frozenset((wire.CREDIT,)),
     "write": frozenset((wire.DATA, wire.END)),
     "read": frozenset((wire.CREDIT,)),
     "list": frozenset((wire.CREDIT,)),

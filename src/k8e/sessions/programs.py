@@ -93,6 +93,7 @@ async def run(
         "timeout": seconds,
         "stdin": feed is not None,
         "kill_on_disconnect": True,
+        "own": True,  # it is not in the session's transcript
         "most_output": 1 << 62,  # what we asked for is no flood
         "kill_on_loss": True,  # a gateway that dies is the only one who would ever read it
     }

@@ -57,6 +57,11 @@ def check_standing(
             hint=f"k8e sandbox allow-hosts {known.session_id} changes that, "
             "or use another --tenant",
         )
+    if content is not None and content.secret_refs not in ((), known.spec.secret_refs):
+        raise errors.Conflict(
+            f"the session of tenant {tenant!r} was made with other secrets",
+            hint=f"k8e sandbox destroy {known.session_id}, or use another --tenant",
+        )
     if content is not None and not furnishing.is_same(content, known.spec):
         raise errors.Conflict(
             f"the session of tenant {tenant!r} was made with other content",

@@ -21,6 +21,7 @@ from k8e.runtimes.registry import Runtimes
 from k8e.sessions import adopting, clock, noting, operations, refusals, working
 from k8e.sessions.children import Children
 from k8e.sessions.ending import BY_OWNER, Ender
+from k8e.sessions.event_pages import Page
 from k8e.sessions.events import Events
 from k8e.sessions.evicting import Evictions
 from k8e.sessions.furnishing import Furnisher
@@ -36,6 +37,7 @@ from k8e.sessions.pausing import Pauses
 from k8e.sessions.pool import Pool
 from k8e.sessions.quotas import Holder, Quotas
 from k8e.sessions.removal import Removal
+from k8e.sessions.secrets import Secrets
 from k8e.sessions.snapshots import Snapshots
 from k8e.sessions.standing import Standing
 from k8e.sessions.store import Store
@@ -48,6 +50,7 @@ from k8e.settings import Settings
 log = logging.getLogger(__name__)
 
 COUNT_SECONDS = 5.0  # that a guest may need to list its programs for somebody who looks
+END_SECONDS = 10.0  # that a creation waits for the end of the session whose id it asks for
 
 
 T = TypeVar("T")
@@ -71,6 +74,7 @@ class Sessions(Standing):
             pool_total=settings.pool_total,
         )
         self.snapshots = Snapshots(settings.data_dir, self, max_bytes=settings.max_snapshot_bytes)
+        self.secrets = Secrets(settings.data_dir, settings.secrets_key_file)
         furnisher = Furnisher(self._network, self.snapshots)
         self.events = Events(settings.data_dir / "events")
         """What happened in each session: ``events.write(session, "noun.verb", **fields)``."""
@@ -78,7 +82,15 @@ class Sessions(Standing):
         self.pool = Pool(launcher, settings.pool_total)
         self.warming = Warming(settings, runtimes, self.pool, self.templates, self._tasks.spawn)
         self._maker = Maker(
-            settings, store, runtimes, self._network, launcher, self.warming, furnisher, self._made
+            settings,
+            store,
+            runtimes,
+            self._network,
+            launcher,
+            self.warming,
+            furnisher,
+            self.secrets,
+            self._made,
         )
         self._children = Children(store, self._network, self._maker, settings.max_children)
         self._pauses = Pauses(store)
@@ -91,7 +103,7 @@ class Sessions(Standing):
         self._removal = Removal(host.leftovers, runtimes)
         self._intents = Intents(settings.run_dir / "intents")
         self._opener = Opener(self.events, self._network, self._intents, self._tender.lost)
-        self.evictions = Evictions(self._live, self.snapshots, self._ender.end)
+        self.evictions = Evictions(self._live, self.snapshots, self.secrets, self._ender.end)
         self.on_end = self._ender.on_end
         """Called with each session that has ended."""
 
@@ -126,6 +138,7 @@ class Sessions(Standing):
             await self._removal.stop()
             await self._network.close()
             self.snapshots.close()
+            self.secrets.close()
             self.templates.close()
             self.events.close()
             self._intents.close()
@@ -149,7 +162,7 @@ class Sessions(Standing):
             if parent is not None and parent.paused and not live.paused:
                 self._tasks.spawn(self._pauses.follow(parent, live))
         for session in before:
-            ended = self._store.get(session.session_id)
+            ended = self._store.get(session.session_id, session.owner)
             if ended is not None and ended.phase is Phase.ENDED:
                 self.events.end(session, ended.ended_reason)
         return tasks
@@ -179,8 +192,8 @@ class Sessions(Standing):
     # Finding.
 
     def get(self, principal: Principal, session_id: str) -> Session:
-        session = self._store.get(session_id)
-        if session is None or session.owner != principal.name:
+        session = self._store.get(session_id, principal.name)
+        if session is None:
             raise refusals.not_found(session_id)
         return session
 
@@ -198,6 +211,10 @@ class Sessions(Standing):
         found = self._store.of_owner(principal.name, ended=ended)
         return [item for item in found if not tenant or item.spec.tenant == tenant]
 
+    async def all_events(self, principal: Principal, limit: int = 0, cursor: str = "") -> Page:
+        """What happened in all sessions of a caller, also in those that ended not long ago."""
+        return await self.events.read_all(self._store.sandboxes(principal.name), limit, cursor)
+
     # Creating.
 
     async def create(self, principal: Principal, spec: SessionSpec) -> Session:
@@ -209,9 +226,16 @@ class Sessions(Standing):
             known = self._store.find_request(principal.name, spec.request_id)
             if known is not None:
                 return await self._repeated(key, known, spec)
+        await self._vacated(spec.session_id)
         made = await self._make(key or new_id("make"), principal, spec, auto=False)
         refusals.check_same(made, spec)  # another call may have begun it
         return made
+
+    async def _vacated(self, session_id: str) -> None:
+        """Wait for the end of a session whose id is asked for again while it ends."""
+        live = self._live.get(session_id) if session_id else None
+        if live is not None and live.ending is not None:
+            await asyncio.wait([live.ending], timeout=END_SECONDS)
 
     async def _repeated(self, key: str, known: Session, spec: SessionSpec) -> Session:
         refusals.check_same(known, spec)
@@ -285,6 +309,7 @@ class Sessions(Standing):
         operations.check(call)
         live = self._own(principal, session_id)
         if not own:
+            call.pop("own", None)
             operations.check_limits(call, live.session.spec.limits)
         if live.paused:
             raise refusals.paused(session_id)

@@ -42,6 +42,40 @@ MIGRATIONS = (
     ALTER TABLE sessions ADD COLUMN rebinding INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE sessions ADD COLUMN ending TEXT NOT NULL DEFAULT '';
     """,
+    # Of those that live, one has an id; what has ended keeps its row, whoever has the id next.
+    """
+    CREATE TABLE sessions_5 (
+        sandbox_id    TEXT PRIMARY KEY,
+        session_id    TEXT NOT NULL,
+        owner         TEXT NOT NULL,
+        tenant        TEXT NOT NULL,
+        auto          INTEGER NOT NULL,
+        phase         TEXT NOT NULL,
+        runtime       TEXT NOT NULL,
+        request_id    TEXT NOT NULL,
+        spec          TEXT NOT NULL,
+        created_at    REAL NOT NULL,
+        expires_at    REAL NOT NULL,
+        ended_at      REAL NOT NULL DEFAULT 0,
+        ended_reason  TEXT NOT NULL DEFAULT '',
+        allowed_hosts TEXT NOT NULL DEFAULT '[]',
+        parent        TEXT NOT NULL DEFAULT '',
+        deadline      REAL NOT NULL DEFAULT 0,
+        rebinding     INTEGER NOT NULL DEFAULT 0,
+        ending        TEXT NOT NULL DEFAULT ''
+    ) STRICT;
+    INSERT INTO sessions_5 SELECT sandbox_id, session_id, owner, tenant, auto, phase, runtime,
+        request_id, spec, created_at, expires_at, ended_at, ended_reason, allowed_hosts, parent,
+        deadline, rebinding, ending FROM sessions;
+    DROP TABLE sessions;
+    ALTER TABLE sessions_5 RENAME TO sessions;
+    CREATE UNIQUE INDEX one_session ON sessions (session_id) WHERE phase != 'ended';
+    CREATE UNIQUE INDEX one_auto ON sessions (owner, tenant) WHERE auto = 1 AND phase != 'ended';
+    CREATE UNIQUE INDEX one_request ON sessions (owner, request_id)
+        WHERE request_id != '' AND phase != 'ended';
+    CREATE INDEX by_session ON sessions (session_id);
+    CREATE INDEX by_owner ON sessions (owner, phase);
+    """,
 )
 _COLUMNS = (
     "session_id, owner, spec, runtime, sandbox_id, phase, created_at, expires_at, auto, "
@@ -65,15 +99,14 @@ class Store:
         try:
             self._insert(session)
         except sqlite3.IntegrityError:
-            # Perhaps it has ended, and stands in nobody's way.
-            self._forget("session_id=? AND owner=?", session.session_id, session.owner)
-            try:
-                self._insert(session)
-            except sqlite3.IntegrityError:
-                raise errors.Conflict(
-                    f"session {session.session_id!r} exists already",
-                    hint="choose another id, or leave it away to get a random one",
-                ) from None
+            raise errors.Conflict(
+                f"session {session.session_id!r} exists already",
+                hint="choose another id, or leave it away to get a random one",
+            ) from None
+        if session.spec.session_id:
+            # An id means one session to its owner, the newest. What others had under it is theirs.
+            ours = (session.session_id, session.owner)
+            self._forget("session_id=? AND owner=?", *ours)
 
     def _insert(self, session: Session) -> None:
         self._db.execute(
@@ -116,7 +149,10 @@ class Store:
 
     def begin_end(self, session_id: str, reason: str) -> None:
         """Write down that a session is being removed, before anything of it is."""
-        self._db.execute("UPDATE sessions SET ending=? WHERE session_id=?", (reason, session_id))
+        self._db.execute(
+            "UPDATE sessions SET ending=? WHERE session_id=? AND phase != 'ended'",
+            (reason, session_id),
+        )
 
     def half_ended(self) -> dict[str, str]:
         """Sessions whose removal had begun, and why."""
@@ -132,15 +168,18 @@ class Store:
 
     def extend(self, session_id: str, expires_at: float, deadline: float) -> None:
         self._db.execute(
-            "UPDATE sessions SET expires_at=?, deadline=? WHERE session_id=?",
+            "UPDATE sessions SET expires_at=?, deadline=? WHERE session_id=? AND phase != 'ended'",
             (expires_at, deadline, session_id),
         )
 
-    def allow(self, session_id: str, words: tuple[str, ...], *, under_way: bool = False) -> None:
-        """Write down what a session may reach; ``under_way`` until the kernel says so too."""
+    def allow(self, session: Session, words: tuple[str, ...], *, under_way: bool = False) -> None:
+        """Write down what a session may reach; ``under_way`` until the kernel says so too.
+
+        By its sandbox: that takes a while, and somebody else may have its id by then.
+        """
         self._db.execute(
-            "UPDATE sessions SET allowed_hosts=?, rebinding=? WHERE session_id=?",
-            (json.dumps(words), int(under_way), session_id),
+            "UPDATE sessions SET allowed_hosts=?, rebinding=? WHERE sandbox_id=?",
+            (json.dumps(words), int(under_way), session.sandbox_id),
         )
 
     def half_allowed(self) -> list[Session]:
@@ -156,12 +195,18 @@ class Store:
             for tell in self.on_forget:
                 tell(sandbox_id)
 
-    def sandboxes(self) -> list[str]:
-        """The sandboxes of all sessions, also of those that have ended."""
+    def sandboxes(self, owner: str = "") -> list[str]:
+        """The sandboxes of all sessions, also of those that have ended; of ``owner``, if given."""
+        if owner:
+            query = "SELECT sandbox_id FROM sessions WHERE owner=?"
+            return [row[0] for row in self._db.execute(query, (owner,))]
         return [row[0] for row in self._db.execute("SELECT sandbox_id FROM sessions")]
 
-    def get(self, session_id: str) -> Session | None:
-        rows = self._select("session_id=?", session_id)
+    def get(self, session_id: str, owner: str = "") -> Session | None:
+        """The session that has this id, else the one that had it last; of ``owner``, if given."""
+        newest = "ORDER BY phase='ended', ended_at DESC LIMIT 1"
+        mine = "session_id=? AND owner=?" if owner else "session_id=?"
+        rows = self._select(f"{mine} {newest}", session_id, *((owner,) if owner else ()))
         return rows[0] if rows else None
 
     def find_request(self, owner: str, request_id: str) -> Session | None:
