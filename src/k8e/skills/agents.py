@@ -21,6 +21,9 @@ class Server(NamedTuple):
     token: str = ""
     """Empty: the agent shall take it from :data:`TOKEN_VARIABLE` when it starts."""
 
+    def __repr__(self) -> str:
+        return f"Server(command={self.command!r}, url={self.url!r})"
+
 
 class Scope(NamedTuple):
     """For whom something is installed: a user, or everybody who works on a project."""
