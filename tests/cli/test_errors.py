@@ -19,8 +19,11 @@ CLOSED_PIPE = 141
 
 def run(place: Place, *arguments: str, **streams: Any) -> subprocess.CompletedProcess[bytes]:
     command = [*COMMAND, *arguments]
-    options = {"stdin": subprocess.DEVNULL, "timeout": PATIENCE, "check": False, **streams}
-    return subprocess.run(command, env=place.environ, **options)
+    nothing = subprocess.DEVNULL
+    done: subprocess.CompletedProcess[bytes] = subprocess.run(
+        command, env=place.environ, stdin=nothing, timeout=PATIENCE, check=False, **streams
+    )
+    return done
 
 
 def closed_pipe() -> IO[bytes]:
@@ -84,6 +87,7 @@ def test_a_command_that_answers_ok_says_that_it_is_not(place: Place, command: li
         ["run", "--raw", "--session-id", NOWHERE, "true"],
         ["run", "--raw", "--file", "/no/such/file"],
         ["run", "--raw", "--lang", "cobol", "true"],
+        ["run", "--raw", "--background", "true"],
         ["run", "--raw", "--context", "c", "--session-id", NOWHERE, "true"],
         ["run", "--raw", "--no-such-flag", "true"],
     ],

@@ -54,7 +54,7 @@ def _flush() -> bool:
     Python does this after us too, and would print a traceback.
     """
     try:
-        if sys.stdout is not None:  # pyright: ignore[reportUnnecessaryComparison] # it may be closed
+        if sys.stdout is not None:  # closed from the beginning
             sys.stdout.flush()
     except (OSError, ValueError):
         return False
