@@ -17,13 +17,18 @@ NOWHERE = "sess-aaaaaaaaaaaaaaaaaaaa"
 CLOSED_PIPE = 141
 
 
-def run(place: Place, *arguments: str, **streams: Any) -> subprocess.CompletedProcess[bytes]:
-    command = [*COMMAND, *arguments]
-    nothing = subprocess.DEVNULL
-    done: subprocess.CompletedProcess[bytes] = subprocess.run(
-        command, env=place.environ, stdin=nothing, timeout=PATIENCE, check=False, **streams
+def run(
+    place: Place, *arguments: str, stdout: Any = subprocess.PIPE, stderr: Any = subprocess.PIPE
+) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        env=place.environ,
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        timeout=PATIENCE,
+        check=False,
     )
-    return done
 
 
 def closed_pipe() -> IO[bytes]:
@@ -48,12 +53,12 @@ def test_an_error_reaches_a_person_whose_shell_keeps_stdout(place: Place) -> Non
 
 
 def test_an_error_is_told_once_where_both_streams_are_one(place: Place) -> None:
-    done = run(place, "sandbox", "get", NOWHERE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    done = run(place, "sandbox", "get", NOWHERE, stderr=subprocess.STDOUT)
     assert set(json.loads(done.stdout)) == {"detail", "error"}
 
 
 def test_what_an_error_quotes_does_not_act_on_a_terminal(place: Place) -> None:
-    done = run(place, "sandbox", "get", "a\x1b[2J\nk8e: error: b", capture_output=True)
+    done = run(place, "sandbox", "get", "a\x1b[2J\nk8e: error: b")
     assert len(done.stderr.splitlines()) == 2
     assert b"\x1b" not in done.stderr
 
@@ -74,7 +79,7 @@ def test_what_an_error_quotes_does_not_act_on_a_terminal(place: Place) -> None:
     ids=" ".join,
 )
 def test_a_command_that_answers_ok_says_that_it_is_not(place: Place, command: list[str]) -> None:
-    done = run(place, "sandbox", *command, capture_output=True)
+    done = run(place, "sandbox", *command)
     told = json.loads(done.stdout)
     assert (done.returncode, set(told), told["ok"]) == (1, {"detail", "error", "ok"}, False)
 
@@ -94,13 +99,13 @@ def test_a_command_that_answers_ok_says_that_it_is_not(place: Place, command: li
     ids=" ".join,
 )
 def test_raw_output_has_no_error_in_it(place: Place, command: list[str]) -> None:
-    done = run(place, "sandbox", *command, capture_output=True)
+    done = run(place, "sandbox", *command)
     assert (done.returncode, done.stdout) == (1, b"")
     assert set(json.loads(done.stderr)) == {"detail", "error"}
 
 
 def test_a_missing_file_read_raw_is_an_error_on_stderr(place: Place, session_id: str) -> None:
-    done = run(place, "sandbox", "read", "--raw", session_id, "no-such-file", capture_output=True)
+    done = run(place, "sandbox", "read", "--raw", session_id, "no-such-file")
     assert (done.returncode, done.stdout) == (1, b"")
     assert "No such file" in json.loads(done.stderr)["error"]
 
@@ -135,7 +140,7 @@ SAYING = [
 @pytest.mark.parametrize("command", SAYING, ids=" ".join)
 def test_a_reader_who_leaves_gets_no_traceback(place: Place, command: list[str]) -> None:
     with closed_pipe() as nobody:
-        done = run(place, *command, stdout=nobody, stderr=subprocess.PIPE)
+        done = run(place, *command, stdout=nobody)
     assert done.returncode in (1, CLOSED_PIPE), done
     assert b"Traceback" not in done.stderr
     assert b"Exception" not in done.stderr

@@ -149,8 +149,15 @@ def _parse_value(argument: str, rest: Any, options: dict[str, Any]) -> bool:
 
 def split_hosts(values: list[str], before: list[str] | None = None) -> list[str]:
     """The words of a policy in comma lists; those of ``before`` come first."""
-    words = [word.strip() for value in values for word in value.split(",")]
-    return [*(before or ()), *(word for word in words if word)]
+    words = list(before or ())
+    for value in values:
+        for part in value.split(","):
+            word = part.strip()
+            if word.isdigit() and words and ":" in words[-1]:  # another port of the same host
+                word = words[-1].rpartition(":")[0] + ":" + word
+            if word:
+                words.append(word)
+    return words
 
 
 def execute(options: dict[str, Any], connect: Callable[[], Connection] | None = None) -> int:
