@@ -628,15 +628,16 @@ $script"
 # The command k8e, written by install.sh.
 exec $(quoted "$program") -IS $(quoted "$home/launcher.py") \"\$@\""
     fi
-    # K8E's own name for a part of it, unless K8E's own command is there.
-    flat=$bin_dir/k8e-sandbox-cli
-    if [ -e "$flat" ] && ! is_ours "$flat"; then
-        note "kept $flat, which is not ours; k8e sandbox does the same"
-    else
-        write_if_changed "$flat" "#!/bin/sh
+    # K8E's own names for a part of it, unless K8E's own commands are there.
+    for flat in "$bin_dir/k8e-sandbox" "$bin_dir/k8e-sandbox-cli"; do
+        if [ -e "$flat" ] && ! is_ours "$flat"; then
+            note "kept $flat, which is not ours; k8e sandbox does the same"
+        else
+            write_if_changed "$flat" "#!/bin/sh
 # The command k8e, written by install.sh.
 exec $(quoted "$launcher") sandbox \"\$@\""
-    fi
+        fi
+    done
 }
 
 # The command is a script for the environment's Python that skips what it can: user paths (-I), the site module (-S).
@@ -680,10 +681,12 @@ uninstall() {
         rm -f "$bin_dir/k8e" || fail "cannot remove $bin_dir/k8e" "run as the user who installed it"
         note "removed $bin_dir/k8e"
     fi
-    if [ -e "$bin_dir/k8e-sandbox-cli" ] && is_ours "$bin_dir/k8e-sandbox-cli"; then
-        rm -f "$bin_dir/k8e-sandbox-cli" || fail "cannot remove $bin_dir/k8e-sandbox-cli" "run as the user who installed it"
-        note "removed $bin_dir/k8e-sandbox-cli"
-    fi
+    for flat in "$bin_dir/k8e-sandbox" "$bin_dir/k8e-sandbox-cli"; do
+        if [ -e "$flat" ] && is_ours "$flat"; then
+            rm -f "$flat" || fail "cannot remove $flat" "run as the user who installed it"
+            note "removed $flat"
+        fi
+    done
     for part in venv tools launcher.py install.log .install.lock bin/runsc bin/runc bin/crun \
         bin/.runsc.stamp bin/.runc.stamp bin/.crun.stamp; do
         if [ ! -e "$home/$part" ] && [ ! -L "$home/$part" ]; then continue; fi

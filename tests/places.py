@@ -112,13 +112,18 @@ class Place:
         return json.loads(done.stdout)
 
     def error(self, *arguments: str, code: int = 1, stdin: bytes = b"", **environ: str) -> str:
-        """The error and the advice that the command prints; it must fail with ``code``."""
+        """The error and the advice that the command prints; it must fail with ``code``.
+
+        Programs read it on stdout, as JSON; on stderr is the same for people.
+        """
         done = self.cli(*arguments, stdin=stdin, **environ)
         assert done.returncode == code, (arguments, done.stdout, done.stderr)
         told = json.loads(done.stdout)
+        assert not told.pop("ok", False)
         assert set(told) == {"detail", "error"}
         assert told["detail"], "an error says what to do next"
-        assert done.stderr == b""
+        lines = done.stderr.decode("utf-8", "surrogateescape").splitlines()
+        assert [line[:11] for line in lines] == ["k8e: error:", "k8e: hint: "], lines
         return f"{told['error']} | {told['detail']}"
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:

@@ -10,7 +10,7 @@ import hmac
 import ipaddress
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 Headers = Iterable[tuple[bytes, bytes]]
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
@@ -23,7 +23,7 @@ _OWN_SITE = ("same-origin", "none")
 class Door:
     """What the server knows of itself."""
 
-    token: str
+    token: str = field(repr=False)
     names: frozenset[str]
     """Host names and addresses, without ports, by which it may be called."""
     any_address: bool = False

@@ -37,6 +37,9 @@ INTERNAL = "internal error; the gateway's log has it"
 """All that a caller is told of what should not have happened: the rest names files of the host."""
 
 
+_NOTE = "hint: "
+
+
 class K8eError(Exception):
     """Something that k8e could not do, with what the caller can do about it."""
 
@@ -49,6 +52,18 @@ class K8eError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+    @property
+    def hint(self) -> str:
+        """What to do next; a traceback shows it as a note, ``str()`` does not."""
+        return self._hint
+
+    @hint.setter
+    def hint(self, hint: str) -> None:
+        self._hint = hint
+        notes = [note for note in getattr(self, "__notes__", ()) if not note.startswith(_NOTE)]
+        if hint:
+            self.__notes__ = [*notes, f"{_NOTE}{hint}"]
 
     def to_wire(self) -> dict[str, str]:
         return {"code": self.code, "message": self.message, "hint": self.hint}

@@ -81,18 +81,45 @@ def test_project_gets_files_of_its_own(run: Run, tmp_path: Path) -> None:
     assert run("vscode", "--project").returncode == 0
     entry = json.loads((tmp_path / ".vscode" / "mcp.json").read_text())["servers"]["k8e-sandbox"]
     assert entry == {"type": "stdio", "command": "k8e", "args": ["sandbox-mcp"]}
-    assert (tmp_path / ".github" / "skills" / "k8e-sandbox" / "SKILL.md").is_file()
+    assert (tmp_path / ".github" / "skills" / "k8e-sandbox-skill" / "SKILL.md").is_file()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"), [(["emacs"], "no agent 'emacs'"), ([], "no agent is used here")]
-)
-def test_mistakes_are_told(run: Run, arguments: list[str], words: str) -> None:
-    done = run(*arguments)
+def test_mistakes_are_told(run: Run) -> None:
+    done = run("emacs")
     assert done.returncode == 1
     found = json.loads(done.stdout)
-    assert words in found["error"]
+    assert "no agent 'emacs'" in found["error"]
     assert "claude" in found["detail"]
+
+
+@pytest.mark.parametrize("arguments", [[], ["all"]])
+def test_where_there_is_no_agent_it_says_what_it_looked_for(
+    run: Run, tmp_path: Path, arguments: list[str]
+) -> None:
+    done = run(*arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    home = str(tmp_path / "home")
+    for name, place in (("claude", ".claude.json"), ("codex", ".codex"), ("kiro", ".kiro")):
+        assert any(
+            line.split()[:1] == [name] and f"{home}/{place}" in line
+            for line in done.stdout.splitlines()
+        ), done.stdout
+    found = json.loads(run(*arguments, "--json").stdout)
+    assert found["agents"] == []
+    assert f"{home}/.cursor" in found["looked_for"]["cursor"]
+
+
+def test_url_of_a_server_that_has_not_run_yet_is_installed(run: Run, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    assert run("all", K8E_SANDBOX_MCP_ADDR=":8811").returncode == 0
+    (home / ".cursor").mkdir()
+    done = run("all", K8E_SANDBOX_MCP_ADDR=":8811")
+    assert done.returncode == 0, done
+    token = (home / ".k8e" / "sandbox" / "mcp-token").read_text().strip()
+    entry = json.loads((home / ".cursor" / "mcp.json").read_text())["mcpServers"]["k8e-sandbox"]
+    assert entry["url"] == "http://127.0.0.1:8811/mcp"
+    assert entry["headers"] == {"Authorization": f"Bearer {token}"}
+    assert len(token) >= 40
 
 
 def test_help_and_completion_know_every_agent() -> None:

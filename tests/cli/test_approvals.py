@@ -8,6 +8,10 @@ import pty
 import select
 import subprocess
 
+import pytest
+
+from k8e.client import approving
+from k8e.client.endpoints import Endpoint
 from tests.places import COMMAND, NewPlace, Place, wait_readable
 
 ACTION = "delete \x1b[1A<everything>"
@@ -19,7 +23,7 @@ def ask(place: Place, session_id: str, action: str = ACTION) -> str:
     done = place.cli("sandbox", "confirm", "--no-wait", session_id, action)
     assert done.returncode == 0, done
     lines = done.stderr.decode().splitlines()
-    assert len(lines) == 3
+    assert len(lines) in (4, 5)
     assert all(line.startswith("[k8e-sandbox] ") for line in lines)
     told = json.loads(done.stdout)
     assert (told["approved"], told["status"]) == (False, "pending")
@@ -39,7 +43,7 @@ def test_a_blocking_confirm_prompts_on_stderr_and_prints_the_decision(
 ) -> None:
     asking = place.start("sandbox", "confirm", "--timeout", "40", session_id, ACTION)
     assert asking.stderr is not None
-    lines = [asking.stderr.readline().decode() for _ in range(3)]
+    lines = [asking.stderr.readline().decode() for _ in range(4)]
     assert SHOWN in lines[1]
     (found,) = place.json("sandbox", "approvals", "--session-id", session_id)["approvals"]
     assert (found["action"], found["session_id"]) == (SHOWN, session_id)
@@ -54,6 +58,76 @@ def test_a_blocking_confirm_prompts_on_stderr_and_prints_the_decision(
         "approved": True,
         "status": "approved",
     }
+
+
+def prompt(place: Place, *arguments: str) -> dict[str, str]:
+    """What a prompt tells, by what its lines begin with."""
+    done = place.cli("sandbox", "confirm", "--no-wait", *arguments)
+    lines = [line.removeprefix("[k8e-sandbox] ") for line in done.stderr.decode().splitlines()]
+    return {key: rest.strip() for key, _, rest in (line.partition(":") for line in lines)}
+
+
+def paste(place: Place, line: str, **environ: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a line in a shell of somebody who has set nothing."""
+    tools = place.folder / "bin"
+    tools.mkdir(exist_ok=True)
+    script = tools / "k8e"
+    script.write_text(f'#!/bin/sh\nexec {" ".join(COMMAND)} "$@"\n')
+    script.chmod(0o755)
+    theirs = {"PATH": f"{tools}:/usr/bin:/bin", "HOME": str(place.home), **environ}
+    return subprocess.run(
+        ["sh", "-c", line], env=theirs, cwd="/", capture_output=True, timeout=50, check=False
+    )
+
+
+def test_a_prompt_has_commands_that_can_be_pasted(place: Place, session_id: str) -> None:
+    told = prompt(place, session_id, "delete 'it'; $(all)")
+    approval_id = next(key for key in told if key.startswith("approval ")).split()[1]
+    for key, status in (("to approve", "approved"), ("to reject", "rejected")):
+        line = told[key]
+        assert line.startswith(f"k8e sandbox approve {approval_id}")
+        done = paste(place, line)
+        assert json.loads(done.stdout)["ok"] is True, done
+        confirm = ["sandbox", "confirm", "--approval-id", approval_id, session_id]
+        found = json.loads(place.cli(*confirm, "delete 'it'; $(all)").stdout)
+        assert found["status"] == status
+        told = prompt(place, session_id, "delete 'it'; $(all)")
+        approval_id = next(key for key in told if key.startswith("approval ")).split()[1]
+    assert json.loads(paste(place, told["to reject"]).stdout)["ok"] is True
+
+
+def test_a_prompt_says_where_the_secret_goes(new_place: NewPlace) -> None:
+    place = new_place()
+    session_id = place.json("sandbox", "create")["session_id"]
+    secret = place.folder / "a secret"
+    place.json("approver", "init", "--file", str(secret))
+    told = prompt(place, session_id, "pay")
+    (hint,) = [key for key in told if "approver's secret" in key]
+    assert "--secret-file PATH" in hint
+    done = paste(place, f"{told['to approve']} --secret-file '{secret}'")
+    assert json.loads(done.stdout) == {"advisory": False, "ok": True}
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "flags"),
+    [
+        (Endpoint(), ""),
+        (Endpoint(profile="my team", target="host:1"), " --profile 'my team'"),
+        (
+            Endpoint(target="gateway.example:50051", api_key="k"),
+            " --endpoint gateway.example:50051",
+        ),
+        (Endpoint(socket="/tmp/a b.sock"), " --endpoint 'unix:/tmp/a b.sock'"),
+    ],
+    ids=str,
+)
+def test_the_command_names_the_gateway_that_was_asked_and_no_credential(
+    monkeypatch: pytest.MonkeyPatch, endpoint: Endpoint, flags: str
+) -> None:
+    for name in ("K8E_RUN_DIR", "K8E_DATA_DIR", "K8E_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    assert approving.command("approval-1", endpoint) == f"k8e sandbox approve approval-1{flags}"
+    assert "'; rm x'" in approving.command("; rm x", endpoint, reject=True)
 
 
 def test_a_rejected_confirm_exits_with_1_and_tells_why(place: Place, session_id: str) -> None:

@@ -113,7 +113,6 @@ def test_over_grpc_it_is_the_same(place: Place, session_id: str) -> None:
         (["poll", "nonsense"], "not the id of a run"),
         (["log", "nobody.x"], "not found"),
         (["kill", "nobody.x"], "not found"),
-        (["run", "--background", "--raw", "true"], "exclude each other"),
         (["run", "--background", "-i", "true"], "exclude each other"),
         (["run", "--background", "--lang", "cobol", "x"], "unknown language"),
     ],

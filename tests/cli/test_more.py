@@ -79,9 +79,14 @@ def test_the_flat_name_runs_the_same_commands(place: Place, session_id: str) -> 
     assert json.loads(done.stdout)["session_id"] == session_id
     done = flat(place, "no-such-command")
     assert (done.returncode, set(json.loads(done.stdout))) == (1, {"detail", "error"})
+    done = flat(place, "sandbox", "run", "--session-id", session_id, "echo nested; exit 5")
+    assert (done.returncode, json.loads(done.stdout)["stdout"]) == (5, "nested\n")
+    done = flat(place, "--endpoint", place.endpoint, "sandbox", "get", session_id)
+    assert json.loads(done.stdout)["session_id"] == session_id
     assert b"usage: k8e sandbox" in flat(place).stdout
+    assert b"usage: k8e sandbox" in flat(place, "sandbox").stdout
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
-    assert scripts["k8e-sandbox-cli"] == "k8e.cli:sandbox_main"
+    assert scripts["k8e-sandbox"] == scripts["k8e-sandbox-cli"] == "k8e.cli:sandbox_main"
 
 
 def test_doctor_is_among_the_commands_for_sandboxes_too(place: Place) -> None:

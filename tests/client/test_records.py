@@ -5,16 +5,25 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
+import secrets
 import subprocess
 import sys
+import traceback
 from typing import Any
 
 import pytest
 
-from k8e import ExecResult, Stdout
+from k8e import ExecResult, SandboxClient, Stdout, errors
+from k8e.auth.keys import Created
+from k8e.auth.store import Key
 from k8e.client import records
+from k8e.client.endpoints import Endpoint
+from k8e.client.exposing import Exposed
 from k8e.client.records import Record, field
 from k8e.client.scripts import Copied
+from k8e.client.templating import Template
+from k8e.doors import Door
+from k8e.skills.agents import Server
 
 
 class Point(Record):
@@ -110,3 +119,60 @@ def test_the_client_is_imported_without_what_takes_long() -> None:
         [sys.executable, "-c", code, *slow], capture_output=True, text=True, check=True, timeout=60
     )
     assert found.stdout == "[]\n"
+
+
+def result(stdout: bytes = b"", stderr: bytes = b"") -> ExecResult:
+    return ExecResult(stdout, stderr, 3, "sess-1", 5, False, "completed", "e1")
+
+
+def test_a_result_shows_its_output() -> None:
+    shown = repr(result(b"hello\n", b"oh\xff"))
+    assert shown.startswith("ExecResult(stdout='hello\\n', stderr='oh\ufffd', exit_code=3")
+    assert "sess-1" in shown
+
+
+def test_much_output_is_shown_shortened_with_its_beginning_and_end() -> None:
+    done = result(b"first " + b"x" * (1 << 20) + b" last")
+    shown = repr(done)
+    assert len(shown) < 1000
+    assert "stdout='first xxx" in shown
+    assert f"...{(1 << 20) + 11 - 300} more..." in shown
+    assert " last'" in shown
+    assert len(repr(Stdout(b"y" * (1 << 20), 0))) < 500
+
+
+def test_no_repr_has_a_token_in_it() -> None:
+    token = secrets.token_hex(16)
+    url = f"http://127.0.0.1:4000/?token={token}"
+    exposed = Exposed(url, 80, "127.0.0.1", 1.0, "sess-1", token)
+    key = Key(1, "k", frozenset(), 0.0, 0.0)
+    shown = [
+        exposed,
+        [exposed],
+        {"a": exposed},
+        Endpoint(target="host:1", api_key=token),
+        Template("t", "api", env={"KEY": token}),
+        Created(key, token),
+        Server(url="http://127.0.0.1:1/mcp", token=token),
+        Door.of(token, "127.0.0.1"),
+        SandboxClient("127.0.0.1:1", api_key=token),
+    ]
+    for item in shown:
+        assert token not in repr(item), type(item)
+    assert "http://127.0.0.1:4000/" in repr(exposed)
+    assert dataclasses.asdict(exposed)["token"] == token
+
+
+def test_a_traceback_shows_the_hint_and_the_text_of_an_error_does_not() -> None:
+    error = errors.SessionNotFound("session x not found", hint="list them")
+    assert str(error) == "session x not found"
+    assert traceback.format_exception_only(error)[-1] == "hint: list them\n"
+    error.hint = "look for them"
+    error.add_note("seen on a Monday")
+    again = pickle.loads(pickle.dumps(error))
+    for one in (error, again):
+        lines = "".join(traceback.format_exception_only(one)).splitlines()
+        assert lines[1:] == ["hint: look for them", "seen on a Monday"]
+    assert not hasattr(errors.K8eError("without"), "__notes__")
+    told = errors.from_wire({"code": "denied", "message": "no", "hint": "ask"})
+    assert traceback.format_exception_only(told)[-1] == "hint: ask\n"

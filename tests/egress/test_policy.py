@@ -17,6 +17,7 @@ from k8e.egress.policy import (
     Rule,
     parse_policy,
     parse_rule,
+    split_words,
 )
 
 # Rules.
@@ -239,6 +240,76 @@ def test_default_means_the_rules_of_the_operator_and_no_trust_for_others() -> No
         ("index.corp:8080", False),
     ]
     assert parse_policy(["a.example"], OWN).rules == (parse_rule("a.example"),)
+
+
+@pytest.mark.parametrize(
+    ("word", "rules"),
+    [
+        ("index.corp", [("index.corp", False), ("index.corp:443", True)]),
+        ("index.corp:443", [("index.corp:443", True)]),
+        ("index.corp:443,8080", [("index.corp:443", True), ("index.corp:8080", False)]),
+        ("index.corp:8080", [("index.corp:8080", False)]),
+        ("*.corp", None),
+        ("*.index.corp", [("*.index.corp", False)]),
+        ("other.corp", [("other.corp", False)]),
+        ("xindex.corp", [("xindex.corp", False)]),
+        ("github.com", [("github.com", False)]),
+        ("db.inside.example:5432", [("db.inside.example:5432", True)]),
+        ("*.a.inside.example", [("*.a.inside.example", True)]),
+        ("inside.example", [("inside.example", False)]),
+        ("10.0.0.5:3128", [("10.0.0.5/32:3128", True)]),
+        ("10.0.0.5", [("10.0.0.5/32:3128", True)]),
+        ("10.0.0.5:80", None),
+        ("10.0.0.0/24", None),
+        ("172.16.3.0/24:22", [("172.16.3.0/24:22", True)]),
+        ("172.0.0.0/8", [("172.0.0.0/8", False)]),
+    ],
+    ids=str,
+)
+def test_a_host_of_the_operator_is_trusted_by_its_name_as_by_default_and_no_further(
+    word: str, rules: list[tuple[str, bool]] | None
+) -> None:
+    more = ("*.inside.example", "10.0.0.5:3128", "172.16.0.0/12")
+    defaults = (*OWN, *(parse_rule(text, trusted=True) for text in more))
+    if rules is None:
+        with pytest.raises(errors.InvalidRequest):
+            parse_policy([word], defaults)
+        return
+    found = parse_policy([word], defaults)
+    assert [(str(rule), rule.trusted) for rule in found.rules] == rules
+    private = ipaddress.ip_address("10.9.9.9")
+    wide = parse_policy(["default", word], defaults)
+    for name in ("index.corp", "db.inside.example", "other.corp", "github.com", "inside.example"):
+        allowed = wide.ports_for(name, private) == parse_policy(["default"], defaults).ports_for(
+            name, private
+        )
+        assert allowed, "no word gives more than default does"
+        assert found.ports_for(name, private) <= wide.ports_for(name, private) | {5432}
+
+
+def test_several_ports_of_a_host_are_rules_of_their_own() -> None:
+    found = parse_policy(["a.example:443, 80", "[2606:2800::]:1,2"])
+    assert found.words() == [
+        "a.example:443",
+        "a.example:80",
+        "[2606:2800::/128]:1",
+        "[2606:2800::/128]:2",
+    ]
+    for word in ("a.example:443,", "a.example:,", "a.example:443,b.example", "a.example,b.example"):
+        with pytest.raises(errors.InvalidRequest):
+            parse_policy([word])
+    with pytest.raises(errors.LimitExceeded):
+        parse_policy(["a.example:" + ",".join(map(str, range(1, 5000)))])
+
+
+def test_a_number_in_a_list_is_another_port_of_the_host_before_it() -> None:
+    assert split_words("default,a.example:443,80 b.example") == (
+        "default",
+        "a.example:443",
+        "a.example:80",
+        "b.example",
+    )
+    assert split_words("80 a.example,81") == ("80", "a.example", "81")
 
 
 def test_open_means_every_name_and_keeps_what_is_named_beside_it() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from mcp_types import Implementation
 
 from k8e import errors, settings
 from k8e.gateway import http_front
@@ -166,6 +167,29 @@ async def test_nobody_can_name_what_another_caller_has(gateway: HttpGateway) -> 
                 await client.post(gateway.url, json=PING, headers=EVERY | version)
             ).status_code == 200
             assert (await client.delete(gateway.url, headers=version)).status_code == 200
+
+
+async def test_sandbox_of_a_client_without_a_connection_is_its_credentials_alone(
+    gateway: HttpGateway,
+) -> None:
+    """The same client name with another credential is another client."""
+    one, two = gateway.key("continuous"), gateway.key("imitator")
+    mode = {"mode": MODERN, "client_info": Implementation(name="agent", version="1")}
+    sessions: list[str] = []
+    for caller, code in ((one, "echo mine > a"), (two, "cat a"), (gateway, "cat a")):
+        async with connecting.over_http(caller, **mode) as client:
+            found = told(await client.call_tool("sandbox_run", {"code": code}))
+            assert found["exit_code"] == (0 if caller is one else 1)
+            sessions.append(found["session_id"])
+            listed = told(await client.call_tool("sandbox_list_sessions"))["sessions"]
+            assert [item["session_id"] for item in listed] == [found["session_id"]]
+    assert len(set(sessions)) == 3
+    for caller, session_id in zip((one, two, gateway), sessions, strict=True):
+        async with connecting.over_http(caller, **mode) as client:
+            found = told(await client.call_tool("sandbox_run", {"code": "true"}))
+            assert found["session_id"] == session_id
+            gone = {"session_id": session_id}
+            assert told(await client.call_tool("sandbox_destroy_session", gone))["ok"]
 
 
 async def test_older_streams_are_their_openers_alone(gateway: HttpGateway) -> None:

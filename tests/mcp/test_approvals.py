@@ -64,7 +64,10 @@ async def test_without_a_dialog_the_command_decides(connect: Connect, place: Pla
         action = {"action": "drop", **await session(client)}
         asked = told(await client.call_tool(ASK, action))
         assert (asked["approved"], asked["status"]) == (False, "pending")
-        assert f"k8e sandbox approve {asked['approval_id']}" in asked["note"]
+        lines = asked["note"].splitlines()
+        yes = f"k8e sandbox approve {asked['approval_id']} --endpoint {place.endpoint}"
+        assert yes in lines
+        assert f"{yes} --reject" in lines
         again = {**action, "approval_id": asked["approval_id"]}
         early = told(await client.call_tool(ASK, {**again, "timeout": 1}))
         assert early["status"] == "pending"
@@ -127,6 +130,24 @@ async def test_with_an_approver_no_dialog_can_say_yes(new_place: NewPlace) -> No
     async with connecting.over_stdio(place, elicitation_callback=no) as client:
         found = told(await client.call_tool(ASK, {"action": "drop"}))
         assert (found["approved"], found["status"]) == (False, "declined")
+
+
+async def test_hosts_of_the_default_need_nobody_however_they_are_written(
+    new_place: NewPlace,
+) -> None:
+    place = new_place(K8E_ALLOWED_HOSTS="a.example:443,80 *.b.example c.example:443")
+    async with connecting.over_stdio(place) as client:
+        asked = ["a.example", "x.b.example:8080", "c.example:443,8443"]
+        made = told(await client.call_tool("sandbox_create_session", {"allowed_hosts": asked}))
+        free = ["a.example:80", "a.example:443", "x.b.example:8080", "c.example:443"]
+        assert made["allowed_hosts"] == free
+        assert "c.example:8443: that waits for a person" in made["note"]
+        asked = ["A.Example.:443", "*.y.b.example"]
+        made = told(await client.call_tool("sandbox_create_session", {"allowed_hosts": asked}))
+        assert "approval_id" not in made
+        add = {"session_id": made["session_id"], "add": ["a.example:443"]}
+        found = told(await client.call_tool("sandbox_allow_hosts", add))
+        assert (found["approved"], "approval_id" in found) == (True, False)
 
 
 async def test_what_the_server_was_started_with_needs_nobody(place: Place) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from typing import cast
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from k8e import errors
 from k8e.mcp import desks
 from k8e.mcp.clients import Client
-from k8e.mcp.desks import Desk, LooseDesk
+from k8e.mcp.desks import ClientDesks, Desk
 
 pytestmark = pytest.mark.anyio
 
@@ -26,6 +27,7 @@ class Counting:
         self.asked = asyncio.Event()
         self.may = asyncio.Event()
         self.may.set()
+        self.ended = asyncio.Queue[str]()
 
     async def create_session(self, **_: float) -> str:
         self.made += 1
@@ -37,6 +39,7 @@ class Counting:
 
     async def destroy_session(self, session_id: str) -> None:
         self.living.remove(session_id)
+        self.ended.put_nowait(session_id)
 
 
 @pytest.fixture
@@ -48,41 +51,84 @@ async def nothing(session_id: str) -> str:
     return session_id
 
 
-async def test_sessions_that_nobody_names_again_do_not_pile_up(gateway: Counting) -> None:
-    desk = LooseDesk(cast("Client", gateway))
-    first = await desk.within("", nothing)
-    kept = await desk.within("", nothing)
-    assert await desk.find(kept) == kept
-    for _ in range(desks.MAX_UNNAMED + 3):
-        await desk.within("", nothing)
-    await desk.settled()
-    assert len(gateway.living) == desks.MAX_UNNAMED + 1
-    assert kept in gateway.living
-    assert first not in gateway.living
-    with pytest.raises(errors.SessionNotFound):
-        await desk.find(first)
-    await desk.close()
+@pytest.fixture
+async def desks_of_clients(gateway: Counting) -> AsyncGenerator[ClientDesks]:
+    held = ClientDesks(cast("Client", gateway))
+    yield held
+    await held.close()
     assert gateway.living == []
 
 
-async def test_session_in_use_is_not_destroyed_for_others(gateway: Counting) -> None:
-    desk = LooseDesk(cast("Client", gateway))
+async def own(held: ClientDesks, name: str) -> str:
+    """The session in which a call of a client runs that names none."""
+    with held.use(name) as desk:
+        return await desk.within("", nothing)
 
+
+async def test_client_without_a_connection_keeps_one_session(
+    gateway: Counting, desks_of_clients: ClientDesks
+) -> None:
+    first = await own(desks_of_clients, "one")
+    assert await own(desks_of_clients, "one") == first
+    other = await own(desks_of_clients, "two")
+    nameless = await own(desks_of_clients, "")
+    assert await own(desks_of_clients, "") == nameless
+    assert len({first, other, nameless}) == gateway.made == 3
+    with desks_of_clients.use("two") as desk, pytest.raises(errors.SessionNotFound):
+        await desk.find(first)
+
+
+async def test_calls_of_one_client_at_once_make_one_session(
+    gateway: Counting, desks_of_clients: ClientDesks
+) -> None:
+    found = await asyncio.gather(*(own(desks_of_clients, "one") for _ in range(20)))
+    assert (set(found), gateway.made) == ({"s1"}, 1)
+
+
+async def test_clients_do_not_pile_up(gateway: Counting, desks_of_clients: ClientDesks) -> None:
+    first, second = [await own(desks_of_clients, name) for name in ("first", "second")]
+    for number in range(desks.MAX_CLIENTS - 1):
+        assert await own(desks_of_clients, "first") == first
+        await own(desks_of_clients, f"{number}" * 10_000)
+    async with asyncio.timeout(5):
+        assert await gateway.ended.get() == second
+    assert len(gateway.living) == desks.MAX_CLIENTS
+    assert first in gateway.living
+
+
+async def test_names_that_only_differ_late_are_different_clients(
+    desks_of_clients: ClientDesks,
+) -> None:
+    long = "n" * desks.MAX_NAME
+    found = [await own(desks_of_clients, name) for name in (long, long + "a", long + "b")]
+    assert len(set(found)) == 3
+
+
+async def test_session_in_use_is_not_destroyed_for_others(
+    gateway: Counting, desks_of_clients: ClientDesks
+) -> None:
     async def long(session_id: str) -> bool:
-        for _ in range(2 * desks.MAX_UNNAMED):
-            await desk.within("", nothing)
+        for number in range(2 * desks.MAX_CLIENTS):
+            await own(desks_of_clients, str(number))
         await asyncio.sleep(0)
         return session_id in gateway.living
 
-    assert await desk.within("", long)
-    await desk.close()
+    with desks_of_clients.use("busy") as desk:
+        assert await desk.within("", long)
 
 
-async def test_reading_without_a_session_makes_none(gateway: Counting) -> None:
-    desk = LooseDesk(cast("Client", gateway))
-    with pytest.raises(errors.InvalidRequest, match="session_id"):
-        await desk.within("", nothing, fresh=False)
-    assert gateway.made == 0
+async def test_client_that_stays_away_loses_its_sessions(
+    gateway: Counting, desks_of_clients: ClientDesks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(desks, "CLIENT_SECONDS", 0.01)
+    with desks_of_clients.use("one") as desk:
+        await desk.within("", nothing)
+        await desk.made(gateway.create_session())
+        assert len(gateway.living) == 2
+    async with asyncio.timeout(5):
+        assert [await gateway.ended.get() for _ in range(2)] == ["s1", "s2"]
+    monkeypatch.undo()
+    assert await own(desks_of_clients, "one") == "s3"
 
 
 @pytest.mark.parametrize("cancelled", [False, True])

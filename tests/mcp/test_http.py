@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from mcp_types import Implementation
 
 from tests.mcp import connecting
 from tests.mcp.connecting import PATIENCE, HttpServer, refused, told
@@ -132,19 +133,63 @@ async def test_left_connection_takes_its_sessions_with_it(http: HttpServer, plac
     await gone(place, first)
 
 
-async def test_clients_without_a_connection_go_on_by_naming_their_session(
+def named(name: str) -> dict[str, Any]:
+    return {"mode": connecting.MODERN, "client_info": Implementation(name=name, version="1")}
+
+
+async def test_clients_without_a_connection_keep_their_sandbox_without_doing_anything(
     http: HttpServer,
 ) -> None:
-    async with connecting.over_http(http, mode=connecting.MODERN) as client:
+    async with connecting.over_http(http, **named("first")) as client:
         first = told(await client.call_tool("sandbox_run", {"code": "echo a > a"}))
-        assert first["session_id"] in first["note"]
-        named = {"code": "cat a", "session_id": first["session_id"]}
-        assert told(await client.call_tool("sandbox_run", named))["stdout"] == "a\n"
-        other = told(await client.call_tool("sandbox_run", {"code": "ls"}))
-        assert other["session_id"] != first["session_id"]
-        for made in (first, other):
-            gone = {"session_id": made["session_id"]}
-            assert told(await client.call_tool("sandbox_destroy_session", gone))["ok"]
+        assert "note" not in first
+        again = told(await client.call_tool("sandbox_run", {"code": "cat a"}))
+        assert (again["stdout"], again["session_id"]) == ("a\n", first["session_id"])
+        read: Any = await client.call_tool("sandbox_read_file", {"path": "a"})
+        assert read.content[0].text == "a\n"
+    async with connecting.over_http(http, **named("second")) as other:
+        found = told(await other.call_tool("sandbox_run", {"code": "ls"}))
+        assert found["session_id"] != first["session_id"]
+        stolen = {"command": "true", "session_id": first["session_id"]}
+        assert "not found" in refused(await other.call_tool("sandbox_exec", stolen))
+        gone = {"session_id": found["session_id"]}
+        assert told(await other.call_tool("sandbox_destroy_session", gone))["ok"]
+    async with connecting.over_http(http, **named("first")) as client:
+        again = told(await client.call_tool("sandbox_run", {"code": "cat a"}))
+        assert again["stdout"] == "a\n"
+        gone = {"session_id": first["session_id"]}
+        assert told(await client.call_tool("sandbox_destroy_session", gone))["ok"]
+        anew = told(await client.call_tool("sandbox_run", {"code": "ls"}))
+        assert (anew["stdout"], anew["session_id"] == first["session_id"]) == ("", False)
+        gone = {"session_id": anew["session_id"]}
+        assert told(await client.call_tool("sandbox_destroy_session", gone))["ok"]
+
+
+async def test_session_that_ended_meanwhile_is_told_to_clients_without_a_connection(
+    http: HttpServer, place: Place
+) -> None:
+    async with connecting.over_http(http, **named("ended")) as client:
+        first = told(await client.call_tool("sandbox_run", {"code": "echo a > a"}))["session_id"]
+        await asyncio.to_thread(place.json, "sandbox", "destroy", first)
+        again = told(await client.call_tool("sandbox_run", {"code": "ls"}))
+        assert first in again["note"]
+        gone = {"session_id": again["session_id"]}
+        assert told(await client.call_tool("sandbox_destroy_session", gone))["ok"]
+
+
+async def test_k8es_older_clients_keep_their_sandbox_without_a_stream(http: HttpServer) -> None:
+    async with web(http) as client:
+
+        async def call(name: str, **arguments: str) -> dict[str, Any]:
+            params = {"name": name, "arguments": arguments}
+            asked = {"jsonrpc": "2.0", "id": 8, "method": "tools/call", "params": params}
+            answer = await client.post(http.url, json=asked)
+            return answer.json()["result"]["structuredContent"]
+
+        first = await call("sandbox_run", code="echo a > a")
+        again = await call("sandbox_run", code="cat a")
+        assert (again["stdout"], again["session_id"]) == ("a\n", first["session_id"])
+        assert (await call("sandbox_destroy_session", session_id=first["session_id"]))["ok"]
 
 
 async def test_many_connections_at_once(http: HttpServer) -> None:

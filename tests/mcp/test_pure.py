@@ -115,7 +115,30 @@ def test_wrong_arguments_are_named(name: str, arguments: dict[str, Any], words: 
         (["a.example"], ["a.example"], []),
         (["A.Example."], ["a.example"], []),
         (["a.example:443"], ["a.example"], []),
-        (["a.example"], ["a.example:443"], ["a.example"]),
+        (["a.example"], ["a.example:443"], []),
+        (["a.example"], ["b.example:443"], ["a.example"]),
+        (["a.example:443,80"], ["a.example:443"], ["a.example:80"]),
+        (["a.example:443, 80"], ["a.example:80", "a.example:443"], []),
+        (["a.example:0443"], ["a.example:443"], []),
+        (["a.example:8443"], ["a.example:443"], ["a.example:8443"]),
+        (["*.a.example"], ["*.a.example:443"], []),
+        (["*.b.a.example:443"], ["*.a.example:443"], []),
+        (["*.a.example:443"], ["*.b.a.example"], ["*.a.example:443"]),
+        (["b.a.example"], ["*.a.example:443"], []),
+        (["a.example"], ["*.a.example:443"], ["a.example"]),
+        (["b\u00fccher.example"], ["xn--bcher-kva.example"], []),
+        (["a.example"], ["open"], []),
+        (["192.0.2.1"], ["open"], ["192.0.2.1/32"]),
+        (["198.51.100.7:443"], ["198.51.100.0/24"], []),
+        (["198.51.100.7"], ["198.51.100.0/24:443"], []),
+        (["[2001:db8::1]:443"], ["2001:db8::/32"], []),
+        (["[2001:db8::1]x"], ["2001:db8::/32"], ["[2001:db8::1]x"]),
+        (["a.example:x"], ["a.example"], ["a.example:x"]),
+        (["default."], ["default"], ["default."]),
+        (["open:443"], ["open.", "default"], []),
+        (["open"], ["open.", "default"], ["open"]),
+        (["a.example,b.example"], ["a.example"], ["a.example,b.example"]),
+        (["xa.example"], ["*.a.example", "a.example"], ["xa.example"]),
         (["b.a.example"], ["*.a.example"], []),
         (["a.example"], ["*.a.example"], ["a.example"]),
         (["b.a.example:443"], ["*.a.example:443"], []),
@@ -133,6 +156,25 @@ def test_what_is_not_surely_covered_is_asked(
     asked: list[str], free: list[str], later: list[str]
 ) -> None:
     assert hosts.split(asked, free)[1] == later
+
+
+@pytest.mark.parametrize(
+    ("asked", "free", "now"),
+    [
+        (["a.example"], ["a.example:443", "a.example:80"], ["a.example:80", "a.example:443"]),
+        (["a.example"], ["a.example", "a.example:80"], ["a.example"]),
+        (["a.example:443,8080"], ["a.example:443"], ["a.example:443"]),
+        (["*.a.example", "b.a.example"], ["*.a.example:1"], ["*.a.example:1", "b.a.example:1"]),
+        (["default", "strict"], ["default"], ["default", "strict"]),
+        (["other.example"], ["a.example:443"], []),
+        (["open."], ["open.", "default"], ["open."]),
+    ],
+    ids=str,
+)
+def test_what_is_free_is_given_with_no_port_more(
+    asked: list[str], free: list[str], now: list[str]
+) -> None:
+    assert hosts.split(asked, free)[0] == now
 
 
 def test_strict_is_not_the_agents_to_drop() -> None:

@@ -135,10 +135,11 @@ def test_installs_updates_and_removes(tmp_path: Path) -> None:
     ran = machine.run("a", "b c")
     assert (ran.returncode, ran.stdout) == (7, "first ['a', 'b c'] []\n"), ran.stderr
 
-    flat = subprocess.run(
-        [machine.bin / "k8e-sandbox-cli", "run", "b c"], capture_output=True, text=True, check=False
-    )
-    assert flat.stdout == "first ['sandbox', 'run', 'b c'] []\n", flat.stderr
+    for name in ("k8e-sandbox", "k8e-sandbox-cli"):
+        flat = subprocess.run(
+            [machine.bin / name, "run", "b c"], capture_output=True, text=True, check=False
+        )
+        assert flat.stdout == "first ['sandbox', 'run', 'b c'] []\n", flat.stderr
 
     before = machine.snapshot()
     start = time.monotonic()

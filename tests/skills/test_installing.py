@@ -13,7 +13,7 @@ import pytest
 
 from k8e import errors
 from k8e.skills import agents, files, installing, json_edits, shipped, toml
-from k8e.skills.agents import AGENTS, NAME, Agent
+from k8e.skills.agents import AGENTS, NAME, SKILL, Agent
 from tests.skills.world import ALL, TOKEN, URL, World, golden
 
 each = pytest.mark.parametrize("agent", ALL, ids=lambda agent: agent.name)
@@ -158,7 +158,7 @@ def test_without_a_receipt_the_entry_of_our_name_goes(world: World) -> None:
     (world.home / ".k8e" / "agents" / "receipts.json").write_text("not json")
     assert world.uninstall(CURSOR).action == "removed"
     assert config.read_bytes() == b'{"mcpServers": {"a": {}}}\n'
-    assert not Path(world.scope().home, ".cursor", "skills", NAME).exists()
+    assert not Path(world.scope().home, ".cursor", "skills", SKILL).exists()
 
 
 @each
@@ -328,8 +328,8 @@ def test_skill_that_cannot_be_written_undoes_the_configuration(
 ) -> None:
     world.write(agent, golden(agent, "before"), project=project)
     folder = agent.skills(world.scope(project=project))
-    (folder / NAME).mkdir(parents=True)
-    (folder / NAME / "references").write_text("a file where a folder should be")
+    (folder / SKILL).mkdir(parents=True)
+    (folder / SKILL / "references").write_text("a file where a folder should be")
     before = world.everything()
     with pytest.raises((errors.K8eError, OSError)):
         world.install(agent, project=project)
@@ -444,6 +444,45 @@ def test_file_of_the_skill_that_is_shipped_no_more_goes(
     assert old.exists()
     world.install(CLAUDE)
     assert not old.exists()
+
+
+def installed_by_an_older_release(world: World, monkeypatch: pytest.MonkeyPatch) -> Path:
+    with monkeypatch.context() as patch:
+        patch.setattr(installing, "SKILL", "k8e-sandbox")
+        old = Path(world.install(CLAUDE).skill)
+    assert old.name == "k8e-sandbox"
+    assert (old / "SKILL.md").exists()
+    return old
+
+
+def test_skill_of_an_older_release_is_moved(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = world.everything()
+    old = installed_by_an_older_release(world, monkeypatch)
+    done = world.install(CLAUDE)
+    assert done.action == "updated"
+    assert not old.exists()
+    assert sorted(path.name for path in old.parent.iterdir()) == [SKILL]
+    assert (old.parent / SKILL / "references" / "cli.md").exists()
+    assert world.install(CLAUDE).action == "unchanged"
+    world.uninstall(CLAUDE)
+    assert world.everything() == before
+
+
+def test_folder_of_the_old_name_that_is_not_ours_stays(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = installed_by_an_older_release(world, monkeypatch)
+    (old / "SKILL.md").write_text("mine")
+    (old / "notes.md").write_text("mine too")
+    done = world.install(CLAUDE)
+    assert [note for note in done.notes if "changed by hand" in note]
+    assert sorted(path.name for path in old.iterdir()) == ["SKILL.md", "notes.md"]
+    assert (old / "SKILL.md").read_text() == "mine"
+    other = world.home / ".gemini" / "skills" / "k8e-sandbox"
+    other.mkdir(parents=True)
+    (other / "SKILL.md").write_text("somebody's")
+    world.install(AGENTS["gemini"])
+    assert (other / "SKILL.md").read_text() == "somebody's"
 
 
 # Which agents, and which server.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import stat
 import sys
 from pathlib import Path
 
 import pytest
 
-from k8e import errors
+from k8e import errors, tokens
 from k8e.skills import servers
 from k8e.skills.agents import Scope
 
@@ -39,8 +40,6 @@ def test_address_that_would_leak_the_token_or_is_none_is_refused(address: str) -
 
 def test_token_comes_from_the_variable_or_the_servers_file(tmp_path: Path) -> None:
     asked = {"K8E_SANDBOX_MCP_ADDR": ":8811"}
-    with pytest.raises(errors.InvalidRequest, match="there is no token"):
-        servers.choose(Scope(tmp_path, None, asked))
     file = tmp_path / ".k8e" / "sandbox" / "mcp-token"
     file.parent.mkdir(parents=True)
     file.write_text("from-the-file\n")
@@ -50,6 +49,28 @@ def test_token_comes_from_the_variable_or_the_servers_file(tmp_path: Path) -> No
     assert servers.choose(Scope(tmp_path, None, asked)).token == "from-the-file"
     given = {**asked, "K8E_SANDBOX_MCP_TOKEN": "given"}
     assert servers.choose(Scope(tmp_path, None, given)).token == "given"
+
+
+def test_token_is_made_for_a_server_that_has_not_run_yet(tmp_path: Path) -> None:
+    scope = Scope(tmp_path, None, {"K8E_SANDBOX_MCP_ADDR": ":8811"})
+    file = tmp_path / ".k8e" / "sandbox" / "mcp-token"
+    assert servers.choose(scope, dry=True).token
+    assert not file.parent.exists()
+    made = servers.choose(scope).token
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert servers.choose(scope).token == made
+    assert tokens.token(file) == made, "the server takes it at its first start"
+
+
+def test_token_that_cannot_be_read_or_kept_is_told(tmp_path: Path) -> None:
+    where = tmp_path / "token"
+    asked = {"K8E_SANDBOX_MCP_ADDR": ":8811", "K8E_SANDBOX_MCP_TOKEN_FILE": str(where)}
+    where.mkdir()
+    with pytest.raises(errors.InvalidRequest, match="cannot be read"):
+        servers.choose(Scope(tmp_path, None, asked))
+    asked["K8E_SANDBOX_MCP_TOKEN_FILE"] = "/proc/no/such/folder/token"
+    with pytest.raises(errors.InvalidRequest, match="cannot be kept"):
+        servers.choose(Scope(tmp_path, None, asked))
 
 
 def test_token_of_this_machine_is_not_given_to_another_one(tmp_path: Path) -> None:

@@ -55,6 +55,9 @@ class Created(NamedTuple):
     key: Key
     secret: str
 
+    def __repr__(self) -> str:
+        return f"Created({self.key!r})"
+
 
 class Keys:
     """All keys of this gateway, on one event loop."""

@@ -30,6 +30,8 @@ _WOULD = {
 def install_skill(options: argparse.Namespace) -> int:
     scope = _scope(options)
     chosen = _choose(options, scope)
+    if not chosen:
+        return _nobody(options, scope)
     outcomes: list[Outcome] = []
     failures: list[tuple[str, BaseException]] = []
     for agent in chosen:
@@ -59,14 +61,23 @@ def _choose(options: argparse.Namespace, scope: Scope) -> list[Agent]:
             f"there is no agent {unknown[0]!r}",
             hint=f"name some of {', '.join(parsing_agents.AGENTS)}",
         )
-    chosen = installing.choose(options.agents, scope, everything=options.uninstall)
-    if not chosen:
-        known = ", ".join(agents.AGENTS)
-        raise errors.InvalidRequest(
-            "no agent is used here: none has its folder in your home",
-            hint=f"name the one that it shall be installed for: {known}",
-        )
-    return chosen
+    return installing.choose(options.agents, scope, everything=options.uninstall)
+
+
+def _nobody(options: argparse.Namespace, scope: Scope) -> int:
+    """Say what was looked for: a machine without agents is no mistake."""
+    places = {
+        agent.name: [str(place) for place in agent.places(scope)]
+        for agent in agents.AGENTS.values()
+    }
+    if options.json:
+        printing.answer({"agents": [], "looked_for": places})
+        return 0
+    lines = ["No agent is used here, so nothing was installed. Looked for:"]
+    lines += [f"  {name:<8}{', '.join(found)}" for name, found in places.items()]
+    lines.append("Name an agent to install it nevertheless: k8e sandbox-install-skill claude")
+    fast.write(1, "".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))
+    return 0
 
 
 def _print_json(outcomes: list[Outcome], failures: list[tuple[str, BaseException]]) -> None:

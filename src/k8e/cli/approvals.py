@@ -11,7 +11,9 @@ from typing import Any
 
 from k8e import errors
 from k8e.cli import fast, printing, sandbox
-from k8e.client.approving import Approval, visible
+from k8e.client import approving
+from k8e.client.approving import BINDING_NOTE, Approval, visible
+from k8e.client.endpoints import Endpoint
 
 SECRET_VARIABLE = "K8E_APPROVER_SECRET"  # noqa: S105 - a name
 REJECTED = 1
@@ -28,7 +30,7 @@ def confirm(options: argparse.Namespace) -> int:
             asked = client.confirm_action(
                 options.session_id, options.action, wait=False, expires=options.expires
             )
-            _prompt(asked)
+            _prompt(asked, sandbox.endpoint(options))
             if options.no_wait:
                 _answer(asked)
                 return 0
@@ -40,11 +42,14 @@ def confirm(options: argparse.Namespace) -> int:
     return 0 if found.approved else REJECTED
 
 
-def _prompt(asked: Approval) -> None:
+def _prompt(asked: Approval, where: Endpoint) -> None:
+    """Say what is asked, with commands to paste."""
     _tell(
         f"approval {asked.approval_id} is needed for session {asked.session_id}",
         f"action: {visible(asked.action)}",
-        f"decide with: k8e sandbox approve {asked.approval_id} [--reject]",
+        f"to approve: {approving.command(asked.approval_id, where)}",
+        f"to reject:  {approving.command(asked.approval_id, where, reject=True)}",
+        *(() if asked.advisory else (BINDING_NOTE,)),
     )
 
 

@@ -48,6 +48,10 @@ _VALUES = {
 _REPEATED = ("--env", "--allowed-hosts")
 
 
+class ClosedOutput(BrokenPipeError):
+    """Nobody reads what we print any more; a broken pipe in a sandbox is another matter."""
+
+
 def defaults() -> dict[str, Any]:
     """The options of a run, before any flag."""
     environ = posix.environ
@@ -145,8 +149,15 @@ def _parse_value(argument: str, rest: Any, options: dict[str, Any]) -> bool:
 
 def split_hosts(values: list[str], before: list[str] | None = None) -> list[str]:
     """The words of a policy in comma lists; those of ``before`` come first."""
-    words = [word.strip() for value in values for word in value.split(",")]
-    return [*(before or ()), *(word for word in words if word)]
+    words = list(before or ())
+    for value in values:
+        for part in value.split(","):
+            word = part.strip()
+            if word.isdigit() and words and ":" in words[-1]:  # another port of the same host
+                word = words[-1].rpartition(":")[0] + ":" + word
+            if word:
+                words.append(word)
+    return words
 
 
 def execute(options: dict[str, Any], connect: Callable[[], Connection] | None = None) -> int:
@@ -154,14 +165,14 @@ def execute(options: dict[str, Any], connect: Callable[[], Connection] | None = 
     try:
         check(options)
         return _run(options, connect or _connect)
-    except BrokenPipeError:
+    except ClosedOutput:
         return CLOSED_PIPE
     except KeyboardInterrupt:
         return INTERRUPTED  # closing the connection has killed the command
     except Exception as error:
         from k8e.cli import printing
 
-        return printing.failure(error, to=2 if options["raw"] else 1)
+        return printing.failure(error, raw=options["raw"])
 
 
 def _run(options: dict[str, Any], connect: Callable[[], Connection]) -> int:
@@ -373,6 +384,8 @@ def write(fd: int, data: bytes | memoryview) -> None:
             import select
 
             select.select([], [fd], [])
+        except BrokenPipeError as error:
+            raise ClosedOutput(*error.args) from None
 
 
 def note_session(tenant: str, session_id: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 import warnings
 from contextvars import ContextVar
@@ -39,11 +40,29 @@ _named: ContextVar[frozenset[str] | None] = ContextVar("named", default=None)
 """The words of a command line: commands that are none of them are not built. None: all are."""
 
 
+_ANSWERS_OK = frozenset(
+    "sandbox.write sandbox.destroy approvals.approve steering.pause steering.resume runs.kill "
+    "snapshots.save snapshots.delete exposing.unexpose contexts.delete templates.apply "
+    "templates.delete images.remove images.prune login.use_profile login.delete_key gateway.stop "
+    "gateway.repair".split()
+)
+"""Commands that answer ``{"ok": true}``; when they fail, they say ``"ok": false``, as K8E's do."""
+
+
+class Mistake(errors.InvalidRequest):
+    """Arguments that a command does not take."""
+
+    handler = ""
+    """The command's."""
+
+
 class Parser(argparse.ArgumentParser):
     """Reports mistakes like every other error: as JSON, with what to do next."""
 
     def error(self, message: str) -> NoReturn:
-        raise errors.InvalidRequest(message, hint=f"{self.prog} --help explains the arguments")
+        mistake = Mistake(message, hint=f"{self.prog} --help explains the arguments")
+        mistake.handler = _name(self.get_default("handler"))
+        raise mistake
 
 
 def main(arguments: list[str]) -> int:
@@ -52,15 +71,23 @@ def main(arguments: list[str]) -> int:
         arguments = arguments[:1]  # their own flags come with them, in a later release
     warnings.showwarning = printing.show_warning
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what went wrong is in our own words
+    options = None
     try:
         options = _parse(arguments)
         return options.handler(options)
-    except BrokenPipeError:
+    except fast.ClosedOutput:
         return fast.CLOSED_PIPE
     except SystemExit as end:  # --help
         return int(end.code or 0)
     except Exception as error:
-        return printing.failure(error)
+        handler = _name(options.handler) if options is not None else getattr(error, "handler", "")
+        raw = "--raw" in itertools.takewhile("--".__ne__, arguments)
+        return printing.failure(error, raw=raw, ok=handler in _ANSWERS_OK)
+
+
+def _name(handler: Any) -> str:
+    """Which command it is that a parser would run; empty where it would show help."""
+    return handler.args[0] if handler is not None and handler.func is _handle else ""
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
@@ -80,10 +107,19 @@ def _parse_flags(arguments: list[str]) -> argparse.Namespace:
     """
     if not {"-h", "--help"}.intersection(arguments):
         with contextlib.suppress(errors.InvalidRequest, argparse.ArgumentError):
-            options = build(named=frozenset(arguments)).parse_args(arguments)
+            options = _parse_all(build(named=frozenset(arguments)), arguments)
             if options.handler.func is _handle:
                 return options
-    return build().parse_args(arguments)
+    return _parse_all(build(), arguments)
+
+
+def _parse_all(parser: Parser, arguments: list[str]) -> argparse.Namespace:
+    """Parse; of arguments that nobody knows, too, it is told whose they would be."""
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        parser.set_defaults(handler=options.handler)
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    return options
 
 
 class _Unbuilt:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from typing import Any
@@ -52,11 +53,46 @@ def answer(value: Any, *, to: int = 1) -> None:
     fast.write(to, encode(value).encode("utf-8", "replace") + b"\n")
 
 
-def failure(error: BaseException, *, to: int = 1) -> int:
-    """Print an error; the exit code that it stands for."""
+def failure(error: BaseException, *, raw: bool = False, ok: bool = False) -> int:
+    """Print an error; the exit code that it stands for.
+
+    Args:
+        error: what went wrong.
+        raw: whether stdout is for bytes of the sandbox alone, so that the error goes to stderr.
+        ok: whether the command answers ``{"ok": true}`` when it succeeds.
+    """
     message, hint = describe(error)
-    answer({"detail": hint, "error": message}, to=to)
+    told: dict[str, Any] = {"detail": hint, "error": message}
+    if ok:
+        told["ok"] = False
+    with contextlib.suppress(OSError):  # a reader who has left does not make it another error
+        answer(told, to=2 if raw else 1)
+    if not raw:
+        complain(message, hint)
     return error.exit_code if isinstance(error, errors.K8eError) else 1
+
+
+def complain(message: str, hint: str) -> None:
+    """Tell an error on stderr too, where ``id=$(k8e sandbox create)`` does not swallow it.
+
+    Not where stdout and stderr are one terminal or file: there it would be told twice.
+    """
+    with contextlib.suppress(OSError):
+        if not _is_one_place():
+            lines = f"k8e: error: {_line(message)}\nk8e: hint: {_line(hint)}\n"
+            fast.write(2, lines.encode("utf-8", "replace"))
+
+
+def _is_one_place() -> bool:
+    try:
+        return os.path.samestat(os.fstat(1), os.fstat(2))
+    except OSError:  # one of them is closed
+        return False
+
+
+def _line(text: str) -> str:
+    """Text on one line, with nothing in it that a terminal acts on."""
+    return "".join(map(_harmless, text)) if not text.isprintable() else text
 
 
 def describe(error: BaseException) -> tuple[str, str]:

@@ -139,8 +139,9 @@ def status(options: argparse.Namespace) -> int:
             client.status()
             found.update(_standing(client, tenant))
     except errors.GatewayUnreachable as error:
-        found.update(available=False, error=error.message, detail=printing.describe(error)[1])
-        printing.answer(found)
+        message, hint = printing.describe(error)
+        printing.answer({**found, "available": False, "error": message, "detail": hint})
+        printing.complain(message, hint)
         return error.exit_code
     printing.answer(found)
     return 0

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from k8e.client import operations
 from k8e.client.operations import Operation
 from k8e.client.records import Record
 
+if TYPE_CHECKING:
+    from k8e.client.endpoints import Endpoint
+
 T = TypeVar("T")
 WAIT = 300.0  # seconds
+BINDING_NOTE = (
+    "That asks for the approver's secret; --secret-file PATH or K8E_APPROVER_SECRET gives it where "
+    "there is no terminal."
+)
 
 
 class Approval(Record):
@@ -93,6 +100,30 @@ def visible(text: str) -> str:
     A backslash is doubled, so that two different texts never look the same.
     """
     return "".join(char if char.isprintable() and char != "\\" else _escaped(char) for char in text)
+
+
+def command(approval_id: str, endpoint: Endpoint, *, reject: bool = False) -> str:
+    """What a person types to decide, in any folder and with any environment.
+
+    Credentials are not in it: who decides has its own.
+    """
+    import shlex
+
+    words = ["k8e", "sandbox", "approve", approval_id, *_place(endpoint)]
+    return " ".join(map(shlex.quote, [*words, "--reject"] if reject else words))
+
+
+def _place(endpoint: Endpoint) -> list[str]:
+    """The flags for the gateway that was asked, unless it is the usual one of this machine."""
+    if endpoint.profile:
+        return ["--profile", endpoint.profile]
+    if endpoint.target:
+        return ["--endpoint", endpoint.target]
+    from k8e import settings
+
+    usual = settings.default_run_dir() / "gateway.sock"
+    socket = endpoint.socket or str(settings.load().socket)
+    return ["--endpoint", f"unix:{socket}"] if socket != str(usual) else []
 
 
 def _escaped(char: str) -> str:

@@ -9,8 +9,16 @@ from typing import Any
 from k8e import errors
 from k8e.client import operations, requests, results
 from k8e.client.operations import Operation, Send
-from k8e.client.records import Record, field
-from k8e.client.results import Denial, ReachedLimit, Stderr, Stdout, no_denials, no_limits
+from k8e.client.records import Record, field, shortened
+from k8e.client.results import (
+    Denial,
+    Output,
+    ReachedLimit,
+    Stderr,
+    Stdout,
+    no_denials,
+    no_limits,
+)
 from k8e.guest import wire
 from k8e.guest.records import Records
 
@@ -84,7 +92,7 @@ class Result(Record):
             return None
 
     def __repr__(self) -> str:
-        return f"Result({self.text!r}, formats={self.formats()})"
+        return f"Result({shortened(self.text)}, formats={self.formats()})"
 
 
 class ExecutionError(Record):
@@ -101,7 +109,7 @@ def _no_results() -> list[Result]:
     return []
 
 
-class Execution(Record):
+class Execution(Output):
     """What came of code in a context. Code that fails is a result, not an exception."""
 
     stdout_bytes: bytes = field(repr=False)
@@ -127,15 +135,6 @@ class Execution(Record):
     """What the session's policy refused meanwhile; usually nothing."""
     limits: list[ReachedLimit] = field(default_factory=no_limits)
     """The limits of the session that it met, if it failed; usually none."""
-
-    @property
-    def stdout(self) -> str:
-        """The output as text; what is not UTF-8 is replaced."""
-        return self.stdout_bytes.decode("utf-8", "replace")
-
-    @property
-    def stderr(self) -> str:
-        return self.stderr_bytes.decode("utf-8", "replace")
 
     @property
     def text(self) -> str | None:

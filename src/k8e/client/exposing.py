@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from k8e.client import operations, requests
 from k8e.client.operations import Operation
-from k8e.client.records import Record
+from k8e.client.records import Record, field
 
 T = TypeVar("T")
 LOOPBACK = "127.0.0.1"
@@ -17,7 +17,7 @@ TOKEN_HEADER = "x-k8e-token"  # noqa: S105 - a name
 class Exposed(Record):
     """A port of a sandbox that can be reached on the gateway's machine."""
 
-    url: str
+    url: str = field(repr=False)
     """With the token, for a browser or ``curl``: whoever has it can use the service."""
     port: int
     """The server's, in the sandbox."""
@@ -26,7 +26,10 @@ class Exposed(Record):
     started_at: float
     """Unix time."""
     session_id: str
-    token: str
+    token: str = field(repr=False)
+
+    def _shown(self) -> dict[str, Any]:
+        return {"base_url": self.base_url, **super()._shown()}
 
     @property
     def base_url(self) -> str:

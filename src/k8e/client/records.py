@@ -13,6 +13,8 @@ from typing import Any, ClassVar, TypeVar, cast, dataclass_transform
 T = TypeVar("T", bound="Record")
 
 
+LONG, HEAD, TAIL = 400, 200, 100
+"""Characters or bytes of a value: how many its repr has at most, and what it has of more."""
 _REQUIRED = object()
 
 
@@ -126,9 +128,21 @@ class Record:
         return hash(tuple(self.__dict__[name] for name in self.__match_args__))
 
     def __repr__(self) -> str:
-        shown = [name for name in self.__match_args__ if name not in self.__layout__.hidden]
-        inside = ", ".join(f"{name}={self.__dict__[name]!r}" for name in shown)
+        inside = ", ".join(f"{name}={shortened(value)}" for name, value in self._shown().items())
         return f"{type(self).__qualname__}({inside})"
+
+    def _shown(self) -> dict[str, Any]:
+        """What its repr tells; no field that is hidden, for it may be long or a secret."""
+        hidden = self.__layout__.hidden
+        return {name: self.__dict__[name] for name in self.__match_args__ if name not in hidden}
+
+
+def shortened(value: Any) -> str:
+    """The repr of a value; of long text and bytes the beginning and the end."""
+    if not isinstance(value, (str, bytes)) or len(value) <= LONG:
+        return repr(value)
+    left_out = len(value) - HEAD - TAIL
+    return f"{value[:HEAD]!r}...{left_out} more...{value[-TAIL:]!r}"
 
 
 def replace(record: T, **changes: Any) -> T:

@@ -94,12 +94,11 @@ class Chunk(Record):
     data: bytes
 
 
-class _Output:
-    """Output that was collected, as text."""
+class Output(Record):
+    """Output that was collected."""
 
-    __slots__ = ()
-    stdout_bytes: bytes
-    stderr_bytes: bytes
+    stdout_bytes: bytes = field(repr=False)
+    stderr_bytes: bytes = field(repr=False)
 
     @property
     def stdout(self) -> str:
@@ -110,8 +109,11 @@ class _Output:
     def stderr(self) -> str:
         return self.stderr_bytes.decode("utf-8", "replace")
 
+    def _shown(self) -> dict[str, Any]:
+        return {"stdout": self.stdout, "stderr": self.stderr, **super()._shown()}
 
-class ExecResult(_Output, Record):
+
+class ExecResult(Output):
     """What came of a command that has ended. A failing command is a result, not an exception."""
 
     stdout_bytes: bytes = field(repr=False)
@@ -161,7 +163,7 @@ class ExecInfo(Record):
     """Whether it was started to run on without its caller."""
 
 
-class RunState(_Output, Record):
+class RunState(Output):
     """A background run at one moment."""
 
     run_id: str

@@ -24,7 +24,7 @@ class Template(Record):
     rootfs: str = ""
     """``host``, ``dir:/PATH``, ``tar:/PATH`` or ``image:REFERENCE``; paths are told admins only."""
     limits: Mapping[str, float] = field(default_factory=dict[str, float])
-    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    env: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     allowed_hosts: list[str] | None = None
     """None means the gateway's default, an empty list nothing."""

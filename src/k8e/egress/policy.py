@@ -1,17 +1,17 @@
 """The policy language, the same on every runtime: pure data and pure matching.
 
 A policy is a list of words. A word is a host name (``example.org``), a wildcard for the names below
-one (``*.example.org``) or a network (``192.0.2.0/24``), each with an optional port
-(``example.org:443``); or one of ``default`` (the package indexes of this host, and GitHub),
-``open`` (every public address), ``none`` (nothing, no DNS either) and ``strict`` (connections by
-name must also say that name: in TLS, or as HTTP's Host).
+one (``*.example.org``) or a network (``192.0.2.0/24``), each with an optional port or several
+(``example.org:443``, ``example.org:443,80``); or one of ``default`` (the package indexes of this
+host, and GitHub), ``open`` (every public address), ``none`` (nothing, no DNS either) and ``strict``
+(connections by name must also say that name: in TLS, or as HTTP's Host).
 """
 
 from __future__ import annotations
 
 import ipaddress
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from k8e import errors
@@ -66,6 +66,22 @@ class Rule:
         if not self.name:
             return False
         return name.endswith("." + self.name) if self.below else name == self.name
+
+    def contains(self, other: Rule) -> bool:
+        """Whether this rule allows all that ``other`` does."""
+        if self.port not in (0, other.port):
+            return False
+        if self.network is not None or other.network is not None:
+            inside, around = other.network, self.network
+            return inside is not None and around is not None and _lies_in(inside, around)
+        return self.matches_name(other.name) if not other.below else self._contains_below(other)
+
+    def _contains_below(self, other: Rule) -> bool:
+        return self.below and (other.name == self.name or self.matches_name(other.name))
+
+    def same_target(self, other: Rule) -> bool:
+        """Whether both mean the same name, wildcard or network, on whatever port."""
+        return (self.name, self.below, self.network) == (other.name, other.below, other.network)
 
 
 def normalise(name: str) -> str:
@@ -211,26 +227,54 @@ def changed(before: Sequence[str], *, add: Sequence[str], remove: Sequence[str])
     return list(words.values())
 
 
-def _public(rule: Rule) -> Rule:
-    """A client's rule: not for private addresses. In a larger network, the kernel refuses them."""
+def _granted(rule: Rule, defaults: Sequence[Rule]) -> list[Rule]:
+    """What a client's rule allows: private addresses only as far as the operator's rules do.
+
+    Who names a host of ``default`` gets what ``default`` would give it, and not more trust: of a
+    package index with a private address the index's own ports. In a larger network, the kernel
+    refuses what is private.
+    """
+    trusted = [one for one in defaults if one.trusted]
+    if any(one.contains(rule) for one in trusted):
+        return [replace(rule, trusted=True)]
+    same = [one for one in trusted if one.same_target(rule) and rule.contains(one)]
     network = rule.network
-    if network is not None and any(_lies_in(network, private) for private in PRIVATE):
+    if network is None or not any(_lies_in(network, private) for private in PRIVATE):
+        return [rule, *same]
+    if not same:
         raise errors.InvalidRequest(
             f"{str(rule)!r} is private: only the operator can allow it",
             hint="K8E_TRUSTED_HOSTS of the gateway names hosts and networks of the operator's",
         )
-    return rule
+    return same
 
 
 def _lies_in(inner: Network, outer: Network) -> bool:
     return inner.network_address in outer and inner.prefixlen >= outer.prefixlen
 
 
+def _each_port(word: str) -> list[str]:
+    """``a.example:443`` and ``a.example:80`` for ``a.example:443,80``."""
+    target, _, ports = word.rpartition(":")
+    if not target or "," not in ports:
+        return [word]
+    return [f"{target}:{port.strip()}" for port in ports.split(",", MAX_RULES)]
+
+
+def split_words(text: str) -> tuple[str, ...]:
+    """The words of a list with commas or spaces; a number belongs to the word before it."""
+    words: list[str] = []
+    for word in text.replace(",", " ").split():
+        target, colon, _ = words[-1].rpartition(":") if words else ("", "", "")
+        words.append(f"{target}:{word}" if word.isdigit() and colon else word)
+    return tuple(words)
+
+
 def parse_policy(words: Sequence[str], defaults: tuple[Rule, ...] = ()) -> Policy:
     """A policy from a client's words; ``defaults`` are the operator's rules, for ``default``."""
+    words = [part for word in words[: MAX_RULES + 1] for part in _each_port(tidy(word))]
     if len(words) > MAX_RULES:
         raise errors.LimitExceeded(f"more than {MAX_RULES} egress rules")
-    words = [tidy(word) for word in words]
     asked = set(words)
     if NONE in asked and len(asked) > 1:
         raise errors.InvalidRequest("'none' allows nothing, so it must stand alone")
@@ -239,7 +283,8 @@ def parse_policy(words: Sequence[str], defaults: tuple[Rule, ...] = ()) -> Polic
             "'strict' compares names with an allow-list, and 'open' has none"
         )
     rules: list[Rule] = list(defaults) if DEFAULT in asked else []
-    rules += [_public(parse_rule(word)) for word in words if word not in _PRESETS]
+    for word in words:
+        rules += _granted(parse_rule(word), defaults) if word not in _PRESETS else ()
     return Policy(tuple(dict.fromkeys(rules)), OPEN in asked, STRICT in asked)
 
 

@@ -12,7 +12,8 @@ import contextlib
 from typing import Any
 
 from k8e import errors
-from k8e.client.approving import Approval, visible
+from k8e.client import approving
+from k8e.client.approving import BINDING_NOTE, Approval, visible
 from k8e.mcp import hosts
 from k8e.mcp.calls import Answer, Call, Question, Reply
 
@@ -47,7 +48,7 @@ async def allow_hosts(call: Call) -> Reply:
     now, later = hosts.split(add, [*call.allowed_hosts, *egress.rules])
     if later:
         fields = await decide(call, session_id, action_of(session_id, later))
-        now = add if fields["approved"] else now
+        now = [*now, *later] if fields["approved"] else now
     told = egress.allowed_hosts
     if now or remove:
         told = await client.change_allowed_hosts(session_id, add=now, remove=remove)
@@ -65,7 +66,7 @@ async def create_with(call: Call, session_id: str, asked: list[str]) -> dict[str
         return {"allowed_hosts": told}
     pending = await _register(call, session_id, action_of(session_id, later))
     note = (
-        f"{', '.join(later)}: that waits for a person. {how_to_approve(pending)} Then call "
+        f"{', '.join(later)}: that waits for a person. {how_to_approve(call, pending)} Then call "
         f"sandbox_allow_hosts with session_id {session_id}, approval_id {pending.approval_id} and "
         f"add {later}."
     )
@@ -77,8 +78,14 @@ def action_of(session_id: str, words: list[str]) -> str:
     return f"let session {session_id} reach {', '.join(sorted(set(words)))}"
 
 
-def how_to_approve(pending: Approval) -> str:
-    return f"A person decides with: k8e sandbox approve {pending.approval_id} [--reject]."
+def how_to_approve(call: Call, pending: Approval) -> str:
+    """Words for a person, with commands that stand on lines of their own, to be pasted."""
+    yes, no = (
+        approving.command(pending.approval_id, call.client.endpoint, reject=reject)
+        for reject in (False, True)
+    )
+    secret = "" if pending.advisory else f" {BINDING_NOTE}"
+    return f"A person approves in a terminal:\n{yes}\nor rejects:\n{no}\n{secret}".rstrip(" ")
 
 
 # Asking and waiting.
@@ -114,7 +121,7 @@ async def decide(call: Call, session_id: str, action: str) -> dict[str, Any]:
         return await _ask(call, pending)
     if call.get("approval_id") or call.get("wait", False):
         return await _wait(call, pending)
-    return _told(pending, note=f"{how_to_approve(pending)} Then call again with approval_id.")
+    return _told(pending, note=f"{how_to_approve(call, pending)} Then call again with approval_id.")
 
 
 def _same(pending: Approval, session_id: str, action: str) -> None:
@@ -159,8 +166,9 @@ async def _message(call: Call, pending: Approval) -> str:
     if await _counts_here(call, pending):
         return f"The agent asks for leave: {action}"
     return (
-        f"The agent asks for leave: {action}\nOnly the approver can allow it, in a terminal: "
-        f"k8e sandbox approve {pending.approval_id}\nAccept here to wait for that, or decline."
+        f"The agent asks for leave: {action}\nOnly the approver can allow it, in a terminal:\n"
+        f"{approving.command(pending.approval_id, call.client.endpoint)}\n{BINDING_NOTE}\n"
+        "Accept here to wait for that, or decline."
     )
 
 
@@ -172,7 +180,7 @@ async def _counts_here(call: Call, pending: Approval) -> bool:
 async def _take(call: Call, pending: Approval, answer: Answer) -> dict[str, Any]:
     """What the person did in the client's dialog."""
     if answer.action == "cancel":
-        return _told(pending, note=f"The dialog was closed. {how_to_approve(pending)}")
+        return _told(pending, note=f"The dialog was closed. {how_to_approve(call, pending)}")
     yes = answer.action == "accept" and answer.approve
     if not await _counts_here(call, pending):
         if answer.action == "accept":
@@ -199,10 +207,12 @@ async def _wait(call: Call, pending: Approval) -> dict[str, Any]:
             await asyncio.wait({deciding}, timeout=0.2 if soon else HEARTBEAT)
             if not deciding.done() and call.teller.heard:
                 beats += 1
-                await call.teller.tell(beats, f"waiting for a person. {how_to_approve(pending)}")
+                await call.teller.tell(
+                    beats, f"waiting for a person. {how_to_approve(call, pending)}"
+                )
         return _told(deciding.result())
     except errors.TimedOut:
-        return _told(pending, note=f"Nobody decided yet. {how_to_approve(pending)}")
+        return _told(pending, note=f"Nobody decided yet. {how_to_approve(call, pending)}")
     finally:
         await _stop(deciding)
 

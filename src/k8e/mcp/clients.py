@@ -6,14 +6,24 @@ import contextlib
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
-from k8e.client import operations
+from k8e.client import async_driving, endpoints, operations
 from k8e.client.async_driving import Connector, Dial, LocalConnector
 from k8e.client.asynchronous import AsyncSandboxClient
+from k8e.client.endpoints import Endpoint
 from k8e.client.results import ExecEvent, ExecResult
 
 
 class Client(AsyncSandboxClient):
     """Runs what :mod:`k8e.client.requests` describes; whoever is cancelled kills its program."""
+
+    endpoint = Endpoint()
+    """Where the gateway is; by default this machine's own."""
+
+    def _connector(
+        self, endpoint: str | None, api_key: str | None, profile: str | None, /
+    ) -> Connector:
+        self.endpoint = endpoints.resolve(endpoint, api_key, profile)
+        return async_driving.connector(self.endpoint)
 
     async def finish(self, call: Mapping[str, Any]) -> ExecResult:
         return await self._exec(call, None)

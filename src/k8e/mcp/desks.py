@@ -1,14 +1,16 @@
 """What one connection has: its own session, others that it made, and nobody else's.
 
 A gateway knows who calls, not which agent. So each connection has a desk, and what is not on the
-desk cannot be named. With a tenant, all of the tenant's sessions are on every desk of the server.
+desk cannot be named. Clients that have no connection have a desk for each name. With a tenant, all
+of the tenant's sessions are on every desk of the server.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine
+import hashlib
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -19,11 +21,16 @@ from k8e.mcp.clients import Client
 T = TypeVar("T")
 MAX_KNOWN = 10_000  # sessions of one desk; of more the oldest can no longer be named
 LIVING = ("active", "paused", "creating")
-MAX_UNNAMED = 16
-"""Sessions for one request that are kept though nobody named them again."""
 CLOSE_SECONDS = 10.0
-IDLE_TIMEOUT = 600.0
-"""Seconds that a session lives unused which was made for one request of a client without any."""
+MAX_CLIENTS = 64
+"""Clients without a connection whose sessions are kept; of more, those that were here longest ago
+lose theirs."""
+MAX_NAME = 200  # characters of a client's name
+IDLE_TIMEOUT = 1800.0
+"""Seconds that the session of a client without a connection lives unused: none of them says when it
+leaves."""
+CLIENT_SECONDS = 2 * IDLE_TIMEOUT
+"""How long such a client is remembered; longer than its session, so that it is told of its end."""
 _note: ContextVar[str] = ContextVar("note", default="")
 """What a call should say about its session. Each call has a task, and so a note, of its own: what
 is said to one agent must not be read by another."""
@@ -39,8 +46,9 @@ def take_note() -> str:
 class Desk:
     """The sessions of one connection."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, *, idle_timeout: float = 0) -> None:
         self.client = client
+        self._idle_timeout = idle_timeout
         self.tenant = client.tenant_id
         self._own = ""
         self._known: dict[str, None] = {}  # in the order in which they came
@@ -96,13 +104,8 @@ class Desk:
             self._own = ""
             _note.set(note)
 
-    async def within(
-        self, given: str, work: Callable[[str], Awaitable[T]], *, fresh: bool = True
-    ) -> T:
-        """Work in the named session, or in the connection's own, which is made if it is gone.
-
-        Not ``fresh`` is what makes no sense in a session that nothing has been done in.
-        """
+    async def within(self, given: str, work: Callable[[str], Awaitable[T]]) -> T:
+        """Work in the named session, or in the connection's own, which is made if it is gone."""
         if given:
             return await work(await self.find(given))
         session_id = await self.default()
@@ -134,7 +137,7 @@ class Desk:
 
     async def _make(self) -> str:
         if not self.tenant:
-            return await self.client.create_session()
+            return await self.client.create_session(idle_timeout=self._idle_timeout)
         for session in await self.client.list_sessions(self.tenant):
             if session.auto and session.phase in LIVING:
                 return session.session_id
@@ -160,60 +163,66 @@ class Desk:
             await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
 
 
-class LooseDesk(Desk):
-    """For clients without a connection: each request is by itself, and a session id is the key.
+class ClientDesks:
+    """Desks of clients that have no connection, by the name that each client gives itself.
 
-    A call that names no session gets a new one, which ends soon if nobody comes back to it: all
-    these clients share one quota, and none of them says when it leaves.
+    The newest version of the protocol has no sessions: each request is by itself, and says only
+    who the client is. All requests here have shown the same credential, so whoever gives itself
+    the name of another client is the same principal, and takes nothing from anybody else.
     """
 
     def __init__(self, client: Client) -> None:
-        super().__init__(client)
-        self._unnamed: dict[str, None] = {}  # in the order in which they were used
+        self._client = client
+        self._held: dict[str, _Held] = {}  # in the order in which they were used
+        self._closing: set[asyncio.Task[None]] = set()
 
-    async def default(self) -> str:
-        if self.tenant:
-            return await super().default()
-        made = await self._fresh()
-        self._remember(made)
-        return made
-
-    async def within(
-        self, given: str, work: Callable[[str], Awaitable[T]], *, fresh: bool = True
-    ) -> T:
-        if given or self.tenant:
-            return await super().within(given, work)
-        if not fresh:
-            raise errors.InvalidRequest(
-                "this needs session_id: a client without a connection has no session of its own",
-                hint="give the session_id that an earlier call told",
-            )
-        session_id = await self._fresh()
+    @contextlib.contextmanager
+    def use(self, name: str) -> Generator[Desk]:
+        """The desk of a client, for one request; it is not closed meanwhile."""
+        key = name if len(name) <= MAX_NAME else hashlib.sha256(name.encode()).hexdigest()
+        held = self._held.pop(key, None) or _Held(Desk(self._client, idle_timeout=IDLE_TIMEOUT))
+        self._held[key] = held
+        held.requests += 1
+        if held.timer is not None:
+            held.timer.cancel()
+        self._make_room()
         try:
-            return await work(session_id)
+            yield held.desk
         finally:
-            self._remember(session_id)  # not before: what is in use is not destroyed
+            held.requests -= 1
+            if not held.requests:
+                loop = asyncio.get_running_loop()
+                held.timer = loop.call_later(CLIENT_SECONDS, self._drop, key)
+                self._make_room()
 
-    async def find(self, session_id: str) -> str:
-        self._unnamed.pop(session_id, None)
-        return await super().find(session_id)
+    def _make_room(self) -> None:
+        """Close the desks that nobody has used for longest, if there are too many."""
+        idle = [key for key, held in self._held.items() if not held.requests]
+        for key in idle[: max(0, len(self._held) - MAX_CLIENTS)]:
+            self._drop(key)
 
-    async def _fresh(self) -> str:
-        made = await self.made(self.client.create_session(idle_timeout=IDLE_TIMEOUT))
-        _note.set(f"to go on with these files, give session_id {made} in the next call")
-        return made
+    def _drop(self, key: str) -> None:
+        held = self._held.pop(key)
+        if held.timer is not None:
+            held.timer.cancel()
+        task = asyncio.ensure_future(held.desk.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
-    def _remember(self, session_id: str) -> None:
-        self._unnamed[session_id] = None
-        while len(self._unnamed) > MAX_UNNAMED:
-            oldest = next(iter(self._unnamed))
-            del self._unnamed[oldest]
-            self.forget(oldest)
-            self._start(self._destroy(oldest))
+    async def close(self) -> None:
+        for key in list(self._held):
+            self._drop(key)
+        if self._closing:
+            await asyncio.wait(self._closing)
 
-    async def listing(self) -> list[SessionInfo]:
-        """Nothing: whose these are is known only to who was told their ids."""
-        return await super().listing() if self.tenant else []
+
+class _Held:
+    """The desk of one client, and who uses it now."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+        self.requests = 0
+        self.timer: asyncio.TimerHandle | None = None
 
 
 def unknown(session_id: str) -> errors.SessionNotFound:

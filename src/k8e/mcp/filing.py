@@ -49,7 +49,7 @@ async def read_file(call: Call) -> Reply:
         data = await call.client.read_bytes(session_id, path, offset=offset, length=limit + 1)
         return found, data
 
-    found, data = await call.desk.within(call.session_id, work, fresh=False)
+    found, data = await call.desk.within(call.session_id, work)
     content, encoding = decoded(data[:limit], cut=len(data) > limit)
     fields = {
         "content": content,
@@ -87,7 +87,7 @@ async def list_files(call: Call) -> Reply:
     async def work(session_id: str) -> list[FileEntry]:
         return await call.client.list_files(session_id, call["since"], path=absolute(call["path"]))
 
-    found = await call.desk.within(call.session_id, work, fresh=False)
+    found = await call.desk.within(call.session_id, work)
     fields = {
         "files": [
             {

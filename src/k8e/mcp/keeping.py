@@ -127,5 +127,5 @@ async def unexpose(call: Call) -> Reply:
     async def work(session_id: str) -> None:
         await call.client.unexpose(session_id, call["port"])
 
-    await call.desk.within(call.session_id, work, fresh=False)
+    await call.desk.within(call.session_id, work)
     return Reply({"ok": True})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
@@ -21,7 +21,7 @@ from k8e import _version, errors
 from k8e.mcp import catalog, resources, tools
 from k8e.mcp.calls import Answer, InputNeeded, Question, clean
 from k8e.mcp.clients import Client
-from k8e.mcp.desks import Desk, LooseDesk
+from k8e.mcp.desks import ClientDesks, Desk
 
 T = TypeVar("T")
 ANSWER = "approval"
@@ -54,13 +54,16 @@ class World:
     """By the name that the transport has for a connection; empty for the only one of stdio."""
 
     def __post_init__(self) -> None:
-        self.loose = LooseDesk(self.client)
+        self._clients = ClientDesks(self.client)
 
-    def desk(self, key: str | None) -> Desk:
-        """The desk of a connection; for requests that belong to none, the one that all share."""
-        if key is None:
-            return self.loose
-        return self.desks.setdefault(key, Desk(self.client))
+    @contextlib.contextmanager
+    def desk(self, key: str | None, client_name: str) -> Generator[Desk]:
+        """The desk of a connection, or of a client that has none, while a request is served."""
+        if key is not None:
+            yield self.desks.setdefault(key, Desk(self.client))
+            return
+        with self._clients.use(client_name) as desk:
+            yield desk
 
     async def leave(self, key: str) -> None:
         """The end of a connection, and of what it made."""
@@ -71,7 +74,7 @@ class World:
     async def close(self) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_SECONDS):
-                left = [*self.desks.values(), self.loose]
+                left = [*self.desks.values(), self._clients]
                 self.desks.clear()
                 await asyncio.gather(*(desk.close() for desk in left))
         await self.client.close()
@@ -154,30 +157,33 @@ def build(world: World, key_of: KeyOf) -> Server[World]:
 
     async def call_tool(ctx: Context, params: types.CallToolRequestParams) -> Any:
         try:
-            done = await _apart(
-                tools.call(
-                    params.name,
-                    params.arguments,
-                    desk=world.desk(key_of(ctx)),
-                    teller=_Teller(ctx),
-                    asker=_Asker(ctx, params),
-                    allowed_hosts=world.allowed_hosts,
+            with world.desk(key_of(ctx), _client_name(ctx)) as desk:
+                done = await _apart(
+                    tools.call(
+                        params.name,
+                        params.arguments,
+                        desk=desk,
+                        teller=_Teller(ctx),
+                        asker=_Asker(ctx, params),
+                        allowed_hosts=world.allowed_hosts,
+                    )
                 )
-            )
             return _complete(ctx, done)
         except InputNeeded as needed:
             return _input_required(needed.question)
 
     async def list_resources(ctx: Context, params: types.PaginatedRequestParams | None) -> Any:
         cursor = (params.cursor or "") if params else ""
-        found = await _or_error(resources.listing(world.desk(key_of(ctx)), cursor))
+        with world.desk(key_of(ctx), _client_name(ctx)) as desk:
+            found = await _or_error(resources.listing(desk, cursor))
         return _complete(ctx, found, ("private", 0))
 
     async def list_templates(ctx: Context, params: Any) -> Any:
         return _complete(ctx, {"resourceTemplates": resources.TEMPLATES}, ("public", LISTED_MS))
 
     async def read_resource(ctx: Context, params: types.ReadResourceRequestParams) -> Any:
-        found = await _or_error(resources.read(world.desk(key_of(ctx)), str(params.uri)))
+        with world.desk(key_of(ctx), _client_name(ctx)) as desk:
+            found = await _or_error(resources.read(desk, str(params.uri)))
         return _complete(ctx, found, ("private", 0))
 
     return Server(
@@ -243,6 +249,12 @@ async def _or_error(work: Awaitable[T]) -> T:
         missing = isinstance(error, (errors.SessionNotFound, FileNotFoundError))
         code = NOT_FOUND if missing else types.INVALID_PARAMS
         raise MCPError(code=code, message=tools.describe(error)) from None
+
+
+def _client_name(ctx: Context) -> str:
+    """What the client calls itself; empty if it does not say."""
+    params = ctx.session.client_params
+    return params.client_info.name if params is not None else ""
 
 
 def with_session(ctx: Context) -> str | None:

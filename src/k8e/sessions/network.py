@@ -12,7 +12,16 @@ from typing import Any
 from k8e import errors, rootless
 from k8e.egress import indexes, namespaces
 from k8e.egress.asking import parse_upstreams
-from k8e.egress.policy import DEFAULT, NONE, Policy, Rule, parse_policy, parse_rule, tidy
+from k8e.egress.policy import (
+    DEFAULT,
+    NONE,
+    Policy,
+    Rule,
+    parse_policy,
+    parse_rule,
+    split_words,
+    tidy,
+)
 from k8e.egress.service import Egress
 from k8e.guest import wire
 from k8e.model import Session, new_id
@@ -32,8 +41,8 @@ class Network:
         self.reason = "egress is not running"
         """Why there is no network; empty where there is one."""
         self._settings = settings
-        self._trusted = _words(settings.trusted_hosts)
-        self._usual = _words(settings.default_allowed_hosts)
+        self._trusted = split_words(settings.trusted_hosts)
+        self._usual = split_words(settings.default_allowed_hosts)
         self._egress: Egress | None = None
         self._defaults: asyncio.Task[tuple[Rule, ...]] | None = None
 
@@ -91,8 +100,9 @@ class Network:
                     hint="k8e doctor shows what egress needs",
                 )
             return (NONE,), Policy()
-        named = DEFAULT in map(tidy, words)
-        defaults = await asyncio.shield(self._ask_indexes()) if named else ()
+        # Hosts of ``default`` are trusted when they are named by themselves, too.
+        named = DEFAULT in map(tidy, (*words, *self._usual))
+        defaults = await asyncio.shield(self._ask_indexes()) if named else self._own_rules()
         return words, parse_policy(words, defaults)
 
     def _ask_indexes(self) -> asyncio.Task[tuple[Rule, ...]]:
@@ -103,8 +113,10 @@ class Network:
     async def _default_rules(self) -> tuple[Rule, ...]:
         """What ``default`` allows: the operator's hosts, and the package indexes of this host."""
         cache = self._settings.data_dir / "indexes.json"
-        own = [parse_rule(word, trusted=True) for word in self._trusted]
-        return (*own, *await asyncio.to_thread(indexes.default_rules, cache))
+        return (*self._own_rules(), *await asyncio.to_thread(indexes.default_rules, cache))
+
+    def _own_rules(self) -> tuple[Rule, ...]:
+        return tuple(parse_rule(word, trusted=True) for word in self._trusted)
 
     # Sandboxes.
 
@@ -181,7 +193,3 @@ class Network:
             told["denied"] = self._egress.denied(session.sandbox_id)
             told["rules"] = self._egress.policy(session.sandbox_id).words()
         return told
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(text.replace(",", " ").split())

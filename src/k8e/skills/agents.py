@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 NAME = "k8e-sandbox"
+"""Of the MCP server."""
+SKILL = "k8e-sandbox-skill"
+"""Of the skill and its folder, as in K8E."""
 TOKEN_VARIABLE = "K8E_SANDBOX_MCP_TOKEN"  # noqa: S105 - its name, not a token
 _SECRET = "Authorization"  # noqa: S105
 
@@ -20,6 +23,9 @@ class Server(NamedTuple):
     url: str = ""
     token: str = ""
     """Empty: the agent shall take it from :data:`TOKEN_VARIABLE` when it starts."""
+
+    def __repr__(self) -> str:
+        return f"Server(command={self.command!r}, url={self.url!r})"
 
 
 class Scope(NamedTuple):
@@ -48,10 +54,13 @@ class Agent(NamedTuple):
     toml: bool = False
 
     def is_used(self, scope: Scope) -> bool:
-        roots = {scope.home, scope.root}
-        if self.config(scope).exists():
-            return True
-        return any((root / mark).exists() for root in roots for mark in self.marks)
+        return any(place.exists() for place in self.places(scope))
+
+    def places(self, scope: Scope) -> list[Path]:
+        """Where something is if the agent is used."""
+        roots = dict.fromkeys([scope.home, scope.root])
+        found = [root / mark for root in roots for mark in self.marks]
+        return list(dict.fromkeys([self.config(scope), *found]))
 
 
 OURS = ("type", "command", "args", "url", "httpUrl", "headers", "http_headers")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from k8e import errors
 from k8e.skills import agents, configuring, files, servers, shipped
-from k8e.skills.agents import NAME, Agent, Scope, Server
+from k8e.skills.agents import NAME, SKILL, Agent, Scope, Server
 from k8e.skills.configuring import Edit
 from k8e.skills.files import Found
 from k8e.skills.receipts import Receipt, Receipts, digest
@@ -44,7 +44,7 @@ class _Plan(NamedTuple):
 
     @property
     def folder(self) -> Path:
-        return self.agent.skills(self.scope) / NAME
+        return self.agent.skills(self.scope) / SKILL
 
     @property
     def key(self) -> str:
@@ -77,7 +77,7 @@ def _again(act: Callable[[Agent, Scope, bool], Outcome]) -> Callable[..., Outcom
 @_again
 def install(agent: Agent, scope: Scope, dry: bool) -> Outcome:
     """Tell an agent of the MCP server, and give it the skill."""
-    server = servers.choose(scope)
+    server = servers.choose(scope, dry=dry)
     with _locked(scope.home, dry=dry):
         receipts = Receipts(scope.home)
         plan = _plan(agent, scope, receipts, server)
@@ -132,7 +132,7 @@ def _plan(agent: Agent, scope: Scope, receipts: Receipts, server: Server | None)
     else:
         edit = configuring.install(agent, found, server, receipt)
     known = receipt.skill if receipt else {}
-    folder = agent.skills(scope) / NAME
+    folder = agent.skills(scope) / SKILL
     copies = shipped.plan(folder, scope.project, known, gone=server is None)
     return _Plan(agent, scope, found, edit, copies, receipt, server)
 
@@ -161,6 +161,7 @@ def _apply(plan: _Plan, receipts: Receipts, action: str) -> Outcome:
             _tidy(plan)
         else:
             receipts.put(plan.key, _receipt(plan, [str(item) for item in made], backup))
+            _leave_old_places(plan)
     except BaseException:
         for step in reversed(undo):
             with contextlib.suppress(OSError):
@@ -208,6 +209,13 @@ def _put_back(found: Found) -> None:
         return
     now = files.read(found.path, None)
     files.replace(now, found.data)
+
+
+def _leave_old_places(plan: _Plan) -> None:
+    """Remove folders that an older skill of ours had to itself."""
+    gone = [copy.found.path.parent for copy in plan.copies if copy.content is None]
+    above = [item.parent for item in gone if item.parent.parent == plan.folder.parent]
+    files.remove_folders(list(dict.fromkeys([*gone, *above])))
 
 
 def _tidy(plan: _Plan) -> None:

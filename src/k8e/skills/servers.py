@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
 import sys
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
 from k8e import doors, errors
+from k8e.skills import files
 from k8e.skills.agents import TOKEN_VARIABLE, Scope, Server
 
 ADDRESS_VARIABLE = "K8E_SANDBOX_MCP_ADDR"
@@ -18,14 +20,17 @@ PATH = "/mcp"
 _EVERYWHERE = ("", "0.0.0.0", "::")  # noqa: S104 - where a server listens; a client needs a place
 
 
-def choose(scope: Scope) -> Server:
-    """What the environment, or the machine's settings, ask for."""
+def choose(scope: Scope, *, dry: bool = False) -> Server:
+    """What the environment, or the machine's settings, ask for.
+
+    A server that has not run yet has no token; so it gets one now, unless this is a ``dry`` run.
+    """
     address = scope.environ.get(ADDRESS_VARIABLE, "").strip() or _machines_address()
     if not address:
         return Server(command=_command(scope))
     url = url_of(address)
     # A project's files are shared with others, and a token is not.
-    return Server(url=url, token="" if scope.project else _token(scope, url))
+    return Server(url=url, token="" if scope.project else _token(scope, url, dry=dry))
 
 
 def _machines_address() -> str:
@@ -87,7 +92,7 @@ def token_file(scope: Scope) -> Path:
     return Path(given) if given else scope.home / ".k8e" / "sandbox" / "mcp-token"
 
 
-def _token(scope: Scope, url: str) -> str:
+def _token(scope: Scope, url: str, *, dry: bool) -> str:
     given = scope.environ.get(TOKEN_VARIABLE, "").strip()
     if given:
         return given
@@ -97,13 +102,34 @@ def _token(scope: Scope, url: str) -> str:
             hint=f"set {TOKEN_VARIABLE} to its token; the one of this machine is not sent there",
         )
     file = token_file(scope)
+    return _kept(file) or _made(file, dry=dry)
+
+
+def _kept(file: Path) -> str:
     try:
-        found = file.read_text("utf-8").strip()
-    except OSError:
-        found = ""
-    if not found:
+        return file.read_text("utf-8").strip()
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError) as error:
         raise errors.InvalidRequest(
-            f"{url} is asked for, but there is no token: {file} does not exist",
-            hint=f"start `k8e {COMMAND} --http` once, which makes it, or set {TOKEN_VARIABLE}",
-        )
-    return found
+            f"the token in {file} cannot be read: {error}",
+            hint=f"make it readable, or set {TOKEN_VARIABLE}",
+        ) from None
+
+
+def _made(file: Path, *, dry: bool) -> str:
+    """A token, kept where the server will look for it at its first start."""
+    made = secrets.token_urlsafe(32)
+    if dry:
+        return made
+    try:
+        found = files.read(file, None)
+        files.replace(found, f"{made}\n".encode(), private=True)
+    except errors.Conflict:
+        return _kept(file)  # a server that starts in this moment has made one
+    except OSError as error:
+        raise errors.InvalidRequest(
+            f"a token cannot be kept in {file}: {error.strerror}",
+            hint=f"name another file with {FILE_VARIABLE}, or set {TOKEN_VARIABLE}",
+        ) from None
+    return made
