@@ -40,6 +40,7 @@ MODULES = (
     "context_table",
     "table",
     "rehearsing",
+    "paths",
     "files",
     "trees",
     "links",
