@@ -223,6 +223,32 @@ async def test_many_connections_do_not_block_each_other(front: Front) -> None:
             writer.close()
 
 
+@pytest.mark.parametrize("secured", [False, True])
+async def test_silent_connections_lock_nobody_out(tmp_path: Path, secured: bool) -> None:
+    certificate, key = certificates.make(tmp_path)
+    more = {"certificate": certificate, "key": key} if secured else {}
+    trusting = ssl.create_default_context(cafile=certificate) if secured else None
+    async with serving(tmp_path, **more) as front:
+        silent = [
+            await asyncio.open_connection(
+                "127.0.0.1", front.port, local_addr=(f"127.8.{n % 4}.1", 0)
+            )
+            for n in range(http.MAX_STRANGERS + 64)
+        ]
+        async with asyncio.timeout(20):
+            reader, writer = await asyncio.open_connection(
+                "127.0.0.1",
+                front.port,
+                ssl=trusting,
+                server_hostname="localhost" if secured else None,
+            )
+            path = "/.well-known/agent-card.json"
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        for _, item in [*silent, (reader, writer)]:
+            item.close()
+
+
 async def test_task_that_is_cancelled_before_it_began_is_over(tmp_path: Path) -> None:
     async with AsyncSandboxClient(f"unix:{tmp_path}/nobody") as client:
         desk = Desk(client, Terms(running=1))

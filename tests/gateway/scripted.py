@@ -13,7 +13,7 @@ from k8e.gateway.tunnels import Tunnel
 from k8e.gateway.visitors import Visitor
 
 PATIENCE = 10.0
-DOOR = Door(b"127.7.8.9:700", b"a2b3c4d5e6f7a2b3c4d5e6f7a2b3c4d5e6f7a2b3")
+DOOR = Door(b"127.7.8.9:700", b"a2b3c4d5e6f7a2b3c4d5e6f7a2b3c4d5e6f7a2b3", b"key")
 HEAD = b"Host: 127.7.8.9:700\r\nX-K8e-Token: " + DOOR.token + b"\r\n"
 GET = b"GET / HTTP/1.1\r\n" + HEAD
 LAST = b"Connection: close\r\n\r\n"

@@ -7,6 +7,7 @@ import hashlib
 import http.client
 import os
 import socket
+import subprocess
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -74,6 +75,46 @@ def test_without_the_services_own_token_nothing_reaches_the_sandbox(
         assert "k8e sandbox exposed" in answer.text
         assert answer.headers["Content-Type"] == "text/plain; charset=utf-8"
     assert service.state()["requests"] == before + 1, "only the question itself"
+
+
+def ask_as(uid: int, service: Service, pair: str) -> int:
+    """The status that another user of the machine gets with a cookie."""
+    asking = (
+        "import http.client, sys\n"
+        "connection = http.client.HTTPConnection(sys.argv[1], timeout=20)\n"
+        "connection.request('GET', '/', headers={'Cookie': sys.argv[2]})\n"
+        "print(connection.getresponse().status)"
+    )
+    done = subprocess.run(
+        ["/usr/bin/python3", "-I", "-c", asking, service.authority, pair],
+        user=uid,
+        group=uid,
+        extra_groups=[],
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=True,
+    )
+    return int(done.stdout)
+
+
+def test_a_cookie_is_no_token_and_of_no_use_to_other_services_and_users(
+    service: Service, other: Service
+) -> None:
+    greeted = service.ask(f"/?k8e-token={service.token}", NAVIGATION, token=False)
+    pair = greeted.headers["Set-Cookie"].partition(";")[0]
+    value = pair.partition("=")[2]
+    assert service.token not in pair
+    assert ask_as(os.getuid(), service, pair) == 200
+    assert ask_as(65534, service, pair) == 403, "a thief with another uid"
+    answers = [
+        service.ask("/", token=False, X_K8e_Token=value),
+        service.ask(f"/?k8e-token={value}", token=False),
+        other.ask("/", token=False, Cookie=pair),
+        other.ask("/", token=False, Cookie=pair.replace(f"-{service.url.port}-", "-1-")),
+    ]
+    assert [answer.status for answer in answers] == [403] * 4
 
 
 def test_every_request_on_a_connection_is_judged_and_not_only_the_first(service: Service) -> None:

@@ -17,6 +17,7 @@ import pytest
 from k8e._generated import sandbox_pb2 as pb
 from k8e._generated import sandbox_pb2_grpc as pb_grpc
 from k8e.gateway import front, peers, tls
+from tests.gateway.fronts import Client, serving
 from tests.gateway.serving import Running, failing
 from tests.places import eventually
 
@@ -59,7 +60,7 @@ def is_open(sock: socket.socket) -> bool:
 
 
 def test_one_address_cannot_take_all_handshakes(running: Running) -> None:
-    limit = front.MAX_HANDSHAKES_OF_ADDRESS
+    limit = front.MAX_STRANGERS_OF_ADDRESS
     with contextlib.ExitStack() as stack:
         silent = [stack.enter_context(dial(running)) for _ in range(limit + 30)]
         eventually(lambda: sum(map(is_open, silent)) == limit)
@@ -72,6 +73,60 @@ def test_one_address_cannot_take_all_handshakes(running: Running) -> None:
             with context.wrap_socket(raw, server_hostname="localhost") as tls:
                 assert tls.version()
     works(running)
+
+
+def silent_from(running: Running, count: int, addresses: int) -> list[socket.socket]:
+    host, _, port = running.address.rpartition(":")
+    place = (host, int(port))
+    return [
+        socket.create_connection(place, 20, source_address=(f"127.7.{number % addresses}.1", 0))
+        for number in range(count)
+    ]
+
+
+def test_silent_connections_from_many_addresses_lock_nobody_out(running: Running) -> None:
+    limit = front.MAX_STRANGERS
+    with contextlib.ExitStack() as stack:
+        silent = silent_from(running, limit + 128, 10)
+        for item in silent:
+            stack.enter_context(item)
+        for _ in range(3):  # each of them is new to us, and has to get in
+            works(running)
+        eventually(lambda: sum(map(is_open, silent)) <= limit)
+
+
+def test_connections_that_go_silent_after_their_handshake_lock_nobody_out(
+    running: Running,
+) -> None:
+    context = ssl.create_default_context(cafile=str(running.ca))
+    with contextlib.ExitStack() as stack:
+        for raw in silent_from(running, front.MAX_STRANGERS + 20, 20):
+            stack.enter_context(raw)
+            with contextlib.suppress(OSError):
+                stack.enter_context(context.wrap_socket(raw, server_hostname="localhost"))
+        works(running)
+
+
+async def test_of_too_many_connections_of_one_caller_an_idle_one_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(front, "MAX_OF_PRINCIPAL", 2)
+    async with serving(tmp_path) as found:
+        ca = (tmp_path / tls.CA_CERT).read_bytes()
+        clients: list[Client] = []
+        peers_of: list[str] = []
+        for number in range(3):
+            clients.append(await Client.dial(found.endpoint, ca))
+            assert await clients[-1].says(b"hello") == b"hello"
+            names = found.front._callers  # pyright: ignore[reportPrivateUsage]
+            peers_of += [name for name in names if name not in peers_of]
+            with found.front.recognised(peers_of[number], "key:mine"):
+                pass
+        await clients[0].ends()
+        assert await clients[1].says(b"still") == b"still"
+        assert await clients[2].says(b"still") == b"still"
+        for client in clients:
+            await client.close()
 
 
 @pytest.mark.parametrize(

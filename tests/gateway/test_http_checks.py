@@ -11,8 +11,10 @@ from k8e.gateway.http_checks import Admitted, Door, Greeted, Refused, Request
 from k8e.gateway.http_headers import Headers
 
 TOKEN = b"a2b3c4d5e6f7a2b3c4d5e6f7a2b3c4d5e6f7a2b3"
-DOOR = Door(b"127.7.8.9:700", TOKEN)
-OTHER = Door(b"127.7.8.10:701", TOKEN[::-1])
+DOOR = Door(b"127.7.8.9:700", TOKEN, b"key")
+OTHER = Door(b"127.7.8.9:701", TOKEN[::-1], b"another key")
+USER = "1000"
+COOKIE = DOOR.cookie_value(USER)
 QUERY = b"/?k8e-token=" + TOKEN
 HOST = (b"Host", DOOR.authority)
 SHOWN = (b"X-K8e-Token", TOKEN)
@@ -26,7 +28,7 @@ def judge(
     target: bytes = b"/", *headers: tuple[bytes, bytes], method: bytes = b"GET", host: bool = True
 ) -> http_checks.Verdict:
     given = [HOST, *headers] if host else list(headers)
-    return http_checks.judge(DOOR, Request(method, target, given))
+    return http_checks.judge(DOOR, Request(method, target, given, USER))
 
 
 def admitted(
@@ -54,7 +56,7 @@ def fetched(site: bytes, mode: bytes, dest: bytes) -> Headers:
 def test_the_token_opens_the_door_in_the_query_in_the_header_and_in_the_cookie() -> None:
     assert admitted(QUERY).target == b"/"
     assert admitted(b"/x", SHOWN).target == b"/x"
-    cookie = (b"Cookie", b"a=1; " + DOOR.cookie + b"=" + TOKEN)
+    cookie = (b"Cookie", b"a=1; " + DOOR.cookie + b"=" + COOKIE)
     assert admitted(b"/x?y=1", cookie).target == b"/x?y=1"
 
 
@@ -73,9 +75,15 @@ def test_the_token_opens_the_door_in_the_query_in_the_header_and_in_the_cookie()
         (b"/", [(b"X-K8e-Token", b"")]),
         (b"/", [(b"X-K8e-Token", b"\xff\xfe")]),
         (b"/", [(b"Authorization", b"Bearer " + TOKEN)]),
-        (b"/", [(b"Cookie", OTHER.cookie + b"=" + OTHER.token)]),
-        (b"/", [(b"Cookie", OTHER.cookie + b"=" + TOKEN)]),
-        (b"/", [(b"Cookie", DOOR.cookie + b"=" + OTHER.token)]),
+        (b"/", [(b"Cookie", OTHER.cookie + b"=" + OTHER.cookie_value(USER))]),
+        (b"/", [(b"Cookie", OTHER.cookie + b"=" + COOKIE)]),
+        (b"/", [(b"Cookie", DOOR.cookie + b"=" + OTHER.cookie_value(USER))]),
+        (b"/", [(b"Cookie", DOOR.cookie + b"=" + DOOR.cookie_value("1001"))]),
+        (b"/", [(b"Cookie", DOOR.cookie + b"=" + DOOR.cookie_value(""))]),
+        (b"/", [(b"Cookie", DOOR.cookie + b"=" + TOKEN)]),
+        (b"/", [(b"Cookie", DOOR.cookie + b"=\xff")]),
+        (b"/", [(b"X-K8e-Token", COOKIE)]),
+        (b"/?k8e-token=" + COOKIE, []),
         (b"/", [(b"Cookie", DOOR.cookie)]),
         (b"/", [(b"Referer", DOOR.url)]),
     ],
@@ -89,14 +97,21 @@ def test_without_the_right_token_nothing_passes_and_the_way_to_get_it_is_told(
 def test_a_good_token_counts_whatever_else_is_shown() -> None:
     admitted(b"/?k8e-token=old&k8e-token=" + TOKEN)
     admitted(b"/?k8e-token=old", SHOWN)
-    stale = (b"Cookie", DOOR.cookie + b"=old; " + DOOR.cookie + b"=" + TOKEN)
+    stale = (b"Cookie", DOOR.cookie + b"=old; " + DOOR.cookie + b"=" + COOKIE)
     admitted(b"/", stale)
 
 
 def test_each_service_has_a_cookie_of_its_own_name() -> None:
     assert DOOR.cookie != OTHER.cookie
-    assert DOOR.cookie.startswith(b"k8e-")
+    assert DOOR.cookie.startswith(b"k8e-700-")
     assert TOKEN not in DOOR.cookie
+
+
+def test_a_cookie_tells_neither_the_token_nor_the_cookie_of_another_service_or_user() -> None:
+    moved = Door(OTHER.authority, TOKEN, DOOR.cookie_key)
+    others = [OTHER.cookie_value(USER), moved.cookie_value(USER), DOOR.cookie_value("1001")]
+    assert COOKIE not in [TOKEN, *others]
+    assert len(COOKIE) == 64
 
 
 # The host.
@@ -172,7 +187,7 @@ def test_other_sites_pages_can_do_nothing_even_with_the_token(
 def test_a_link_on_another_site_works_only_with_the_token_in_it_and_only_as_a_page() -> None:
     navigation = fetched(b"cross-site", b"navigate", b"document")
     greeted = judge(b"/a?k8e-token=" + TOKEN + b"&b=1", *navigation)
-    assert greeted == Greeted(b"http://127.7.8.9:700/a?b=1", by_page=True)
+    assert greeted == Greeted(b"http://127.7.8.9:700/a?b=1", by_page=True, client=USER)
     refused(judge(b"/a", SHOWN, *navigation))
     refused(judge(QUERY, *navigation, method=b"POST"))
 
@@ -200,14 +215,15 @@ def test_service_workers_which_would_see_the_token_are_refused() -> None:
 )
 def test_a_browser_gets_a_cookie_and_an_address_without_the_token(headers: Headers) -> None:
     greeted = judge(b"/p?a=1&k8e-token=" + TOKEN + b"&b=%26", *headers)
-    assert greeted == Greeted(b"http://127.7.8.9:700/p?a=1&b=%26", by_page=False)
-    page = http_pages.greeting(DOOR, Greeted(b"http://127.7.8.9:700/p?a=1&b=%26", by_page=False))
+    assert greeted == Greeted(b"http://127.7.8.9:700/p?a=1&b=%26", by_page=False, client=USER)
+    assert isinstance(greeted, Greeted)
+    page = http_pages.greeting(DOOR, greeted)
     assert page.status == 303
     found = dict(page.headers)
     assert found[b"Location"] == b"http://127.7.8.9:700/p?a=1&b=%26"
     name, _, rest = found[b"Set-Cookie"].partition(b"=")
     assert name == DOOR.cookie
-    assert rest.split(b"; ") == [TOKEN, b"Path=/", b"HttpOnly", b"SameSite=Strict"]
+    assert rest.split(b"; ") == [COOKIE, b"Path=/", b"HttpOnly", b"SameSite=Strict"]
     assert found[b"Referrer-Policy"] == b"no-referrer"
     assert found[b"Cache-Control"] == b"no-store"
 
@@ -243,8 +259,8 @@ def test_the_sandbox_sees_neither_query_header_cookie_nor_referer_of_ours() -> N
     seen = admitted(
         b"/a?x=1&k8e-token=" + TOKEN + b"&%6B8e-token=" + TOKEN + b"&y=2",
         SHOWN,
-        (b"Cookie", b"one=1; " + DOOR.cookie + b"=" + TOKEN + b"; two=2"),
-        (b"cookie", OTHER.cookie + b"=" + OTHER.token),
+        (b"Cookie", b"one=1; " + DOOR.cookie + b"=" + COOKIE + b"; two=2"),
+        (b"cookie", OTHER.cookie + b"=" + OTHER.cookie_value(USER)),
         (b"Referer", DOOR.origin + b"/b?k8e-token=" + TOKEN + b"&z=3"),
         (b"Authorization", b"Bearer " + TOKEN),
         (b"X-Original-Url", DOOR.url),

@@ -241,6 +241,21 @@ async def test_idle_connection_of_nobody_ends(gateway: HttpGateway) -> None:
     writer.close()
 
 
+async def test_silent_connections_lock_nobody_out(gateway: HttpGateway) -> None:
+    """More than all that there is room for, each of which has sent half a request or nothing."""
+    port = int(gateway.root.rpartition(":")[2])
+    silent: list[asyncio.StreamWriter] = []
+    for number in range(1100):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HT"[: number % 9])
+        silent.append(writer)
+    async with web(gateway) as client:
+        for _ in range(3):
+            assert (await client.get(f"{gateway.root}/healthz")).status_code == 200
+    for writer in silent:
+        writer.close()
+
+
 async def test_calls_are_written_down_with_who_made_them(gateway: HttpGateway) -> None:
     def wrote(**wanted: str) -> bool:
         done = gateway.place.cli("audit", "--json")

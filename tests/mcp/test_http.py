@@ -77,6 +77,21 @@ async def test_door_is_before_everything(
         assert found.headers["www-authenticate"] == "Bearer"
 
 
+async def test_silent_connections_are_bounded_and_lock_nobody_out(http: HttpServer) -> None:
+    place = httpx2.URL(http.url)
+    assert place.port
+    silent = [await asyncio.open_connection("127.0.0.1", place.port) for _ in range(1200)]
+    async with web(http) as client:
+        found = await client.post(http.url, json=LIST)
+    assert found.status_code == 200, found.text
+    reader, _ = silent[0]
+    async with asyncio.timeout(PATIENCE):
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b"", "it has to leave by itself"
+    for _, writer in silent:
+        writer.close()
+
+
 async def test_bodies_that_are_no_messages_are_refused(http: HttpServer) -> None:
     async with web(http) as client:
         assert (await client.post(http.url, content=b"{no")).status_code == 400

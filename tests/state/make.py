@@ -63,7 +63,7 @@ def make_exposures(path: Path) -> None:
 
     store = ExposureStore(path)
     place = (8000, "localhost", "127.9.8.7", 700)
-    store.insert(Exposure("live", "sb-live", "local", *place, "a" * 40, NOW))
+    store.insert(Exposure("live", "sb-live", "local", *place, "a" * 40, NOW, "c" * 40))
     store.close()
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from k8e import database, errors
-from k8e.auth.store import KeyStore
+from k8e.auth.store import Key, KeyStore
 from k8e.egress.policy import parse_policy
 from k8e.egress.records import Records
 from k8e.gateway import state
@@ -93,6 +93,8 @@ def check_exposures(path: Path) -> None:
     store = ExposureStore(path)
     (found,) = store.all()
     assert (found.port, found.address, found.listen_port) == (8000, "127.9.8.7", 700)
+    assert found.token == "a" * 40
+    assert len(found.cookie_key) >= 40
     store.close()
 
 
@@ -281,17 +283,109 @@ def test_a_damaged_database_is_refused_and_left_alone(
     assert path.read_bytes() == after
 
 
-def test_an_empty_database_is_refused_only_while_sandboxes_run(tmp_path: Path) -> None:
-    for make_it in (lambda: None, (tmp_path / "sessions.db").touch):
-        make_it()
+@EVERY
+def test_an_empty_database_is_not_taken_for_a_new_one(name: str, tmp_path: Path) -> None:
+    path = tmp_path / f"{name}.db"
+    path.touch()
+    for use in (lambda: CHECKS[name](path), lambda: state.check(tmp_path, [])):
+        with pytest.raises(errors.StateUnusable, match=rf"{name}\.db is damaged: it is empty"):
+            use()
+    assert path.stat().st_size == 0
+    repaired = {item.name: item for item in state.repair(tmp_path)}[path.name]
+    assert (repaired.rows, repaired.lost) == (0, "all that was in it")
+    assert (tmp_path / repaired.kept).stat().st_size == 0
+    state.check(tmp_path, [])
+
+
+def test_a_new_database_appears_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Path, __: Path) -> None:
+        raise OSError("killed before it had its name")
+
+    path = tmp_path / "keys.db"
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", fail)
+        with pytest.raises(OSError, match="killed"):
+            KeyStore(path)
+    assert not path.exists()
+    KeyStore(path).close()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [item.name for item in tmp_path.iterdir()] == ["keys.db"]
+
+
+def make_all(folder: Path) -> None:
+    for name, maker in make.MAKERS.items():
+        maker(folder / f"{name}.db")
+    (folder / "audit").mkdir()
+    (folder / "audit" / "000000000000001.jsonl").write_text("{}\n")
+    state.remember(folder)
+    state.check(folder, [])
+
+
+@pytest.mark.parametrize("name", [*state.DATABASES, "audit"])
+def test_what_was_made_here_and_is_gone_is_missed(name: str, tmp_path: Path) -> None:
+    make_all(tmp_path)
+    gone = tmp_path / name
+    shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
+    with pytest.raises(errors.StateUnusable, match=rf"{name} was made .* is gone") as caught:
         state.check(tmp_path, [])
-        with pytest.raises(errors.StateUnusable, match="2 sandboxes still run") as caught:
-            state.check(tmp_path, ["sb-a", "sb-b"])
-        assert "k8e gateway repair" in caught.value.hint
+    assert "k8e gateway repair" in caught.value.hint
+    (repaired,) = state.repair(tmp_path)
+    assert (repaired.name, repaired.rows, repaired.lost) == (name, 0, "all that was in it")
+    state.check(tmp_path, [])
+    assert state.repair(tmp_path) == []
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"made": 3}'])
+def test_without_knowing_what_was_made_nothing_starts(content: str, tmp_path: Path) -> None:
+    make_all(tmp_path)
+    (tmp_path / state.MADE).write_text(content)
+    with pytest.raises(errors.StateUnusable, match="nobody knows") as caught:
+        state.check(tmp_path, [])
+    assert "k8e gateway repair" in caught.value.hint
+    assert state.repair(tmp_path) == []
+    state.check(tmp_path, [])
+    (tmp_path / "approvals.db").unlink()
+    with pytest.raises(errors.StateUnusable, match=r"approvals\.db"):
+        state.check(tmp_path, [])
+
+
+def test_a_folder_of_an_older_release_is_used_and_remembered(tmp_path: Path) -> None:
+    restore("approvals", "1", tmp_path)
+    state.check(tmp_path, [])
+    state.remember(tmp_path)
+    (tmp_path / "approvals.db").unlink()
+    with pytest.raises(errors.StateUnusable, match=r"approvals\.db was made"):
+        state.check(tmp_path, [])
+
+
+def test_sessions_that_are_gone_are_told_with_the_sandboxes_that_run(tmp_path: Path) -> None:
+    state.check(tmp_path, [])
+    with pytest.raises(errors.StateUnusable, match="2 sandboxes still run") as caught:
+        state.check(tmp_path, ["sb-a", "sb-b"])
+    assert "k8e gateway repair" in caught.value.hint
     (repaired,) = state.repair(tmp_path)
     assert (repaired.name, repaired.kept, repaired.rows) == ("sessions.db", "", 0)
     state.check(tmp_path, ["sb-a"])
     assert state.repair(tmp_path) == []
+
+
+def test_the_approver_and_deleted_keys_do_not_depend_on_a_second_file(tmp_path: Path) -> None:
+    approvals, keys = ApprovalStore(tmp_path / "approvals.db"), KeyStore(tmp_path / "keys.db")
+    approvals.set_approver(b"salt", b"hash")
+    keys.insert(Key(0, "ci", frozenset({Role.AGENT}), make.NOW, 0), b"digest")
+    keys.revoke("ci", make.NOW)
+    copies = tmp_path / "copies"
+    copies.mkdir()
+    for name in ("approvals.db", "keys.db"):  # as after a crash that took the files beside them
+        shutil.copy(tmp_path / name, copies / name)
+    approvals.close()
+    keys.close()
+    found = ApprovalStore(copies / "approvals.db")
+    assert found.approver() == (b"salt", b"hash")
+    found.close()
+    known = KeyStore(copies / "keys.db")
+    assert (known.listing(), len(known.revoked())) == ([], 1)
+    known.close()
 
 
 def test_repair_saves_the_rows_of_a_database_whose_index_is_damaged(tmp_path: Path) -> None:

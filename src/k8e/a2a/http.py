@@ -5,14 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import NamedTuple
 
 import h11
 
+from k8e.admission import Admission, Stranger
+
 MAX_BODY = 8 << 20
 MAX_HEAD = 32 << 10
-MAX_CONNECTIONS = 128
+MAX_CONNECTIONS = 128  # of callers with a token
+MAX_STRANGERS = 256
+MAX_STRANGERS_OF_ADDRESS = 128
+HANDSHAKE_SECONDS = 10.0
 IDLE_SECONDS = 75.0
 BODY_SECONDS = 30.0
 WRITE_SECONDS = 30.0
@@ -53,28 +59,44 @@ Handler = Callable[[Head, Body], Awaitable[Reply]]
 class Server:
     """Serves a handler on connections."""
 
-    def __init__(self, handler: Handler) -> None:
+    def __init__(self, handler: Handler, security: ssl.SSLContext | None = None) -> None:
         self._handler = handler
+        self._security = security
         self._open: set[asyncio.Task[None]] = set()
+        self._places = Admission(MAX_STRANGERS, MAX_STRANGERS_OF_ADDRESS)
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """For ``asyncio.start_server``."""
         task = asyncio.current_task()
-        if task is None or len(self._open) >= MAX_CONNECTIONS:
-            writer.close()
+        address = str((writer.get_extra_info("peername") or [""])[0])
+        if task is None:
             return
+        stranger = self._places.enter(address, task.cancel)
         self._open.add(task)
         try:
-            await _Connection(reader, writer, self._handler).serve()
+            if self._security is not None:  # here, so that a silent handshake has a place as well
+                await writer.start_tls(self._security, ssl_handshake_timeout=HANDSHAKE_SECONDS)
+            connection = _Connection(reader, writer, self._handler)
+            connection.admit = lambda: self._admit(stranger)
+            await connection.serve()
         except (OSError, TimeoutError, h11.ProtocolError):
             pass  # whoever was there has left, or does not speak HTTP
         except asyncio.CancelledError:
-            pass  # the server ends
+            pass  # the server ends, or somebody else needs the place
         except Exception:
             logger.exception("a connection failed for a reason that nobody thought of")
         finally:
+            stranger.leave()
             self._open.discard(task)
             writer.close()
+
+    def _admit(self, stranger: Stranger) -> None:
+        """A request had a token."""
+        if stranger.pool is None:
+            return
+        if len(self._open) - len(self._places) >= MAX_CONNECTIONS:
+            raise Problem(503, "too many connections are open; try again later")
+        self._places.admit(stranger)
 
     async def close(self) -> None:
         for task in list(self._open):
@@ -89,6 +111,8 @@ class _Connection:
     ) -> None:
         self._reader, self._writer, self._handler = reader, writer, handler
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
+        self.admit: Callable[[], object] = lambda: None
+        """Called when a request had a token: nobody else gets to read its body."""
 
     async def serve(self) -> None:
         while True:
@@ -121,6 +145,7 @@ class _Connection:
             self._http.receive_data(await self._reader.read(_CHUNK))
 
     async def _body(self) -> bytes:
+        self.admit()
         found = bytearray()
         async with asyncio.timeout(BODY_SECONDS):
             while isinstance(event := await self._next(), h11.Data):

@@ -129,10 +129,8 @@ async def serve(
         async def handle(head: Head, body: Body) -> Reply:
             return await front[0].handle(head, body)
 
-        server = http.Server(handle)
-        listener = await asyncio.start_server(
-            server.accept, where.host, where.port, ssl=security, limit=64 << 10
-        )
+        server = http.Server(handle, security)
+        listener = await asyncio.start_server(server.accept, where.host, where.port, limit=64 << 10)
         url = _url(where, listener)
         front.append(Front(tokens, rpc.Service(desk), url))
         looking = asyncio.create_task(_look(tokens, desk))

@@ -111,6 +111,7 @@ class KeyStore:
         except BaseException:
             self._db.execute("ROLLBACK")
             raise
+        database.settle(self._db)
 
     def revoke(self, name: str, at: float) -> Key | None:
         """End a key; what it was, or None if there is none."""
@@ -118,6 +119,7 @@ class KeyStore:
         if found is not None:
             query = "UPDATE keys SET revoked_at=? WHERE key_id=?"
             self._db.execute(query, (at, found.key_id))
+            database.settle(self._db)
         return found
 
     def forget(self, before: float, now: float) -> None:

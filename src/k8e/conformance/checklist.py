@@ -126,7 +126,7 @@ _PARTS: Mapping[str, tuple[Try, ...]] = {
             "links "
             "to foreign files",
             "refusals.swapped-links trespass.swapped-folders trespass.hard-links files.links "
-            "refusals.missing refusals.guest-itself",
+            "refusals.missing refusals.guest-itself maze",
         ),
         Try(
             "pipes, sockets and devices as targets do not hang or leak; reading a growing file "

@@ -100,6 +100,7 @@ async def _main(settings: Settings, *, background: bool, ready_fd: int) -> None:
     try:
         await asyncio.to_thread(host.prepare)
         sessions = Sessions(settings, store, host, Runtimes(host))
+        state.remember(settings.data_dir)
         gateway = Gateway(settings, sessions, Approvals(approvals, sessions), Keys(keys))
         gateway.exposures = Exposures(exposures, sessions)
         gateway.host = host
@@ -114,6 +115,7 @@ async def _main(settings: Settings, *, background: bool, ready_fd: int) -> None:
                 log.info("ready on %s", settings.socket)
                 _tell(ready_fd, "ready")
                 await _until_stopped(gateway, idle_exit=settings.idle_exit if background else 0)
+            state.remember(settings.data_dir)  # also what was made since the start
             for say in list(gateway.farewells):
                 say()  # now: what is read later would begin and be lost
             if gateway.destroy_on_stop:

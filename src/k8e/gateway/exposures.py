@@ -110,6 +110,7 @@ class Exposures:
                 listen_port=place.port,
                 token=new_token(),
                 started_at=time.time(),
+                cookie_key=new_token(),
             )
             door = await self._open(exposure, place)
             if not self._is_alive(exposure):  # it ended while we opened the door

@@ -18,10 +18,12 @@ import secrets
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import cast
 
+from k8e import addresses
+from k8e.admission import Admission, Stranger
 from k8e.gateway import handshakes, peers, tls
 from k8e.gateway.handshakes import Caller
 
@@ -31,9 +33,10 @@ HANDSHAKE_SECONDS = 10.0
 STRANGER_SECONDS = 30.0
 """How long a connection may stay open on which nobody that we know makes a call."""
 MAX_CONNECTIONS = 8192
-MAX_OF_ADDRESS = 1024  # connections, so that one address cannot take them all
-MAX_HANDSHAKES = 512  # at once …
-MAX_HANDSHAKES_OF_ADDRESS = 64  # … and of one address
+MAX_OF_ADDRESS = 1024  # connections, so that one address cannot take them all …
+MAX_OF_PRINCIPAL = 1024  # … nor one caller that has many addresses
+MAX_STRANGERS = 512  # connections without a call of somebody that we know …
+MAX_STRANGERS_OF_ADDRESS = 128  # … and of one address
 BUFFER = 256 << 10  # bytes on their way, in each direction, before who sends them has to wait
 _PEER_PREFIX = "unix-abstract:"
 _NAME_PREFIX = "k8e-rpc-"
@@ -50,8 +53,10 @@ class Front:
         self._callers: dict[str, Caller] = {}
         self._relays: dict[str, _Relay] = {}
         self._server: asyncio.Server | None = None
-        self._handshakes: dict[asyncio.Task[None], str] = {}
+        self._handshakes: set[asyncio.Task[None]] = set()
         self._connections: Counter[str] = Counter()
+        self._known: dict[str, dict[_Relay, None]] = {}  # by principal, oldest first
+        self.admission = Admission(MAX_STRANGERS, MAX_STRANGERS_OF_ADDRESS)
 
     async def listen(self, endpoint: peers.Endpoint) -> peers.Endpoint:
         """Serve ``endpoint``; the address with the port that it got."""
@@ -70,7 +75,7 @@ class Front:
         """Take no new connections; those that are open end with gRPC's own."""
         if self._server is not None:
             self._server.close()
-        for task in self._handshakes:
+        for task in list(self._handshakes):
             task.cancel()
 
     def caller(self, peer: str) -> Caller | None:
@@ -109,23 +114,28 @@ class Front:
             self._context = handshakes.context(self._certificates.folder)
         return self._context
 
-    def enter(self, address: str, handshake: asyncio.Task[None]) -> bool:
-        """Count a new connection; False if there are too many already."""
-        of_address = list(self._handshakes.values()).count(address)
+    def enter(self, plain: asyncio.Transport, expel: Callable[[], object]) -> Stranger | None:
+        """Count a new connection; None if there are too many already."""
+        address, port = (plain.get_extra_info("peername") or ("", 0))[:2]
         if (
-            len(self._handshakes) >= MAX_HANDSHAKES
-            or of_address >= MAX_HANDSHAKES_OF_ADDRESS
-            or self._connections[address] >= MAX_OF_ADDRESS
+            self._connections[address] >= MAX_OF_ADDRESS
             or self._connections.total() >= MAX_CONNECTIONS
         ):
-            return False
+            return None
+        group = ""
+        if addresses.is_loopback(address):  # its users have all of 127.0.0.0/8 to choose from
+            here = peers.endpoint(*plain.get_extra_info("sockname")[:2])
+            group = f"uid {peers.owner(peers.endpoint(address, port), here)}"
         self._connections[address] += 1
-        self._handshakes[handshake] = address
+        return self.admission.enter(address, expel, group=group)
+
+    def begin(self, handshake: asyncio.Task[None]) -> None:
+        """Keep a handshake until it is done."""
+        self._handshakes.add(handshake)
         handshake.add_done_callback(self._handshaken)
-        return True
 
     def _handshaken(self, task: asyncio.Task[None]) -> None:
-        self._handshakes.pop(task, None)
+        self._handshakes.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.warning("a connection failed: %s", error)
 
@@ -138,6 +148,22 @@ class Front:
         self._connections[address] -= 1
         if self._connections[address] <= 0:
             del self._connections[address]
+
+    def claim(self, relay: _Relay, principal: str) -> None:
+        """A connection is one of ``principal``; of too many, the oldest that is idle ends."""
+        self.disclaim(relay)
+        relay.principal = principal
+        known = self._known.setdefault(principal, {})
+        known[relay] = None
+        if len(known) > MAX_OF_PRINCIPAL:
+            next((item for item in known if not item.calls), relay).abort()
+
+    def disclaim(self, relay: _Relay) -> None:
+        """A connection is nobody's any more."""
+        known = self._known.get(relay.principal, {})
+        known.pop(relay, None)
+        if not known:
+            self._known.pop(relay.principal, None)
 
     def is_ours(self, name: str) -> bool:
         """Whether a client that asks for a server of this name can mean us."""
@@ -172,18 +198,18 @@ class _Outer(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         plain = cast("asyncio.Transport", transport)
-        address = str((plain.get_extra_info("peername") or [""])[0])
+        relay = _Relay(self._front, plain)
+        if not relay.enter():
+            plain.abort()
+            return
         # asyncio does this only where a socket says by itself that it is TCP; ours do not.
         sock: socket.socket = plain.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         plain.pause_reading()
-        task = asyncio.create_task(self._secure(plain, address))
-        if not self._front.enter(address, task):
-            task.cancel()
-            plain.abort()
+        relay.handshake = asyncio.create_task(self._secure(plain, relay))
+        self._front.begin(relay.handshake)
 
-    async def _secure(self, plain: asyncio.Transport, address: str) -> None:
-        relay = _Relay(self._front, address)
+    async def _secure(self, plain: asyncio.Transport, relay: _Relay) -> None:
         loop = asyncio.get_running_loop()
         try:
             secured = await loop.start_tls(
@@ -207,9 +233,11 @@ class _Outer(asyncio.Protocol):
 class _Relay(asyncio.Protocol):
     """The bytes of a client, and those for it. ``other`` is the same towards gRPC."""
 
-    def __init__(self, front: Front, address: str) -> None:
+    def __init__(self, front: Front, plain: asyncio.Transport) -> None:
         self._front = front
-        self._address = address
+        self._plain = plain
+        self._stranger: Stranger | None = None
+        self.handshake: asyncio.Task[None] | None = None
         self._name = ""
         self._transport: asyncio.Transport | None = None
         self._early: list[bytes] = []
@@ -222,6 +250,19 @@ class _Relay(asyncio.Protocol):
         """Calls under way of those that we know."""
         self.other: _Inner | None = None
 
+    def enter(self) -> bool:
+        """Take a place among the strangers; False if there is none."""
+        self._stranger = self._front.enter(self._plain, self._expel)
+        return self._stranger is not None
+
+    def _expel(self) -> None:
+        """Leave, because somebody else needs the place."""
+        log.debug("closed a silent connection of %s", self._plain.get_extra_info("peername"))
+        if self.handshake is not None:
+            self.handshake.cancel()
+        (self._transport or self._plain).abort()
+        self.leave()
+
     async def begin(self, transport: asyncio.Transport) -> None:
         """Connect with gRPC, now that the handshake has told who this is."""
         self._transport = transport
@@ -229,6 +270,8 @@ class _Relay(asyncio.Protocol):
         if caller is None or self._lost:
             transport.abort()
             return
+        if caller.certificate is not None and self._stranger is not None:
+            self._front.admission.vouch(self._stranger)
         self.doubt()
         transport.set_write_buffer_limits(BUFFER)
         try:
@@ -253,11 +296,18 @@ class _Relay(asyncio.Protocol):
             inner.close()
 
     def recognise(self, principal: str) -> None:
-        self.principal = principal
         self.calls += 1
+        if principal != self.principal and not self._lost:
+            self._front.claim(self, principal)
+        if self._stranger is not None and self._stranger.pool is not None:
+            self._front.admission.admit(self._stranger)
         if self._patience is not None:
             self._patience.cancel()
             self._patience = None
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
 
     def doubt(self) -> None:
         if self._patience is None and not self._lost:
@@ -268,9 +318,10 @@ class _Relay(asyncio.Protocol):
         self._patience = None
         if self.calls:  # a proxy may carry strangers beside them; they end with their own calls
             self.doubt()
-        elif self._transport is not None:
-            log.debug("closed a connection of %s: nobody that we know", self._address)
-            self._transport.abort()
+        else:
+            where = self._plain.get_extra_info("peername")
+            log.debug("closed a connection of %s: nobody that we know", where)
+            self.abort()
 
     def data_received(self, data: bytes) -> None:
         if self.other is None:
@@ -290,6 +341,7 @@ class _Relay(asyncio.Protocol):
         self._lost = True
         if self._patience is not None:
             self._patience.cancel()
+        self._front.disclaim(self)
         self.leave()
         if self.other is not None:
             self.other.close()
@@ -298,9 +350,10 @@ class _Relay(asyncio.Protocol):
 
     def leave(self) -> None:
         """Count the connection out, once: a failed handshake is told in two ways, or in one."""
-        if not self._left:
+        if self._stranger is not None and not self._left:
             self._left = True
-            self._front.leave(self._address)
+            self._stranger.leave()
+            self._front.leave(self._stranger.address)
 
     def inner_lost(self) -> None:
         """The connection was ended by gRPC."""

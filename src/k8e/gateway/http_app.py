@@ -10,7 +10,7 @@ import json
 import logging
 from collections.abc import AsyncGenerator
 
-from k8e import doors, errors, metrics
+from k8e import admission, doors, errors, metrics
 from k8e._version import __version__
 from k8e.audit import acting
 from k8e.audit.acting import Act, Caller
@@ -91,6 +91,7 @@ class App:
             return
         try:
             async with self._known(scope, peer) as known:
+                admission.admit_request(scope)
                 acting.begin(Act(known.caller, f"http {route}".strip()))
                 await self._serve(route, known, scope, receive, answer)
         except (Refusal, errors.K8eError) as error:

@@ -3,6 +3,10 @@
 A request passes if it has the service's token, names the service's own address as its host (so that
 no foreign name leads to us), and does not come from another site's page. The token goes no further:
 what is passed on has none of it, wherever it was.
+
+A browser gets a cookie in exchange for the token. Browsers send cookies to every port of an
+address, so whoever listens on another port of ours gets to see it. Therefore the cookie is not the
+token, and it opens this one service only, for the one user of the machine whose browser got it.
 """
 
 from __future__ import annotations
@@ -25,6 +29,8 @@ class Door:
     authority: bytes
     """Its address and port, as a Host header says it."""
     token: bytes
+    cookie_key: bytes
+    """What its cookies are made with; never sent to anybody."""
 
     @property
     def origin(self) -> bytes:
@@ -37,8 +43,17 @@ class Door:
 
     @property
     def cookie(self) -> bytes:
-        """The name of its cookie; another service has another one, though not to keep it secret."""
-        return COOKIE_PREFIX + hashlib.sha256(self.token).hexdigest()[:16].encode()
+        """The name of its cookie, with its port; another service has another one."""
+        port = self.authority.rpartition(b":")[2]
+        return COOKIE_PREFIX + port + b"-" + self._derive(b"name")[:16]
+
+    def cookie_value(self, client: str) -> bytes:
+        """What the cookie says in the browser of ``client``, who is a user of this machine."""
+        return self._derive(b"value", client.encode())
+
+    def _derive(self, *parts: bytes) -> bytes:
+        message = b"\0".join((*parts, self.authority))
+        return hmac.new(self.cookie_key, message, hashlib.sha256).hexdigest().encode()
 
     def opens_with(self, token: bytes) -> bool:
         return hmac.compare_digest(token, self.token)
@@ -51,6 +66,8 @@ class Request:
     method: bytes
     target: bytes
     headers: Headers
+    client: str = ""
+    """Which user of this machine asks, where the kernel can tell."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +85,7 @@ class Greeted:
     location: bytes
     by_page: bool
     """By a page of ours, since a redirect for another site's link would not bring the cookie."""
+    client: str = ""
 
 
 @dataclass(frozen=True)
@@ -93,7 +111,7 @@ def judge(door: Door, request: Request) -> Verdict:
     if not target.startswith(b"/") and (request.method, target) != (b"OPTIONS", b"*"):
         return Refused(400, "The address that was asked for is malformed.")
     by_query = any(map(door.opens_with, http_headers.tokens_of(target)))
-    if not by_query and not _has_token(door, request.headers):
+    if not by_query and not _has_token(door, request):
         return Refused(403, f"The token of this service is missing or wrong. {ASK}")
     return _judge_known(door, request, target, by_query=by_query)
 
@@ -105,7 +123,7 @@ def _judge_known(door: Door, request: Request, target: bytes, *, by_query: bool)
     if by_query and _is_navigation(request):
         if door.token in clean:
             return Refused(400, "The token is in the address twice.")
-        return Greeted(door.origin + clean, by_page=foreign)
+        return Greeted(door.origin + clean, by_page=foreign, client=request.client)
     if foreign:
         return Refused(
             403, f"Another site's page asked for this; only a link to the URL itself works. {ASK}"
@@ -132,10 +150,12 @@ def _path(door: Door, target: bytes) -> bytes | None:
     return b"/" + path if not path or path.startswith(b"?") else None
 
 
-def _has_token(door: Door, headers: Headers) -> bool:
-    shown = values(headers, TOKEN_HEADER)
-    shown += [value for name, value in http_headers.cookies(headers) if name == door.cookie]
-    return any(map(door.opens_with, shown))
+def _has_token(door: Door, request: Request) -> bool:
+    if any(map(door.opens_with, values(request.headers, TOKEN_HEADER))):
+        return True
+    name, right = door.cookie, door.cookie_value(request.client)
+    shown = [value for key, value in http_headers.cookies(request.headers) if key == name]
+    return any(hmac.compare_digest(value, right) for value in shown)
 
 
 def _is_navigation(request: Request) -> bool:

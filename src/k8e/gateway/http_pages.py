@@ -36,7 +36,7 @@ def refusal(refused: Refused) -> Page:
 def greeting(door: Door, greeted: Greeted) -> Page:
     """The cookie, and the way on without a token in the address."""
     attributes = b"; Path=/; HttpOnly; SameSite=Strict"
-    cookie = (b"Set-Cookie", door.cookie + b"=" + door.token + attributes)
+    cookie = (b"Set-Cookie", door.cookie + b"=" + door.cookie_value(greeted.client) + attributes)
     if not greeted.by_page:
         return _page(303, b"text/plain", b"", [cookie, (b"Location", greeted.location)])
     address = html.escape(greeted.location.decode("ascii", "replace"), quote=True)

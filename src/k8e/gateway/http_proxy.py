@@ -105,7 +105,8 @@ class Visit:
             event = await self._next_event()
         if not isinstance(event, h11.Request):
             return None
-        return http_checks.Request(event.method, event.target, event.headers.raw_items())
+        headers = event.headers.raw_items()
+        return http_checks.Request(event.method, event.target, headers, self._visitor.user())
 
     async def _next_event(self) -> Any:
         """The next event of the client's side."""

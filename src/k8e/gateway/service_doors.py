@@ -29,7 +29,7 @@ class ServiceDoor:
     def __init__(self, sessions: Sessions, exposure: Exposure) -> None:
         self.exposure = exposure
         authority = f"{exposure.address}:{exposure.listen_port}"
-        self._door = Door(authority.encode(), exposure.token.encode())
+        self._door = Door(authority.encode(), exposure.token.encode(), exposure.cookie_key.encode())
         self._sessions = sessions
         self._server: asyncio.Server | None = None
         self._visits: dict[asyncio.Task[None], Visitor] = {}

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from k8e import database, errors
+from k8e.audit.files import SUFFIX
 from k8e.auth import store as keys
 from k8e.sessions import (
     approval_store,
@@ -32,7 +35,12 @@ DATABASES: dict[str, Sequence[str]] = {
     "templates.db": template_store.MIGRATIONS,
 }
 """Every database of the data folder, with its schema."""
+AUDIT = "audit"
+"""The folder of the audit trail."""
+MADE = "databases.json"
+"""The file that says which of them were made here, so that one which is gone is missed."""
 _BESIDE = ("", "-wal", "-shm")
+_ALL = "all that was in it"
 
 
 def check(data_dir: Path, running: Sequence[str]) -> None:
@@ -43,18 +51,66 @@ def check(data_dir: Path, running: Sequence[str]) -> None:
         running: the sandboxes whose processes are there.
 
     Raises:
-        StateUnusable: a database is damaged, of a newer release, or gone while sandboxes run.
+        StateUnusable: a database is damaged, of a newer release, or gone.
     """
     for name, migrations in DATABASES.items():
         database.examine(data_dir / name, len(migrations))
+    gone = sorted(_made(data_dir) - _there(data_dir))
+    if gone and not (running and SESSIONS in gone):
+        # A new one would be weaker without a word: no approver's secret, no deleted keys, no limits
+        # that a template had set, no trace of what was done.
+        raise errors.StateUnusable(
+            f"{' and '.join(str(data_dir / name) for name in gone)} was made by a gateway and is "
+            "gone or empty",
+            hint="put a copy of it back; or let `k8e gateway repair` begin a new one, without "
+            "anything that was in it",
+        )
     if running and not database.is_there(data_dir / SESSIONS):
         # A new one would know no session, and all of these would be taken for leftovers.
         raise errors.StateUnusable(
-            f"the database {data_dir / SESSIONS} is gone or empty, but {len(running)} sandboxes "
-            "still run",
+            f"the database {data_dir / SESSIONS} is gone, but {len(running)} sandboxes still run",
             hint="put a copy of it back; or give these sandboxes up: k8e gateway repair, which "
             "makes a new one, and the next start removes them",
         )
+
+
+def _there(data_dir: Path) -> set[str]:
+    """What there is: databases, and an audit trail that has a row."""
+    found = {name for name in DATABASES if database.is_there(data_dir / name)}
+    rows = (path.stat().st_size for path in (data_dir / AUDIT).glob(f"*{SUFFIX}"))
+    return found | ({AUDIT} if any(rows) else set())
+
+
+def _made(data_dir: Path) -> set[str]:
+    """What was made here, as far as it is written down."""
+    path = data_dir / MADE
+    try:
+        found = json.loads(path.read_bytes())["made"]
+        return {name for name in found if name in DATABASES or name == AUDIT}
+    except FileNotFoundError:
+        return set()  # a new folder, or one of an older release
+    except errors.UNREADABLE:
+        raise errors.StateUnusable(
+            f"{path} cannot be read, so nobody knows whether something is missing",
+            hint="look whether all databases and the audit trail are there, and let "
+            "`k8e gateway repair` write it anew",
+        ) from None
+
+
+def remember(data_dir: Path) -> None:
+    """Write down what there is."""
+    there = _there(data_dir)
+    if there != _made(data_dir):
+        _write_made(data_dir, there)
+
+
+def _write_made(data_dir: Path, names: Iterable[str]) -> None:
+    scratch = data_dir / f".{MADE}.new"
+    with scratch.open("w", encoding="utf-8") as file:
+        json.dump({"made": sorted(names)}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    scratch.rename(data_dir / MADE)
 
 
 @dataclass(frozen=True)
@@ -86,10 +142,26 @@ def repair(data_dir: Path) -> list[Repaired]:
         except database.Damaged:
             damaged.append(name)
     done = [_save(data_dir / name, DATABASES[name]) for name in damaged]
-    sessions = data_dir / SESSIONS
-    if not database.is_there(sessions):
-        database.connect(sessions, DATABASES[SESSIONS], durable=True).close()
-        done.append(Repaired(SESSIONS))
+    done += _make_missing(data_dir)
+    remember(data_dir)
+    return done
+
+
+def _make_missing(data_dir: Path) -> list[Repaired]:
+    """New ones in the place of those that are gone."""
+    try:
+        made = _made(data_dir)
+    except errors.StateUnusable:
+        made = set[str]()
+        (data_dir / MADE).unlink()
+    done: list[Repaired] = []
+    for name in (item for item in DATABASES if item in {SESSIONS, *made}):
+        if not database.is_there(data_dir / name):
+            database.connect(data_dir / name, DATABASES[name], durable=True).close()
+            lost = _ALL if name in made else ""
+            done.append(Repaired(name, lost=lost))
+    if AUDIT in made - _there(data_dir):
+        done.append(Repaired(AUDIT, lost=_ALL))
     return done
 
 
@@ -101,7 +173,7 @@ def _save(path: Path, migrations: Sequence[str]) -> Repaired:
     # Rows are put into the schema that they are of: a migration may have to change them.
     before = migrations[: _version(kept) or len(migrations)]
     with contextlib.closing(database.connect(path, before, durable=True)) as made:
-        rows, lost = _copy_rows(kept, made)
+        rows, lost = _copy_rows(kept, made) if kept.stat().st_size else (0, _ALL)
     database.connect(path, migrations, durable=True).close()
     return Repaired(path.name, kept.name, rows, lost)
 

@@ -8,6 +8,8 @@ import struct
 from collections.abc import Callable
 from typing import cast
 
+from k8e.gateway import peers
+
 UNREAD = 64 << 10
 """Bytes that may wait here before the client has to."""
 UNSENT = 64 << 10
@@ -29,6 +31,7 @@ class Visitor(asyncio.Protocol):
         """The client will send no more, or is gone altogether."""
         self._on_visit = on_visit
         self._transport: asyncio.Transport | None = None
+        self._user: str | None = None
         self._unread = bytearray()
         self._readable = asyncio.Event()
         self._writable = asyncio.Event()
@@ -66,6 +69,15 @@ class Visitor(asyncio.Protocol):
         self._writable.set()
 
     # Called by whoever serves the client.
+
+    def user(self) -> str:
+        """Which user of this machine the client is; empty where the kernel cannot tell."""
+        if self._user is None and self._transport is not None:
+            ends = [self._transport.get_extra_info(what) for what in ("peername", "sockname")]
+            client, server = (peers.endpoint(*end[:2]) for end in ends)
+            uid = peers.owner(client, server)
+            self._user = "" if uid is None else str(uid)
+        return self._user or ""
 
     async def receive(self) -> bytes:
         """What the client sent; nothing if it will send no more."""

@@ -38,6 +38,11 @@ def proc_folder() -> str:
     return _proc[0]
 
 
+def name_of(fd: int) -> str:
+    """The path of what is open, without links; the user may not look there."""
+    return os.readlink(f"{proc_folder()}/self/fd/{fd}")
+
+
 def is_apart() -> bool:
     """Whether programs, and paths below ``/proc``, no longer lead to the guest."""
     return _proc[0] != "/proc"

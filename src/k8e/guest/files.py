@@ -11,7 +11,8 @@ import os
 import stat
 from typing import Any
 
-from k8e.guest.apart import is_apart
+from k8e.guest.apart import name_of
+from k8e.guest.paths import make_folders, open_parent, refuse_guest
 from k8e.guest.spawn import WORKSPACE, as_user
 from k8e.guest.wire import (
     CANCEL,
@@ -62,25 +63,6 @@ def get_number(spec: dict[str, Any], key: str, default: int = 0) -> int:
     return value
 
 
-def make_folders(path: str) -> None:
-    """``os.makedirs``, which would recurse once per folder and so fail on a deep path."""
-    missing: list[str] = []
-    folder = path.rstrip("/")
-    while folder and not os.path.isdir(folder):
-        missing.append(folder)
-        folder = os.path.dirname(folder)
-    for folder in reversed(missing):
-        _make_folder(folder)
-
-
-def _make_folder(folder: str) -> None:
-    try:
-        os.mkdir(folder)
-    except FileExistsError:
-        if not os.path.isdir(folder):  # else somebody was quicker
-            raise
-
-
 def describe_file(path: str, info: os.stat_result) -> dict[str, Any]:
     return {
         "path": path,
@@ -92,21 +74,20 @@ def describe_file(path: str, info: os.stat_result) -> dict[str, Any]:
     }
 
 
-def open_path(path: str, flags: int, mode: int = 0o644) -> int:
+def open_path(path: str, flags: int, at: int | None = None) -> int:
     """Open as the user, and refuse what is the guest itself."""
-    fd = os.open(path, flags | _FLAGS, mode)
+    fd = os.open(path, flags | _FLAGS, 0o644, dir_fd=at)
     try:
-        real = "" if is_apart() else os.readlink(f"/proc/self/fd/{fd}")
-        if real == "/proc/1" or real.startswith("/proc/1/"):
-            raise OSError(errno.EACCES, os.strerror(errno.EACCES), path)
-    except BaseException:
+        refuse_guest(fd)
+    except OSError as error:
         os.close(fd)
+        error.filename = path
         raise
     return fd
 
 
-def _open_file(path: str, flags: int) -> tuple[int, os.stat_result]:
-    fd = open_path(path, flags)
+def _open_file(path: str, flags: int, at: int | None = None) -> tuple[int, os.stat_result]:
+    fd = open_path(path, flags, at)
     try:
         info = os.fstat(fd)
         if stat.S_ISDIR(info.st_mode):
@@ -185,10 +166,18 @@ class Upload:
         if self._path.endswith("/"):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self._path)
         mode = get_number(spec, "mode", -1)
-        self._scratch: str | None = None
+        self._scratch = ""
+        self._folder = -1  # where the scratch file is, and the file will be
+        self._name = ""
         self._written = 0
-        with as_user():
-            self._fd = self._append() if spec.get("append") else self._create(mode)
+        try:
+            with as_user():
+                self._fd = self._append() if spec.get("append") else self._create(mode)
+        except OSError as error:
+            self._remove_scratch()
+            error.filename = self._path
+            raise
+        self._resolve()
         self._channel = channel
         channel.handler = self
         channel.send(RESULT, pack({"window": WINDOW}))
@@ -201,33 +190,45 @@ class Upload:
     def _create(self, mode: int) -> int:
         make_folders(os.path.dirname(self._path))
         # Writing through a link changes what it points to, as any program's write would.
-        self._path = os.path.realpath(self._path)
+        self._folder, self._name = open_parent(self._path)
         try:
-            fd, info = _open_file(self._path, os.O_WRONLY)
+            fd, info = _open_file(self._name, os.O_WRONLY, self._folder)
             os.close(fd)
             mode = stat.S_IMODE(info.st_mode) if mode < 0 else mode
         except FileNotFoundError:
             pass
-        folder, name = os.path.split(self._path)
         # Fifty characters, since a name may have 255 bytes, and a character four.
-        self._scratch = os.path.join(folder, f".{name[:50]}.{os.urandom(6).hex()}")
-        fd = -1
+        scratch = f".{self._name[:50]}.{os.urandom(6).hex()}"
+        fd = open_path(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, self._folder)
+        self._scratch = scratch
         try:
-            fd = open_path(self._scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
             if mode >= 0:
                 os.fchmod(fd, mode & 0o777)
         except BaseException:
-            if fd >= 0:
-                os.close(fd)
-            self._remove_scratch()
+            os.close(fd)
             raise
         return fd
 
+    def _resolve(self) -> None:
+        """Find out what the file is called where all links have been followed."""
+        if self._scratch:
+            try:
+                self._path = os.path.join(name_of(self._folder), self._name)
+            except OSError:
+                pass  # that is longer than a path can be
+
     def _remove_scratch(self) -> None:
-        try:
-            os.unlink(self._scratch or "")
-        except OSError:
-            pass  # its directory is gone, and the file with it
+        """Leave nothing of what did not become a file."""
+        if self._scratch:
+            try:
+                with as_user():
+                    os.unlink(self._scratch, dir_fd=self._folder)
+            except OSError:
+                pass  # its directory is gone, and the file with it
+        self._scratch = ""
+        if self._folder >= 0:
+            os.close(self._folder)
+        self._folder = -1
 
     def on_frame(self, kind: int, body: bytes) -> None:
         try:
@@ -240,6 +241,8 @@ class Upload:
             else:
                 raise WireError(f"frame {kind} on an upload")
         except OSError as error:
+            if error.filename is not None:  # not what it is called until it is whole
+                error.filename, error.filename2 = self._path, None
             self._channel.fail(error)
             self._abort()
 
@@ -256,18 +259,17 @@ class Upload:
 
     def _commit(self) -> None:
         if self._scratch:
+            at = self._folder
             with as_user():
-                os.rename(self._scratch, self._path)
-            self._scratch = None
+                os.rename(self._scratch, self._name, src_dir_fd=at, dst_dir_fd=at)
+            self._scratch = ""
         self._channel.send(RESULT, pack({"path": self._path, "size": self._written}))
         self._abort()
 
     def _abort(self) -> None:
         os.close(self._fd)
         self._channel.close()
-        if self._scratch:
-            with as_user():
-                self._remove_scratch()
+        self._remove_scratch()
 
 
 def get_stat(spec: dict[str, Any]) -> dict[str, Any]:

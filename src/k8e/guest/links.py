@@ -6,7 +6,8 @@ import errno
 import os
 from typing import Any
 
-from k8e.guest.files import PATH_MAX, get_number, locate, make_folders
+from k8e.guest.files import PATH_MAX, get_number, locate
+from k8e.guest.paths import make_folders
 from k8e.guest.spawn import as_user
 
 

@@ -19,6 +19,7 @@ from k8e.guest.files import (
 from k8e.guest.hits import COUNTED, SESSION_LIMITS
 from k8e.guest.links import make_link, set_mode
 from k8e.guest.loop import READ, Loop
+from k8e.guest.paths import make_folders
 from k8e.guest.ports import Ports
 from k8e.guest.processes import list_processes
 from k8e.guest.rehearsing import rehearse, rehearse_binding
@@ -180,7 +181,7 @@ class Guest:
         """Start commands in ``cwd`` from now on; it is made with the rights of the user."""
         if cwd != WORKSPACE:
             with as_user():
-                os.makedirs(cwd, exist_ok=True)
+                make_folders(cwd)
         self.execs.cwd = cwd
 
 

@@ -17,7 +17,7 @@ import sys
 import time
 from typing import Any, Callable
 
-from k8e.guest.apart import first_process, proc_folder
+from k8e.guest.apart import first_process, name_of, proc_folder
 from k8e.guest.plain import plain_words
 from k8e.guest.stock import STOCK
 
@@ -46,6 +46,7 @@ BASE_ENV = {
 # Looking through PATH costs a tenth of a start in gVisor. Nobody in the sandbox can change these.
 STEADY = ("/usr/", "/bin/", "/sbin/")
 _REMEMBERED = 5.0  # seconds
+_LOOKING = 1.0  # seconds; PATH may have thousands of folders, each behind links
 _MOST_PROGRAMS = 1000
 _programs: dict[str, tuple[bool, float]] = {}
 _ENCODING = (sys.getfilesystemencoding(), sys.getfilesystemencodeerrors())  # as os.fsencode's
@@ -89,6 +90,8 @@ def find_program(name: str, path: str, cwd: str, *, lent: bool = False) -> str:
 def _look_for(name: str, candidates: list[str], now: float) -> str:
     """The first that the user may execute; what is in the host's folders is remembered."""
     for path in candidates:
+        if time.monotonic() > now + _LOOKING:
+            raise OSError(errno.ETIMEDOUT, "looking through PATH takes too long", name)
         found = os.access(path, os.X_OK, effective_ids=True) and not os.path.isdir(path)
         if path.startswith(STEADY):
             if len(_programs) >= _MOST_PROGRAMS:
@@ -96,6 +99,8 @@ def _look_for(name: str, candidates: list[str], now: float) -> str:
             _programs[path] = (found, now + _REMEMBERED)
         if found:
             return path
+    # Where no file can be opened any more, none seems to be there: then this says so.
+    os.close(os.open("/usr", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
 
 
@@ -115,7 +120,11 @@ def _real_folder(cwd: str) -> str:
     if cwd.rstrip("/") == WORKSPACE:
         return WORKSPACE
     with as_user():
-        return os.path.realpath(cwd)
+        fd = os.open(cwd, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return name_of(fd)
+    finally:
+        os.close(fd)
 
 
 def _spawn(argv: list[str], env: dict[str, str], cwd: str, stdio: list[int]) -> int:

@@ -11,6 +11,7 @@ import stat
 from itertools import islice
 from typing import Any
 
+from k8e.guest.apart import name_of
 from k8e.guest.files import PATH_MAX, describe_file, get_number, locate, open_path
 from k8e.guest.loop import Loop
 from k8e.guest.spawn import WORKSPACE, as_user
@@ -27,6 +28,7 @@ from k8e.guest.wire import (
 )
 
 SCAN = 256  # entries of a directory per turn
+LEVELS = 64  # directories in each other that a removal goes down
 LIST_WINDOW = 64 << 10  # the least that a reader of a listing must have room for
 LIST_BYTES = 24 << 10  # in one frame; with one more entry still well below half of that window
 ENTRY_COST = 128  # bytes of an entry beside its path
@@ -71,7 +73,13 @@ class Listing(TreeJob):
         if self._credit < LIST_WINDOW:
             raise OSError(errno.EINVAL, f"window must be {LIST_WINDOW} bytes or more")
         with as_user():
-            os.close(open_path(path, os.O_RDONLY | os.O_DIRECTORY))
+            fd = open_path(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            self._real = name_of(fd)  # so that no link on the way is followed again for each entry
+        except OSError:
+            self._real = path
+        finally:
+            os.close(fd)
         self._parked = False
         channel.send(RESULT, pack({"path": path}))
         super().__init__(loop, channel, self._walk(path))
@@ -87,15 +95,17 @@ class Listing(TreeJob):
 
     def _walk(self, top: str) -> Any:
         """Yields None to go on in the next turn, False to wait for credit."""
-        folders = [(top, 1)]
+        folders = [("", 1)]  # by their paths below the top
         batch: list[dict[str, Any]] = []
         size = 0
         while folders:
             folder, depth = folders.pop()
-            for found in _scan(folder):
+            for found in _scan(os.path.join(self._real, folder)):
                 for entry in found:
+                    below = os.path.join(folder, entry["path"])
+                    entry["path"] = os.path.join(top, below)
                     if entry["type"] == "dir" and depth < self._depth:
-                        folders.append((entry["path"], depth + 1))
+                        folders.append((below, depth + 1))
                     if self._since and entry["modified_ns"] <= self._since:
                         continue
                     batch.append(entry)
@@ -118,19 +128,23 @@ class Listing(TreeJob):
 
 
 def _scan(folder: str) -> Any:
-    """The entries of a directory, some at a time, each time in order."""
+    """The entries of a directory by their names, some at a time, each time in order."""
     try:
         with as_user():
-            entries = os.scandir(folder)
+            # By a descriptor: each entry is looked at, and that from here and not from the root.
+            fd = open_path(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
         return  # removed or closed to the user while we looked: not there for them
-    with entries:
-        more = True
-        while more:
-            with as_user():
-                found, more = _describe_some(entries)
-            found.sort(key=lambda item: item["path"])
-            yield found
+    try:
+        with os.scandir(fd) as entries:
+            more = True
+            while more:
+                with as_user():
+                    found, more = _describe_some(entries)
+                found.sort(key=lambda item: item["path"])
+                yield found
+    finally:
+        os.close(fd)  # entries are looked at by it
 
 
 def _describe_some(entries: Any) -> tuple[list[dict[str, Any]], bool]:
@@ -145,7 +159,7 @@ def _describe_some(entries: Any) -> tuple[list[dict[str, Any]], bool]:
 
 def _describe_entry(entry: os.DirEntry[str]) -> dict[str, Any] | None:
     try:
-        return describe_file(entry.path, entry.stat(follow_symlinks=False))
+        return describe_file(entry.name, entry.stat(follow_symlinks=False))
     except OSError:
         return None  # removed while we looked
 
@@ -153,13 +167,16 @@ def _describe_entry(entry: os.DirEntry[str]) -> dict[str, Any] | None:
 class Removal(TreeJob):
     """Removes a tree, depth first.
 
-    It holds one directory at a time and goes back by ``..``, so that no tree is too deep; and it
-    goes by names in that directory, never by a path, so that no link leads it elsewhere.
+    It holds one directory at a time, beside the topmost one, and goes back by ``..``; and it goes
+    by names in that directory, never by a path, so that no link leads it elsewhere. gVisor needs a
+    descriptor of the machine's for each directory above one that is used, so what lies deeper than
+    ``LEVELS`` is first moved up, to the top of the tree.
     """
 
     def __init__(self, loop: Loop, channel: Any, path: str) -> None:
         self._path = path
-        self._fd = -1
+        self._fd = self._top = -1
+        self._moved: dict[str, str] = {}  # what was moved up: where it was
         self._folders: list[str] = []  # found in the current directory; the last one is next
         self._more = True  # whether the current directory may have more
         self._above: list[tuple[tuple[int, int], list[str]]] = []  # which directory, its folders
@@ -169,19 +186,27 @@ class Removal(TreeJob):
         with as_user():
             self._fd = open_path(self._path, _FOLDER)
         try:
+            self._top = os.dup(self._fd)
             while self._take_turn():
                 yield None
         except OSError as error:
-            parts = [folders[-1] for _, folders in self._above]
-            if isinstance(error.filename, str):
-                parts.append(error.filename)
-            error.filename = os.path.join(self._path, *parts)[:PATH_MAX]
+            error.filename = self._describe(error.filename)
             raise
         finally:
             os.close(self._fd)
+            if self._top >= 0:
+                os.close(self._top)
         with as_user():
             os.rmdir(self._path)
         self._channel.send(RESULT, pack({"path": self._path}))
+
+    def _describe(self, *last: object) -> str:
+        """The path of a name in the current directory, as the tree was at first."""
+        parts = [folders[-1] for _, folders in self._above]
+        if parts:
+            parts[0] = self._moved.get(parts[0], parts[0])
+        parts += [part for part in last if isinstance(part, str)]
+        return os.path.join(self._path, *parts)[:PATH_MAX]
 
     def _take_turn(self) -> bool:
         """Do some of the work; False when nothing is left in the tree."""
@@ -211,6 +236,10 @@ class Removal(TreeJob):
         return len(some)
 
     def _go_down(self) -> None:
+        if len(self._above) >= LEVELS and self._move_up(self._folders[-1]):
+            self._folders.pop()
+            self._more = True
+            return
         identity = self._identity()
         self._enter(self._folders[-1])
         self._above.append((identity, self._folders))
@@ -225,6 +254,19 @@ class Removal(TreeJob):
         if self._identity() != identity:
             raise OSError(errno.EBUSY, "moved while it was being removed", name)
         os.rmdir(name, dir_fd=self._fd)
+        if not self._above:
+            self._moved.pop(name, None)
+
+    def _move_up(self, name: str) -> bool:
+        """Move a directory to the top of the tree; False if that cannot be."""
+        scratch = f".{os.urandom(8).hex()}"
+        where = self._describe(name)[len(self._path) + 1 :]
+        try:
+            os.rename(name, scratch, src_dir_fd=self._fd, dst_dir_fd=self._top)
+        except OSError:
+            return False  # closed to the user, perhaps; then we see how far we get
+        self._moved[scratch] = where
+        return True
 
     def _enter(self, name: str) -> None:
         fd = os.open(name, _FOLDER, dir_fd=self._fd)

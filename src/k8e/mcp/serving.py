@@ -11,7 +11,7 @@ import socket
 
 import uvicorn
 
-from k8e import doors, errors, tokens
+from k8e import doors, errors, http_connections, tokens
 from k8e.doors import Door
 from k8e.mcp import web
 from k8e.mcp.options import Options
@@ -66,6 +66,8 @@ async def _serve(options: Options, door: Door, listening: socket.socket) -> None
     world = World(client=options.client(), allowed_hosts=options.allowed_hosts)
     config = uvicorn.Config(
         web.App(world, door),
+        http=http_connections.protocol(),
+        ws="none",
         log_level="warning",
         access_log=False,
         lifespan="on",

@@ -15,7 +15,7 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from starlette.responses import PlainTextResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from k8e import doors
+from k8e import admission, doors
 from k8e.doors import Door
 from k8e.mcp import server
 from k8e.mcp.greeting import fields
@@ -77,7 +77,9 @@ class App:
             headers = {"www-authenticate": "Bearer"} if refusal.status == 401 else {}
             answer = PlainTextResponse(refusal.text + "\n", refusal.status, headers)
             await answer(scope, receive, send)
-        elif scope["path"].rstrip("/") != self._path.rstrip("/"):
+            return
+        admission.admit_request(scope)
+        if scope["path"].rstrip("/") != self._path.rstrip("/"):
             await PlainTextResponse(f"MCP is at {self._path}\n", 404)(scope, receive, send)
         else:
             await self._serve(scope, receive, send)

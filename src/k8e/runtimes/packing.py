@@ -42,6 +42,7 @@ MODULES = (
     "context_table",
     "table",
     "rehearsing",
+    "paths",
     "files",
     "trees",
     "links",

@@ -195,3 +195,4 @@ class ApprovalStore:
 
     def set_approver(self, salt: bytes, digest: bytes) -> None:
         self._db.execute("REPLACE INTO approver (one, salt, hash) VALUES (1, ?, ?)", (salt, digest))
+        database.settle(self._db)

@@ -27,8 +27,15 @@ MIGRATIONS = (
         PRIMARY KEY (session_id, port)
     ) STRICT;
     """,
+    # What was exposed before gets a random one as well: its cookies have to be asked for again.
+    """
+    ALTER TABLE exposures ADD COLUMN cookie_key TEXT NOT NULL DEFAULT '';
+    UPDATE exposures SET cookie_key = lower(hex(randomblob(25)));
+    """,
 )
-_COLUMNS = "session_id, sandbox_id, owner, port, host, address, listen_port, token, started_at"
+_COLUMNS = (
+    "session_id, sandbox_id, owner, port, host, address, listen_port, token, started_at, cookie_key"
+)
 TOKEN_BYTES = 25  # 200 bits, 40 letters and digits
 
 
@@ -53,7 +60,10 @@ class Exposure:
     listen_port: int
     """… and on which port."""
     token: str
+    """What its URL has."""
     started_at: float
+    cookie_key: str
+    """What its cookies are made with; no cookie tells the token, and no token the cookie."""
 
 
 class ExposureStore:
@@ -67,7 +77,7 @@ class ExposureStore:
 
     def insert(self, exposure: Exposure) -> None:
         self._db.execute(
-            f"INSERT INTO exposures ({_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?)",  # noqa: S608 - our constant
+            f"INSERT INTO exposures ({_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?,?)",  # noqa: S608 - our constant
             (
                 exposure.session_id,
                 exposure.sandbox_id,
@@ -78,6 +88,7 @@ class ExposureStore:
                 exposure.listen_port,
                 exposure.token,
                 exposure.started_at,
+                exposure.cookie_key,
             ),
         )
 

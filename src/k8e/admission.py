@@ -1,0 +1,152 @@
+"""Admission of connections: how many may be open of which we do not know yet whose they are.
+
+Anybody can open connections and say nothing. So those that have not shown a credential have a
+bounded number of places. When these are taken a newcomer gets in nevertheless, and somebody who
+only sits there has to leave: first one of the group that has the most places. A group is a range of
+addresses, since an attacker has many addresses and few ranges. Connections from this machine, and
+those from addresses whose users were known a while ago, have places of their own.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, MutableMapping
+from typing import Any
+
+from k8e import addresses
+
+GRACE_SECONDS = 0.25
+"""How long a connection may take to speak before the oldest has to leave first.
+
+Where all have come within this time, chance decides: many honest callers at once would otherwise
+all lose the place for which they have waited longest.
+"""
+KNOWN_SECONDS = 7 * 24 * 3600.0
+MAX_KNOWN = 4096  # addresses that are remembered
+ADMIT = "k8e.admit"
+"""Where an HTTP server leaves a function in the state of a request, for :func:`admit_request`."""
+
+
+class Stranger:
+    """A connection that has shown no credential yet."""
+
+    __slots__ = ("address", "expel", "group", "pool", "since")
+
+    def __init__(self, address: str, group: str, expel: Callable[[], object]) -> None:
+        self.address = address
+        self.group = group
+        self.expel = expel
+        self.since = time.monotonic()
+        self.pool: Pool | None = None
+
+    def leave(self) -> None:
+        """Give the place back; the connection has ended, or is a stranger's no more."""
+        if self.pool is not None:
+            self.pool.remove(self)
+
+
+class Pool:
+    """The places of one kind of strangers."""
+
+    def __init__(self, room: int, room_of_address: int) -> None:
+        self._room = room
+        self._room_of_address = room_of_address
+        self._groups: dict[str, dict[Stranger, None]] = {}  # oldest first
+        self._all: dict[Stranger, None] = {}  # oldest first
+        self._of_address: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def add(self, stranger: Stranger) -> None:
+        """Give a place to somebody, and send somebody else away if there is none left."""
+        self._make_room(stranger)
+        stranger.pool = self
+        self._all[stranger] = None
+        self._groups.setdefault(stranger.group, {})[stranger] = None
+        self._of_address[stranger.address] += 1
+
+    def remove(self, stranger: Stranger) -> None:
+        if stranger.pool is not self:
+            return
+        stranger.pool = None
+        del self._all[stranger]
+        group = self._groups[stranger.group]
+        del group[stranger]
+        if not group:
+            del self._groups[stranger.group]
+        self._of_address[stranger.address] -= 1
+        if not self._of_address[stranger.address]:
+            del self._of_address[stranger.address]
+
+    def _make_room(self, newcomer: Stranger) -> None:
+        group = self._groups.get(newcomer.group, {})
+        if self._of_address[newcomer.address] >= self._room_of_address:
+            self._expel_one([item for item in group if item.address == newcomer.address])
+        elif len(self._all) >= self._room:
+            largest = max(self._groups.values(), key=len)
+            self._expel_one(list(largest if len(largest) > len(group) + 1 else self._all))
+
+    def _expel_one(self, oldest_first: list[Stranger]) -> None:
+        leaves = oldest_first[0]
+        if time.monotonic() - leaves.since < GRACE_SECONDS:
+            leaves = secrets.choice(oldest_first)
+        self.remove(leaves)
+        leaves.expel()
+
+
+class Admission:
+    """The places of one listener."""
+
+    def __init__(self, room: int, room_of_address: int) -> None:
+        """``room`` is for each of three: anybody, this machine, and those known from before."""
+        self._anybody, self._here, self._familiar = (Pool(room, room_of_address) for _ in range(3))
+        self._known: OrderedDict[str, float] = OrderedDict()
+
+    def enter(self, address: str, expel: Callable[[], object], *, group: str = "") -> Stranger:
+        """A place for a new connection.
+
+        Args:
+            address: where it comes from.
+            expel: ends the connection, because its place is needed; called once at most.
+            group: who it shares its places with; by default the range of its address.
+        """
+        stranger = Stranger(address, group or addresses.span(address), expel)
+        self._pool(address).add(stranger)
+        return stranger
+
+    def _pool(self, address: str) -> Pool:
+        if addresses.is_loopback(address):
+            return self._here
+        since = self._known.get(addresses.group(address))
+        familiar = since is not None and time.monotonic() - since < KNOWN_SECONDS
+        return self._familiar if familiar else self._anybody
+
+    def vouch(self, stranger: Stranger) -> None:
+        """It has shown something that strangers lack, such as a certificate of ours."""
+        if stranger.pool is self._anybody:
+            stranger.leave()
+            self._familiar.add(stranger)
+
+    def admit(self, stranger: Stranger) -> None:
+        """It has shown a credential: it needs no place any more, and its address is remembered."""
+        stranger.leave()
+        if addresses.is_loopback(stranger.address):
+            return
+        key = addresses.group(stranger.address)
+        self._known.pop(key, None)
+        self._known[key] = time.monotonic()
+        while len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
+
+    def __len__(self) -> int:
+        return sum(map(len, (self._anybody, self._here, self._familiar)))
+
+
+def admit_request(scope: MutableMapping[str, Any]) -> None:
+    """Tell the HTTP server that a request had a credential, where the server asks for that."""
+    tell = scope.get("state", {}).get(ADMIT)
+    if tell is not None:
+        tell()

@@ -1,0 +1,116 @@
+"""Mazes: links and folders by which code makes the guest walk for ever, or further than it can."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import time
+from collections.abc import Awaitable
+from typing import Any
+
+from k8e.conformance.behaviours import behaviour, equal, expect
+from k8e.conformance.refusals import refused
+from k8e.conformance.sandbox import Sandbox
+from k8e.conformance.stage import Stage
+
+SLOW = 5.0
+"""Seconds in which the guest must answer whatever else it does; much, because hosts are busy."""
+DEPTH = 10_000
+CHAIN = (
+    "import os\n"
+    "os.makedirs('maze/a'); os.chdir('maze')\n"
+    "for n in range(3000): os.symlink('a/../' * 390 + f'l{n + 1}', f'l{n}')\n"
+    "os.symlink('l2990', 'short')\n"
+)
+"""Each link leads to the next by 780 lookups."""
+LONG_WAY = (
+    "import os\n"
+    "os.makedirs('way/a'); os.makedirs('way/end'); os.chdir('way')\n"
+    "for n in range(38): os.symlink('a/../' * 800 + (f'l{n + 1}' if n < 37 else 'end'), f'l{n}')\n"
+    "for n in range(600): open(f'end/{n}', 'w').close()\n"
+    "os.mkdir('end/sub')\n"
+)
+"""As many links as a kernel follows, each by as many lookups as a path can have."""
+DEEP = (
+    "import os\n"
+    "os.mkdir('pit'); os.chdir('pit')\n"
+    "os.mkdir('d'); open('d/bottom', 'w').close()\n"
+    f"for n in range({DEPTH}): os.mkdir('n'); os.rename('d', 'n/d'); os.rename('n', 'd')\n"
+)
+"""Made from the bottom up, so that its maker needs no descriptor for each level."""
+
+
+async def at_once(sandbox: Sandbox, what: str, work: Awaitable[Any]) -> Any:
+    """What ``work`` gives; the guest must answer others meanwhile, and then have ended it."""
+    task = asyncio.ensure_future(work)
+    worst = 0.0
+    while not task.done():
+        before = time.monotonic()
+        await sandbox.call("ping")
+        worst = max(worst, time.monotonic() - before)
+        await asyncio.wait({task}, timeout=0.02)
+    expect(worst < SLOW, f"{what}: the guest was silent for {worst:.1f} s")
+    return await task
+
+
+@behaviour("maze.links")
+async def links(stage: Stage) -> None:
+    """A chain of more links than a kernel follows is ELOOP, for every operation, and at once."""
+    sandbox = await stage.launch()
+    equal((await sandbox.python(CHAIN)).code, 0, "making the chain")
+    calls = {
+        "writing": sandbox.write("maze/l0", b"x"),
+        "appending": sandbox.write("maze/l0", b"x", append=True),
+        "writing below": sandbox.write("maze/l0/new/file", b"x"),
+        "reading": sandbox.read("maze/l0"),
+        "listing": sandbox.list("maze/l0"),
+        "stat": sandbox.call("stat", path="maze/l0", follow=True),
+        "mkdir": sandbox.call("mkdir", path="maze/l0/new/folder"),
+        "renaming": sandbox.call("rename", path="maze/a", to="maze/l0/new/folder"),
+        "linking": sandbox.call("symlink", path="maze/l0/new/link", target="x"),
+        "chmod": sandbox.call("chmod", path="maze/l0", mode=0o600),
+    }
+    for what, call in calls.items():
+        await refused(what, at_once(sandbox, what, call), errno.ELOOP)
+    try:
+        await at_once(sandbox, "running", sandbox.run(["pwd"], cwd="/workspace/maze/l0"))
+    except OSError as error:
+        equal(error.errno, errno.ELOOP, "a program in a folder behind the chain")
+    wrote = await sandbox.write("maze/short", b"x")
+    equal(wrote["path"], "/workspace/maze/l3000", "where ten links lead")
+    await sandbox.call("remove", path="maze", recursive=True)
+
+
+@behaviour("maze.long-way")
+async def long_way(stage: Stage) -> None:
+    """The longest way that a kernel goes by itself holds nobody up, whatever is done at its end."""
+    sandbox = await stage.launch()
+    equal((await sandbox.python(LONG_WAY)).code, 0, "making the way")
+    below = "way/l0/" + "x/" * 1000
+    await at_once(sandbox, "mkdir", sandbox.call("mkdir", path=below))
+    wrote = await at_once(sandbox, "writing", sandbox.write("way/l0/new/file", b"x"))
+    equal(wrote["path"], "/workspace/way/end/new/file", "the file that was written")
+    listed = await at_once(sandbox, "listing", sandbox.list("way/l0", depth=2))
+    paths = {item["path"] for item in listed}
+    expect("/workspace/way/l0/new/file" in paths, "the file is not listed")
+    equal(len(paths), 600 + len(["sub", "x", "x/x", "new", "new/file"]), "entries")
+    done = await at_once(sandbox, "running", sandbox.run(["pwd"], cwd="/workspace/way/l0/sub"))
+    equal(done.text, "/workspace/way/end/sub\n", "the working directory")
+    looking = sandbox.run(["nothing-of-this-name"], env={"PATH": ":".join(["way/l0"] * 500)})
+    await refused("running", at_once(sandbox, "PATH", looking), errno.ENOENT, errno.ETIMEDOUT)
+    await at_once(sandbox, "removing", sandbox.call("remove", path="way", recursive=True))
+
+
+@behaviour("maze.depth")
+async def depth(stage: Stage) -> None:
+    """A tree of 10,000 levels is removed, and what is run before and after works."""
+    sandbox = await stage.launch()
+    equal((await sandbox.python(DEEP)).code, 0, "making the tree")
+    listed = await at_once(sandbox, "listing", sandbox.list("pit", depth=40))
+    equal(len(listed), 40, "levels listed")
+    await sandbox.shell("mkdir -p pit/closed/in; touch pit/closed/in/file; chmod 500 pit/closed/in")
+    removing = at_once(sandbox, "removing", sandbox.call("remove", path="pit", recursive=True))
+    await refused("a closed folder in it", removing, errno.EACCES)
+    equal((await sandbox.shell("chmod 700 pit/closed/in; echo on")).text, "on\n", "a run after it")
+    await at_once(sandbox, "removing", sandbox.call("remove", path="pit", recursive=True))
+    equal((await sandbox.shell("ls -A; echo on")).text, "on\n", "what is left, and a run after it")

@@ -1,0 +1,72 @@
+"""Connections of an HTTP server that anybody can open: uvicorn's, with a bounded number of them.
+
+Whoever has shown no credential has a place among the strangers (:mod:`k8e.admission`); the app says
+by :func:`k8e.admission.admit_request` that a request had one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from k8e.admission import ADMIT, Admission, Stranger
+
+MAX_STRANGERS = 512
+MAX_STRANGERS_OF_ADDRESS = 512  # they are of this machine, or behind one proxy
+MAX_CONNECTIONS = 1024
+"""All of them together."""
+HEAD_SECONDS = 5.0
+"""How long a connection may take until its first request is there."""
+STRANGER_SECONDS = 30.0
+"""How long it may take until one of its requests has a credential."""
+
+
+class Protocol(H11Protocol):
+    """One connection. Servers derive from this, and give it an ``admission``."""
+
+    admission: Admission
+    _stranger: Stranger | None = None
+    _waiting: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        address = self.client[0] if self.client else ""
+        if len(self.connections) > MAX_CONNECTIONS:
+            transport.abort()
+            return
+        self._stranger = self.admission.enter(address, transport.abort)
+        self.app_state = {**self.app_state, ADMIT: self._admit}
+        self._waiting = self.loop.call_later(HEAD_SECONDS, self._expect_head)
+
+    def _expect_head(self) -> None:
+        if self.scope is None:  # pyright: ignore[reportUnnecessaryComparison]
+            self.transport.abort()
+        else:
+            rest = STRANGER_SECONDS - HEAD_SECONDS
+            self._waiting = self.loop.call_later(rest, self._expect_credential)
+
+    def _expect_credential(self) -> None:
+        if self._stranger is not None and self._stranger.pool is not None:
+            self.transport.abort()
+
+    def _admit(self) -> None:
+        if self._stranger is not None and self._stranger.pool is not None:
+            self.admission.admit(self._stranger)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+        if self._stranger is not None:
+            self._stranger.leave()
+        super().connection_lost(exc)
+
+
+def protocol() -> type[Protocol]:
+    """The protocol of one server, with places of its own."""
+
+    class Own(Protocol):
+        admission = Admission(MAX_STRANGERS, MAX_STRANGERS_OF_ADDRESS)
+
+    return Own
