@@ -23,6 +23,7 @@
     ├─ SandboxDied           the sandbox of a session ended by itself
     ├─ ToolFailed            a program that k8e needs (runsc, runc, tar, git) failed
     ├─ GuestFailed           the guest broke the protocol or did not answer
+    ├─ ClientClosed          the client was closed before
     └─ GatewayUnreachable    no gateway answers
 
 A command that fails is a result, never one of these. Failing file operations cross the wire with an
@@ -186,6 +187,15 @@ class GuestFailed(K8eError):
     code, grpc_status, http_status = "guest_failed", "UNAVAILABLE", 502
 
 
+class ClientClosed(K8eError):
+    """The client was closed, so it does nothing more; raised by the SDK, never sent."""
+
+    code, grpc_status, http_status = "client_closed", "FAILED_PRECONDITION", 409
+
+    def __init__(self, message: str = "the client is closed", *, hint: str = "") -> None:
+        super().__init__(message, hint=hint or "make a new one; work inside its with block")
+
+
 class GatewayUnreachable(K8eError):
     """No gateway could be reached or started."""
 
@@ -219,6 +229,7 @@ _BY_CODE: dict[str, type[K8eError]] = {
         SandboxDied,
         ToolFailed,
         GuestFailed,
+        ClientClosed,
         GatewayUnreachable,
     )
 }
