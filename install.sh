@@ -225,6 +225,22 @@ describe() {
     printf '%s (%s, %s)' "$home/bin/$1" "$(stamped "$1" version)" "$describe_how"
 }
 
+# of_machine PROGRAM: print the path of what root installed for everybody, if that is trustworthy: nobody but root may
+# have put it there.
+of_machine() {
+    of_machine_it=$machine_home/bin/$1
+    [ "$home" != "$machine_home" ] && [ -x "$of_machine_it" ] || return 1
+    of_machine_it=$(readlink -f "$of_machine_it")
+    for of_machine_path in "$of_machine_it" "$(dirname "$of_machine_it")"; do
+        case $(stat -c '%u %A' "$of_machine_path") in
+        "$machine_owner "?????w* | "$machine_owner "????????w*) return 1 ;;
+        "$machine_owner "*) ;;
+        *) return 1 ;;
+        esac
+    done
+    printf '%s\n' "$of_machine_it"
+}
+
 # on_path PROGRAM: print the path of one that is not ours.
 on_path() {
     on_path_it=$(PATH=$PATH:/usr/sbin:/sbin command -v "$1" 2>/dev/null) || return 1
@@ -374,6 +390,8 @@ install_gvisor() {
         put runsc "$work_dir/runsc" "$GVISOR_VERSION" found "release $GVISOR_RELEASE"
     elif runsc=$(on_path runsc) && [ "$(runsc_date "$runsc")" -ge "$GVISOR_RELEASE" ]; then
         put runsc "$runsc" "$GVISOR_VERSION" system "release $(runsc_date "$runsc")"
+    elif runsc=$(of_machine runsc) && [ "$(runsc_date "$runsc")" -ge "$GVISOR_RELEASE" ]; then
+        put runsc "$runsc" "$GVISOR_VERSION" system "release $(runsc_date "$runsc")"
     elif case $arch in x86_64 | aarch64) false ;; *) true ;; esac then
         warn "skipped on $arch"
         return
@@ -492,7 +510,7 @@ install_runc() {
         return
     fi
     for program in runc crun; do
-        found=$(on_path "$program") || continue
+        found=$(on_path "$program") || found=$(of_machine "$program") || continue
         if [ "$program" = runc ] && ! runc_is_new "$found"; then
             note "$found is $(runc_version "$found"), too old"
         elif work "trying $found" container_works "$found"; then
@@ -740,6 +758,8 @@ else
     default_home=${HOME:?}/.local/share/k8e/home
     default_bin_dir=$HOME/.local/bin
 fi
+machine_home=/opt/k8e
+machine_owner=0
 home=${K8E_HOME:-$default_home}
 bin_dir=${K8E_BIN_DIR:-$default_bin_dir}
 case $home in /*) ;; *) home=$(pwd -P)/$home ;; esac

@@ -166,6 +166,17 @@ class Sessions(Standing):
         """What a client must know about a session whose sandbox is weaker than the usual ones."""
         return self.runtimes.warning(named=bool(session.spec.runtime))
 
+    def weaker(self, session: Session) -> str:
+        """What to say of a session that was made while gVisor did not work, now that it does."""
+        chosen = session.spec.runtime or self._settings.default_runtime
+        if session.runtime == "gvisor" or chosen or not self.runtimes.is_usable("gvisor"):
+            return ""
+        return (
+            f"this session uses the runtime {session.runtime}, since gVisor did not work when it "
+            "was made; it works now, so a new session is better isolated (k8e sandbox destroy ends "
+            "this one)"
+        )
+
     # Finding.
 
     def get(self, principal: Principal, session_id: str) -> Session:
