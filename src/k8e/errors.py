@@ -38,6 +38,11 @@ INTERNAL = "internal error; the gateway's log has it"
 """All that a caller is told of what should not have happened: the rest names files of the host."""
 
 
+def install_extra(name: str) -> str:
+    """How to get an optional part. No package index has k8e, so that is from a clone."""
+    return f"in a clone of k8e: pip install '.[{name}]'"
+
+
 class K8eError(Exception):
     """Something that k8e could not do, with what the caller can do about it."""
 
