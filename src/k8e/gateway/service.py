@@ -169,6 +169,8 @@ class Gateway(
         fresh = bool(call.get("fresh"))
         if fresh and Role.ADMIN not in principal.roles:
             raise errors.Denied("trying everything out again needs the admin role")
+        if fresh:
+            await self.sessions.try_network_again()
         found = await self.sessions.runtimes.support(fresh=fresh)
         return {
             "runtimes": [asdict(item) for item in found],

@@ -97,6 +97,8 @@ class Sessions(Standing):
         try:
             await self.templates.start()
             catching_up += await self._adopt()
+            self._network.sandboxes = self._sandboxes
+            self._network.on_late_start.append(self._has_network_now)
             alive = self._sandboxes()
             await self._network.start(alive)
             for sandbox_id in alive - self._sandboxes():  # it died before there was a network
@@ -164,7 +166,10 @@ class Sessions(Standing):
 
     def warning(self, session: Session) -> str:
         """What a client must know about a session whose sandbox is weaker than the usual ones."""
-        return self.runtimes.warning(named=bool(session.spec.runtime))
+        told = [self.runtimes.warning(named=bool(session.spec.runtime))]
+        if lacks := self._network.lacks(session):
+            told.append(f"this session has no network: {lacks}")
+        return "; ".join(filter(None, told))
 
     def weaker(self, session: Session) -> str:
         """What to say of a session that was made while gVisor did not work, now that it does."""
@@ -356,6 +361,15 @@ class Sessions(Standing):
     def network_support(self) -> Feature:
         """Whether sandboxes can have a network here, and why not."""
         return self._network.support()
+
+    async def try_network_again(self) -> None:
+        """Have a network now, where there was none before and that has changed."""
+        await self._network.try_again(at_once=True)
+
+    def _has_network_now(self) -> None:
+        """What waits for sessions has none, and gVisor was not tried with one."""
+        self.runtimes.forget()
+        self.pool.drain()
 
     def _own(self, principal: Principal, session_id: str) -> Live:
         live = self._live.get(session_id)
