@@ -201,7 +201,9 @@ def store(folder: Path, files: dict[str, bytes]) -> None:
     except OSError as error:
         raise errors.InvalidRequest(
             f"the folder {folder} cannot be written: {error.strerror}",
-            hint="make it writable, or set K8E_SANDBOX_CERT_DIR to another one",
+            hint=errors.folder_hint(
+                error, "make it writable, or set K8E_SANDBOX_CERT_DIR to another one"
+            ),
         ) from None
 
 

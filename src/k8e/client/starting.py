@@ -49,7 +49,9 @@ def _starting_alone(config: settings.Settings) -> Generator[None]:
         raise errors.GatewayUnreachable(
             f"no gateway runs, and none can be started: the folder {config.run_dir} cannot be "
             f"used: {error.strerror or error}",
-            hint="make it writable, or set K8E_RUN_DIR to a folder of yours",
+            hint=errors.folder_hint(
+                error, "make it writable, or set K8E_RUN_DIR to a folder of yours"
+            ),
         ) from None
     try:
         # Whoever holds it is done within START_SECONDS, or dead.
@@ -110,7 +112,9 @@ def _log(config: settings.Settings) -> Generator[int]:
         raise errors.GatewayUnreachable(
             f"no gateway runs, and none can be started: {config.log_file} cannot be written: "
             f"{error.strerror or error}",
-            hint="make the data folder writable, or set K8E_DATA_DIR to a folder of yours",
+            hint=errors.folder_hint(
+                error, "make the data folder writable, or set K8E_DATA_DIR to a folder of yours"
+            ),
         ) from None
     try:
         yield fd

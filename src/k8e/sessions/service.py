@@ -17,7 +17,7 @@ from k8e.model import DEFAULT_TEMPLATE, Phase, Principal, Session, SessionSpec, 
 from k8e.runtimes.base import Feature, Guest
 from k8e.runtimes.host import Host
 from k8e.runtimes.registry import Runtimes
-from k8e.sessions import adopting, clock, noting, operations, refusals, working
+from k8e.sessions import adopting, clock, machine, noting, operations, refusals, working
 from k8e.sessions.children import Children
 from k8e.sessions.ending import BY_OWNER, Ender
 from k8e.sessions.events import Events
@@ -169,6 +169,7 @@ class Sessions(Standing):
         told = [self.runtimes.warning(named=bool(session.spec.runtime))]
         if lacks := self._network.lacks(session):
             told.append(f"this session has no network: {lacks}")
+        told.append(machine.excess(session.spec.limits, self._settings.data_dir))
         return "; ".join(filter(None, told))
 
     def weaker(self, session: Session) -> str:
