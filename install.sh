@@ -27,14 +27,16 @@ NODE_OLDEST_MAJOR=18   # for tsx
 
 usage() {
     cat <<USAGE
-usage: sh install.sh [--quiet] [--deps-only | --uninstall]
+usage: sh install.sh [--quiet] [--deps-only | --uninstall | --purge]
 
 Installs k8e from this git clone: Debian packages (where root or sudo without a
 password allows), gVisor's runsc, runc, the TypeScript runner, a Python virtual
 environment and the command "k8e". A second run is quick and changes nothing.
 
   --deps-only   everything but the virtual environment and the command
-  --uninstall   remove what this script put into K8E_HOME, and the command
+  --uninstall   end the gateway and its sandboxes, remove what this script put
+                into K8E_HOME, and the command; say what stays, and where
+  --purge       the same, and remove what stays: sessions, keys, logins
   --quiet       print warnings and errors only
   --help        print this
 
@@ -225,6 +227,22 @@ describe() {
     printf '%s (%s, %s)' "$home/bin/$1" "$(stamped "$1" version)" "$describe_how"
 }
 
+# of_machine PROGRAM: print the path of what root installed for everybody, if that is trustworthy: nobody but root may
+# have put it there.
+of_machine() {
+    of_machine_it=$machine_home/bin/$1
+    [ "$home" != "$machine_home" ] && [ -x "$of_machine_it" ] || return 1
+    of_machine_it=$(readlink -f "$of_machine_it")
+    for of_machine_path in "$of_machine_it" "$(dirname "$of_machine_it")"; do
+        case $(stat -c '%u %A' "$of_machine_path") in
+        "$machine_owner "?????w* | "$machine_owner "????????w*) return 1 ;;
+        "$machine_owner "*) ;;
+        *) return 1 ;;
+        esac
+    done
+    printf '%s\n' "$of_machine_it"
+}
+
 # on_path PROGRAM: print the path of one that is not ours.
 on_path() {
     on_path_it=$(PATH=$PATH:/usr/sbin:/sbin command -v "$1" 2>/dev/null) || return 1
@@ -374,6 +392,8 @@ install_gvisor() {
         put runsc "$work_dir/runsc" "$GVISOR_VERSION" found "release $GVISOR_RELEASE"
     elif runsc=$(on_path runsc) && [ "$(runsc_date "$runsc")" -ge "$GVISOR_RELEASE" ]; then
         put runsc "$runsc" "$GVISOR_VERSION" system "release $(runsc_date "$runsc")"
+    elif runsc=$(of_machine runsc) && [ "$(runsc_date "$runsc")" -ge "$GVISOR_RELEASE" ]; then
+        put runsc "$runsc" "$GVISOR_VERSION" system "release $(runsc_date "$runsc")"
     elif case $arch in x86_64 | aarch64) false ;; *) true ;; esac then
         warn "skipped on $arch"
         return
@@ -492,7 +512,7 @@ install_runc() {
         return
     fi
     for program in runc crun; do
-        found=$(on_path "$program") || continue
+        found=$(on_path "$program") || found=$(of_machine "$program") || continue
         if [ "$program" = runc ] && ! runc_is_new "$found"; then
             note "$found is $(runc_version "$found"), too old"
         elif work "trying $found" container_works "$found"; then
@@ -671,21 +691,135 @@ write_if_changed() {
 
 is_ours() { grep -q 'The command k8e, written by install.sh' "$1" 2>/dev/null; }
 
+# ---- Removing -------------------------------------------------------------------------------------------------------
+
+# What a gateway keeps in its data folder; K8E itself has other things there.
+data_parts='approvals.db* audit config.toml events exposures.db* gateway.log* guest images indexes.json keys.db* locales
+    probe.json* probe.tmp python rootfs secrets* sessions.db* snapshots snapshots.db* templates templates.db* tls workspaces'
+run_parts='checks container gateway.pid gateway.sock gvisor holder.* intents net sandboxes start.lock tether.* world'
+
+# running: print KIND, UID, PID, run folder and data folder of every process that was started from $home, with $unit between
+# them; where a process does not say which folders it has, they are empty.
+running() {
+    "$python" -I - "$home" <<'PYTHON'
+import os, pathlib, sys
+
+homes = tuple(path.rstrip("/") + "/" for path in (sys.argv[1], os.path.realpath(sys.argv[1])))
+for folder in pathlib.Path("/proc").glob("[0-9]*"):
+    try:
+        argv = (folder / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+        uid = folder.stat().st_uid
+    except OSError:
+        continue
+    if not argv[0].startswith(homes):
+        continue
+    try:
+        raw = (folder / "environ").read_bytes().split(b"\0")
+        environ = dict(item.split(b"=", 1) for item in raw if b"=" in item)
+    except OSError:
+        environ = {}
+    kind = "gateway" if "gateway" in argv[1:] else "other"
+    places = [environ.get(name, b"").decode() for name in (b"K8E_RUN_DIR", b"K8E_DATA_DIR")]
+    print(kind, uid, folder.name, *places, sep="\x1f")
+PYTHON
+}
+
+# installed_k8e ARGUMENTS: the command k8e of this installation, whatever is on PATH.
+installed_k8e() { K8E_HOME=$home timeout 180 "$home/venv/bin/python" -I -m k8e "$@"; }
+
+# find_folders: set run_dir, data_dir and client_dir to those of this user, if they are of this installation.
+find_folders() {
+    if [ "$(id -u)" = 0 ]; then
+        run_dir=/run/k8e
+        data_dir=/var/lib/k8e
+    else
+        run_dir=${XDG_RUNTIME_DIR:-/tmp/k8e-$(id -u)}/k8e
+        data_dir=$HOME/.local/share/k8e/data
+    fi
+    client_dir=$HOME/.k8e
+    # Another installation than the usual one has folders of its own, or those that are named.
+    if [ "$home" != "$default_home" ]; then
+        run_dir=
+        data_dir=
+        if [ -z "${K8E_DATA_DIR:-}" ]; then client_dir=; fi
+    fi
+    run_dir=${K8E_RUN_DIR:-$run_dir}
+    data_dir=${K8E_DATA_DIR:-$data_dir}
+}
+
+stop_gateway() (
+    export K8E_RUN_DIR="$1"
+    if [ -n "$2" ]; then export K8E_DATA_DIR="$2"; fi
+    installed_k8e gateway stop --destroy
+)
+
+# end_sandboxes RUN-FOLDER DATA-FOLDER: end the gateway of these folders, its sandboxes and what keeps them.
+end_sandboxes() {
+    [ -n "$1" ] || return 0
+    if [ ! -S "$1/gateway.sock" ] && [ ! -e "$1/holder.json" ] && ! ls "$1"/sandboxes/sb-* >/dev/null 2>&1; then
+        return 0
+    fi
+    end_sandboxes_many=$(find "$1/sandboxes" -maxdepth 1 -name 'sb-*' 2>/dev/null | wc -l)
+    if ! stop_gateway "$1" "$2" >>"$log" 2>&1; then
+        work_status=1 work_line=1
+        fail "the gateway of $1 and its sandboxes could not be ended; nothing was removed" \
+            "run install.sh again, so that k8e works, and then install.sh --uninstall"
+    fi
+    ended=$((ended + end_sandboxes_many))
+}
+
+# end_all: end every gateway and sandbox of this installation, or stop before anything is removed.
+end_all() {
+    ended=0
+    find_folders
+    end_sandboxes "$run_dir" "$data_dir"
+    python=$(find_python sys) || return 0 # without one, nothing of k8e runs either
+    running >"$work_dir/running"
+    own_uid=$(id -u)
+    while IFS=$unit read -r kind uid pid its_run_dir its_data_dir; do
+        if [ "$kind" = gateway ] && [ "$uid" = "$own_uid" ]; then end_sandboxes "$its_run_dir" "$its_data_dir"; fi
+    done <"$work_dir/running"
+    if [ "$ended" = 1 ]; then note "ended 1 sandbox"; else note "ended $ended sandboxes"; fi
+    left=$(running | head -n 10 | while IFS=$unit read -r kind uid pid its_run_dir its_data_dir; do
+        printf ' %s of uid %s,' "$pid" "$uid"
+    done)
+    [ -z "$left" ] || fail "programs of $home still run (pid${left%,}); nothing was removed" \
+        "as the user who started them: k8e gateway stop --destroy (with their K8E_RUN_DIR); then run this again"
+}
+
+# keeps FOLDER WHAT: say what stays, and how much it is.
+keeps() {
+    [ -n "$1" ] && [ -d "$1" ] || return 0
+    stays=yes
+    note "kept $1 ($(du -sh "$1" 2>/dev/null | cut -f 1)): $2"
+}
+
+# remove_parts FOLDER PARTS: remove what is ours in a folder, and the folder if nothing else is in it.
+remove_parts() {
+    [ -n "$1" ] && [ -d "$1" ] || return 0
+    if grep -qF " $1/" /proc/self/mountinfo; then
+        fail "something is still mounted below $1" "unmount it (see /proc/self/mountinfo), and run this again"
+    fi
+    # Word splitting makes the list; the shell expands the names in the folder alone.
+    # shellcheck disable=SC2086
+    (cd "$1" && rm -rf -- $2) || fail "cannot remove all of $1" "run as the user who owns it, or as root"
+    if rmdir "$1" 2>/dev/null; then note "removed $1"; else note "removed what is ours in $1; other files are in it"; fi
+}
+
 uninstall() {
     step_count=1
     step "Removing k8e"
-    if [ -e "$bin_dir/k8e" ] && is_ours "$bin_dir/k8e"; then
-        if [ "$home" = "$default_home" ]; then
-            timeout 20 "$bin_dir/k8e" gateway stop >/dev/null 2>&1 || :
-        fi
-        rm -f "$bin_dir/k8e" || fail "cannot remove $bin_dir/k8e" "run as the user who installed it"
-        note "removed $bin_dir/k8e"
+    log=$(mktemp)
+    work_dir=$(mktemp -d)
+    end_all
+    if [ "$purge" = yes ] && [ -n "$client_dir" ] && [ -d "$client_dir/agents" ]; then
+        installed_k8e sandbox-install-skill all --uninstall >>"$log" 2>&1 ||
+            warn "agents may still know k8e: see $client_dir/agents"
     fi
-    for flat in "$bin_dir/k8e-sandbox" "$bin_dir/k8e-sandbox-cli"; do
-        if [ -e "$flat" ] && is_ours "$flat"; then
-            rm -f "$flat" || fail "cannot remove $flat" "run as the user who installed it"
-            note "removed $flat"
-        fi
+    for part in "$bin_dir/k8e" "$bin_dir"/k8e-sandbox*; do
+        if [ ! -e "$part" ] || ! is_ours "$part"; then continue; fi
+        rm -f "$part" || fail "cannot remove $part" "run as the user who installed it"
+        note "removed $part"
     done
     for part in venv tools launcher.py install.log .install.lock bin/runsc bin/runc bin/crun \
         bin/.runsc.stamp bin/.runc.stamp bin/.crun.stamp; do
@@ -696,7 +830,19 @@ uninstall() {
     for part in "$home/bin" "$home"; do
         if [ -d "$part" ] && ! rmdir "$part" 2>/dev/null; then note "kept $part: it holds other files"; fi
     done
-    say "k8e is removed. Debian packages and the data folder of sessions stay as they are."
+    stays=no
+    if [ "$purge" = yes ]; then
+        remove_parts "$run_dir" "$run_parts"
+        remove_parts "$data_dir" "$data_parts"
+        remove_parts "$client_dir" "sandbox a2a agents"
+        say "k8e and all that it kept is removed. Debian packages stay as they are."
+        return
+    fi
+    keeps "$data_dir" "records of sessions, keys, snapshots, images, the audit trail"
+    keeps "$run_dir" "locks of the gateway, gone with the next start of the machine"
+    keeps "$client_dir" "logins, and what agents were told of k8e"
+    say "k8e is removed. Debian packages stay as they are."
+    if [ "$stays" = yes ]; then say "To remove what was kept, too: sh install.sh --purge"; fi
 }
 
 summary() {
@@ -743,6 +889,8 @@ else
     default_home=${HOME:?}/.local/share/k8e/home
     default_bin_dir=$HOME/.local/bin
 fi
+machine_home=/opt/k8e
+machine_owner=0
 home=${K8E_HOME:-$default_home}
 bin_dir=${K8E_BIN_DIR:-$default_bin_dir}
 case $home in /*) ;; *) home=$(pwd -P)/$home ;; esac
@@ -751,6 +899,8 @@ case $bin_dir in /*) ;; *) bin_dir=$(pwd -P)/$bin_dir ;; esac
 quiet=no
 deps_only=no
 remove=no
+purge=no
+unit=$(printf '\037')
 terminal=no
 if [ -t 1 ]; then terminal=yes; fi
 apt_updated=no
@@ -775,6 +925,10 @@ for argument in "$@"; do
         step_count=5
         ;;
     --uninstall) remove=yes ;;
+    --purge)
+        remove=yes
+        purge=yes
+        ;;
     *)
         printf 'install.sh: unknown argument: %s\n\n' "$argument" >&2
         usage >&2

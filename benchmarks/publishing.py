@@ -7,15 +7,19 @@ python -m benchmarks.publishing RESULT.json    publish what was measured before
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from benchmarks import chart, reporting
 from k8e.bench.samples import Row, Series, ratio_text
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+_FILE = re.compile(r"(?<![\w./:])/(?:[\w.@+-]+/)+[\w.@+-]+")
+_EVERYWHERE = ("bin", "dev", "etc", "lib", "proc", "sbin", "sys", "usr", "workspace")
 BEGIN = "<!-- results: written by python -m benchmarks --publish -->"
 END = "<!-- results end -->"
 TITLES = {
@@ -50,11 +54,39 @@ def summary(rows: Sequence[Row]) -> str:
 def publish(document: dict[str, Any], docs: Path = DOCS) -> list[Path]:
     """Write everything; what was written."""
     samples, picture, page = (docs / f"performance.{kind}" for kind in ("json", "svg", "md"))
-    reporting.write_compact(samples, document)
+    reporting.write_compact(samples, without_folders(document))
     document = json.loads(samples.read_text("utf-8"))  # as anybody finds it: numbers are rounded
     picture.write_text(chart.svg(chart.panels(document)), "utf-8")
     page.write_text(replace_section(page.read_text("utf-8"), section(document)), "utf-8")
     return [samples, picture, page]
+
+
+def without_folders(value: Any) -> Any:
+    """A result that names no folder of the machine that measured: they mean nothing elsewhere.
+
+    Of a file of the repository the path in it is left, of any other file its name. Folders that
+    every Linux machine or sandbox has stay as they are.
+    """
+    if isinstance(value, dict):
+        items = cast("dict[str, Any]", value).items()
+        return {key: without_folders(item) for key, item in items}
+    if isinstance(value, list):
+        return [without_folders(item) for item in cast("list[Any]", value)]
+    return _FILE.sub(_relative, value) if isinstance(value, str) else value
+
+
+def _relative(found: re.Match[str]) -> str:
+    path = Path(found[0])
+    if path.is_relative_to(ROOT):
+        return str(path.relative_to(ROOT))
+    if path.parts[1] in _EVERYWHERE:
+        return found[0]
+    parts = path.parts
+    # A clone that lay elsewhere: what follows its last folder that this one has, too.
+    for at in range(1, len(parts) - 1):
+        if (ROOT / parts[at]).is_dir():
+            return "/".join(parts[at:])
+    return path.name
 
 
 def replace_section(page: str, text: str) -> str:

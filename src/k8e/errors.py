@@ -23,6 +23,7 @@
     ├─ SandboxDied           the sandbox of a session ended by itself
     ├─ ToolFailed            a program that k8e needs (runsc, runc, tar, git) failed
     ├─ GuestFailed           the guest broke the protocol or did not answer
+    ├─ ClientClosed          the client was closed before
     └─ GatewayUnreachable    no gateway answers
 
 A command that fails is a result, never one of these. Failing file operations cross the wire with an
@@ -207,6 +208,15 @@ class GuestFailed(K8eError):
     code, grpc_status, http_status = "guest_failed", "UNAVAILABLE", 502
 
 
+class ClientClosed(K8eError):
+    """The client was closed, so it does nothing more; raised by the SDK, never sent."""
+
+    code, grpc_status, http_status = "client_closed", "FAILED_PRECONDITION", 409
+
+    def __init__(self, message: str = "the client is closed", *, hint: str = "") -> None:
+        super().__init__(message, hint=hint or "make a new one; work inside its with block")
+
+
 class GatewayUnreachable(K8eError):
     """No gateway could be reached or started."""
 
@@ -241,6 +251,7 @@ _BY_CODE: dict[str, type[K8eError]] = {
         SandboxDied,
         ToolFailed,
         GuestFailed,
+        ClientClosed,
         GatewayUnreachable,
     )
 }
@@ -268,5 +279,74 @@ def from_wire(body: dict[str, object]) -> Exception:
     if isinstance(number, int):
         if number == errno.ESRCH:
             return ExecNotFound(message)
-        return OSError(number, message)
+        found = OSError(number, message)
+        vars(found)["in_sandbox"] = True  # for file_hint: a machine has other remedies
+        return found
     return _BY_CODE.get(code, K8eError)(message, hint=str(body.get("hint", "")))
+
+
+def install_extra(name: str) -> str:
+    """How to get an optional part. No package index has k8e, so that is from a clone."""
+    return f"in a clone of k8e: pip install '.[{name}]'"
+
+
+_OWN_FOLDERS = "/workspace, /tmp and /home/user are the ones that programs may write to"
+_FULL = (
+    "the folder is full, by bytes or by files: remove some, or make a session with more "
+    "(--disk and --inodes, limits={'disk': …}; /tmp and /home count as memory)"
+)
+_IN_SANDBOX = {
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
+    errno.EFBIG: "the file is larger than this file system takes; write several files",
+    errno.ENOMEM: "the session's memory is used up: end programs, empty /tmp, or make a session "
+    "with more (--memory, limits={'memory': …})",
+    errno.EAGAIN: "the session has as many processes as it may: end some, or make a session with "
+    "more (--pids, limits={'pids': …})",
+    errno.EMFILE: "too many files are open: close some, or make a session with more "
+    "(--open-files, limits={'open_files': …})",
+    errno.ENFILE: "too many files are open on the machine; try again later",
+    errno.EROFS: _OWN_FOLDERS,
+    errno.EACCES: f"programs run as uid 1000, without rights beyond that; {_OWN_FOLDERS}",
+    errno.EPERM: f"programs run as uid 1000, without rights beyond that; {_OWN_FOLDERS}",
+    errno.EEXIST: "it is there already: remove it first, or use another name",
+    errno.EISDIR: "it is a folder: name a file in it",
+    errno.ENOTEMPTY: "remove what is in the folder first",
+    errno.ELOOP: "its symbolic links lead in a circle, or through too many of them",
+    errno.ENAMETOOLONG: "a name may have 255 bytes, a path 4,095",
+    errno.EXDEV: "a file cannot be moved from one file system to another; copy it, and remove it",
+    errno.ETXTBSY: "the program is running; end it first",
+    errno.EBUSY: "something uses it, or is mounted there",
+    errno.EIO: "the disk of the workspace failed; copy what can be read into a new session",
+    errno.ECONNREFUSED: "nothing listens there in the sandbox; start the server first",
+    errno.ETIMEDOUT: "nothing answered in time in the sandbox",
+}
+_ON_MACHINE = {
+    errno.ENOSPC: "a disk of this machine is full: free some room",
+    errno.EDQUOT: "your quota on this machine is used up: free some room",
+    errno.EMFILE: "this process has too many files open: close some, or raise ulimit -n",
+    errno.ENOMEM: "this machine has no memory left",
+    errno.EPIPE: "whoever read from us has gone",
+    errno.EISDIR: "it is a folder on this machine: name a file in it",
+    errno.EEXIST: "it is there already on this machine: remove it, or use another name",
+    errno.EROFS: "that file system of this machine is read-only",
+}
+_ON_MACHINE_ELSE = "the path is one of this machine; check that it is there and that you may use it"
+
+
+def folder_hint(error: OSError, otherwise: str) -> str:
+    """What to do about a file of this machine: ``otherwise``, unless its disk is the reason."""
+    number = error.errno or 0
+    general = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENOMEM)
+    return _ON_MACHINE[number] if number in general else otherwise
+
+
+def file_hint(error: OSError, listing: str) -> str:
+    """What to do about a failed operation on a file, in a sandbox or on this machine.
+
+    ``listing`` tells how to see what is in a sandbox, which is the remedy for a wrong path.
+    """
+    number = error.errno or 0
+    if vars(error).get("in_sandbox"):
+        return _IN_SANDBOX.get(number, f"the path is one of the sandbox's own; {listing}")
+    return _ON_MACHINE.get(number, _ON_MACHINE_ELSE)

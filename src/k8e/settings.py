@@ -25,11 +25,32 @@ def _is_root() -> bool:
     return _uid() == 0
 
 
+SYSTEM_HOME = Path("/opt/k8e")
+"""Where install.sh puts everything if root runs it."""
+_RUNTIME_TOOLS = ("runsc", "runc", "crun")
+
+
+def own_home() -> Path:
+    """Where install.sh puts everything if a user runs it who is not root."""
+    return Path.home() / ".local/share/k8e/home"
+
+
 def default_home() -> Path:
-    """Where install.sh puts runsc, runc, the virtual environment and the language tools."""
-    system, own = Path("/opt/k8e"), Path.home() / ".local/share/k8e/home"
-    # What root installed serves everybody who has nothing of their own.
-    return system if _is_root() or (system.is_dir() and not own.is_dir()) else own
+    """Where install.sh put runsc, runc, the virtual environment and the language tools."""
+    if _is_root():
+        return SYSTEM_HOME
+    own = own_home()
+    # What root installed serves everybody who has nothing of their own, or only half of it.
+    return SYSTEM_HOME if _has_tools(SYSTEM_HOME) and not _has_tools(own) else own
+
+
+def tool_homes(home: Path) -> tuple[Path, ...]:
+    """Where to look for a tool: in ``home``, then where a user's installation lacks it, root's."""
+    return (home, SYSTEM_HOME) if home == own_home() else (home,)
+
+
+def _has_tools(home: Path) -> bool:
+    return any(os.access(home / "bin" / name, os.X_OK) for name in _RUNTIME_TOOLS)
 
 
 def default_data_dir() -> Path:

@@ -124,3 +124,31 @@ def test_the_summary_names_missed_bars() -> None:
     told = publishing.summary(ROWS)
     assert told == "bars reached: 1 of 2; missed: k8e container, new, sequential (container)"
     assert publishing.summary([]) == "bars reached: 0 of 0"
+
+
+def test_what_is_published_names_no_folder_of_the_machine_that_measured() -> None:
+    told = publishing.without_folders(
+        {
+            "skipped": [
+                f"no output of /usr/bin/node {publishing.ROOT}/benchmarks/peers/cli.js -c echo 1",
+                "no output of /home/a/k8e/benchmarks/peers/cli.js --settings /tmp/x/settings.json",
+            ],
+            "note": "2 of 3/s in /workspace/a, at https://host.example/a/b",
+            "value": 1.5,
+        }
+    )
+    assert told == {
+        "skipped": [
+            "no output of /usr/bin/node benchmarks/peers/cli.js -c echo 1",
+            "no output of benchmarks/peers/cli.js --settings settings.json",
+        ],
+        "note": "2 of 3/s in /workspace/a, at https://host.example/a/b",
+        "value": 1.5,
+    }
+
+
+@pytest.mark.parametrize("kind", ["json", "md", "svg"])
+def test_what_was_published_names_none_either(kind: str) -> None:
+    text = (publishing.DOCS / f"performance.{kind}").read_text("utf-8")
+    section = text.partition(publishing.BEGIN)[2] or text
+    assert publishing.without_folders(section) == section

@@ -218,3 +218,14 @@ def test_mistakes_are_explained_with_all_that_could_have_been_meant(
 ) -> None:
     parsing.main(arguments)
     assert said in capfd.readouterr().out
+
+
+def test_a_full_workspace_is_not_taken_for_a_wrong_path(place: Place) -> None:
+    limits = ("--runtime", "container", "--disk", "8M")
+    session = place.json("sandbox", "create", *limits)["session_id"]
+    told = place.cli("sandbox", "write", session, "big", stdin=bytes(16 << 20))
+    assert told.returncode == 1
+    found = json.loads(told.stdout)
+    assert "No space left on device" in found["error"]
+    assert "make a session with more (--disk" in found["detail"]
+    place.json("sandbox", "destroy", session)

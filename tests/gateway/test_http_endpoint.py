@@ -280,7 +280,7 @@ async def test_missing_package_is_told_and_the_rest_works() -> None:
         async with web(gateway) as client:
             found = await client.post(gateway.url, json=PING)
             assert found.status_code == 501
-            assert "pip install 'k8e[gateway]'" in found.text
+            assert "pip install '.[gateway]'" in found.text
             assert (await client.get(f"{gateway.root}/healthz")).status_code == 200
 
 

@@ -64,8 +64,13 @@ class Machine:
         self.programs.mkdir()
         self.package = self.clone / "src/k8e"
         self.package.mkdir(parents=True)
-        for name in ("install.sh", "pyproject.toml", "LICENSE"):
+        for name in ("pyproject.toml", "LICENSE"):
             shutil.copy(REPO / name, self.clone)
+        # What root installed on the machine that runs the tests says nothing about this one.
+        self.shared = folder / "shared"
+        named = SCRIPT.replace("machine_home=/opt/k8e", f"machine_home='{self.shared}'")
+        named = named.replace("machine_owner=0", f"machine_owner={os.geteuid()}")
+        (self.clone / "install.sh").write_text(named)
         shutil.copytree(REPO / "requirements", self.clone / "requirements")
         (self.clone / "requirements/gateway.txt").write_text("")
         (self.clone / "README.md").write_text("k8e\n")
@@ -82,6 +87,12 @@ class Machine:
             f"    modules = [m for m in ('site', 're') if m in sys.modules]\n"
             f"    print({word!r}, sys.argv[1:], modules)\n    return 7\n"
         )
+
+    def share(self, name: str, script: str) -> None:
+        """Install a program as root does, for everybody."""
+        (self.shared / "bin").mkdir(parents=True, exist_ok=True)
+        (self.shared / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
+        (self.shared / "bin" / name).chmod(0o755)
 
     def program(self, name: str, script: str) -> None:
         (self.programs / name).write_text(f"#!/bin/sh\n{script}\n")
@@ -245,6 +256,34 @@ def test_what_is_too_old_or_broken_is_built_instead(tmp_path: Path) -> None:
     before = machine.snapshot()
     machine.install("--deps-only")
     assert machine.snapshot() == before
+
+
+def test_a_user_s_install_takes_what_root_installed_and_builds_nothing(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, runsc=OLD_RUNSC, runc=OLD_RUNC, go=go("h1:wrong="))
+    machine.share("runsc", NEW_RUNSC)
+    machine.share("runc", NEW_RUNC)
+    for name in ("runsc", "runc"):
+        (machine.programs / name).unlink()
+    done = machine.install("--deps-only")
+    assert done.returncode == 0, done.stderr
+    assert "building" not in done.stdout
+    for name in ("runsc", "runc"):
+        assert (machine.home / "bin" / name).resolve() == machine.shared / "bin" / name
+        assert machine.stamp(name)["source"] == "system"
+
+
+@pytest.mark.parametrize("how", ["old", "writable", "folder"])
+def test_what_root_installed_is_not_taken_if_it_is_old_or_others_may_change_it(
+    tmp_path: Path, how: str
+) -> None:
+    machine = Machine(tmp_path, go=go(pinned("GVISOR_SUM")))
+    (machine.programs / "runsc").unlink()
+    machine.share("runsc", OLD_RUNSC if how == "old" else NEW_RUNSC)
+    if how != "old":
+        (machine.shared / "bin" / ("runsc" if how == "writable" else "")).chmod(0o777)
+    done = machine.install("--deps-only")
+    assert done.returncode == 0, done.stderr
+    assert machine.stamp("runsc")["source"] == "go"
 
 
 def test_a_build_with_a_wrong_checksum_is_refused(tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ def test_a_login_without_cryptography_says_what_to_install_or_keeps_the_key(
 ) -> None:
     done = run(COMMAND, "sandbox", "login")
     assert done.returncode == 1
-    assert "pip install 'k8e[login]'" in json.loads(done.stdout)["detail"]
+    assert "pip install '.[login]'" in json.loads(done.stdout)["detail"]
     found = place.json("gateway", "fingerprint")["fingerprint"]
     login = ("sandbox", "login", "--key-only", "--ca-fingerprint", found, "--profile", "p")
     done = run(COMMAND, *login, K8E_SANDBOX_CERT="")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import json
+import os
 import shutil
 import socket
+import stat
 from collections.abc import Generator
 from pathlib import Path
 
@@ -125,3 +127,40 @@ def test_without_the_program_that_carries_packets_sandboxes_run_and_reach_nothin
     done = place.cli("sandbox", "run", "--runtime", "container", "--raw", "cat /proc/net/dev")
     assert done.returncode == 0
     assert b"eth0" not in done.stdout
+
+
+def test_a_session_without_a_network_says_so_and_a_later_one_has_it(
+    internet: Internet, new_user_place: NewUserPlace
+) -> None:
+    if shutil.which("pasta") is None:
+        pytest.skip("the program pasta is not installed (Debian's package passt)")
+    allowed = {"K8E_ALLOWED_HOSTS": "allowed.example", "K8E_RESOLVERS": RESOLVER}
+    place = new_user_place(network=internet.world, **allowed)
+    tun = place.folder / "etc" / "tun"
+    os.mknod(tun, 0o600 | stat.S_IFCHR, Path("/dev/net/tun").stat().st_rdev)
+    tun.chmod(0o600)
+    why = "this s{} has no network: /dev/net/tun is missing, or closed to this user"
+    made = place.cli("sandbox", "create", "--runtime", "container")
+    assert why.format("ession").encode() in made.stderr
+    before = json.loads(made.stdout)["session_id"]
+    here = ("--session-id", before)
+    done = json.loads(place.cli("sandbox", "run", *here, "exit 3").stdout)
+    assert [item["name"] for item in done["denials"]] == ["*"]
+    assert why.format("andbox") in done["denials"][0]["rule"]
+    raw = place.cli("sandbox", "run", *here, "--raw", "exit 3").stderr.decode()
+    assert f"k8e: egress to * was refused: {why.format('andbox')}" in raw
+    assert "allow-hosts" not in raw
+    assert json.loads(place.cli("sandbox", "run", *here, "true").stdout)["denials"] == []
+    # Who wants no network misses none.
+    none = place.cli("sandbox", "create", "--runtime", "container", "--allowed-hosts", "none")
+    assert b"no network" not in none.stderr
+    pid = place.pid()
+
+    tun.chmod(0o666)
+    words = ("--runtime", "container", "--lang", "python", ASK.format(names=["allowed.example"]))
+    found = place.cli("sandbox", "run", *words)
+    assert json.loads(found.stdout)["stdout"] == f"allowed.example {ALLOWED}\n", found
+    assert b"no network" not in found.stderr
+    assert place.pid() == pid
+    told = json.loads(place.cli("sandbox", "egress", before).stdout)
+    assert "a new session has one" in told["reason"]

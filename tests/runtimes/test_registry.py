@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import os
+import time
 from pathlib import Path
 
 import pytest
 
 from k8e import errors, settings
+from k8e.runtimes import gvisor, registry
 from k8e.runtimes.base import Feature, Support
+from k8e.runtimes.gvisor import GVisor
 from k8e.runtimes.host import Host
 from k8e.runtimes.registry import Runtimes
 
@@ -155,10 +160,131 @@ async def test_a_new_program_makes_an_old_probe_worthless(
     (host.settings.home / "bin/runsc").write_bytes(b"another version")
     again, probes = make(host, monkeypatch, gvisor=True, container=True)
     await again.support()
-    assert probes.asked == ["gvisor", "container"]
+    assert probes.asked == ["gvisor"]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"key": 1}', '{"key": "x", "support": [{}]}'])
+async def test_a_running_gateway_notices_a_program_that_was_replaced(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtimes, probes = make(host, monkeypatch, gvisor=True, container=True)
+    program = host.settings.home / "bin/runsc"
+    program.write_bytes(b"one")
+    before = program.stat()
+    await runtimes.choose("")
+    # As long as before, and as old: a package manager keeps times.
+    program.write_bytes(b"two")
+    os.utime(program, ns=(before.st_atime_ns, before.st_mtime_ns))
+    await runtimes.choose("")
+    await runtimes.choose("")
+    assert probes.asked == ["gvisor", "gvisor"]
+
+
+async def test_what_is_installed_later_is_used_by_the_next_session(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = host.settings.home / "bin/runsc"
+    program.rename(program.with_name("elsewhere"))
+    monkeypatch.setenv("PATH", "/nowhere")
+    runtimes, _ = make(host, monkeypatch, gvisor=True, container=True)
+    real = GVisor(host)
+    runtimes.all["gvisor"] = real
+    assert (await runtimes.choose("")).name == "container"
+    assert "runsc is not installed" in runtimes.warning()
+    told: list[str] = []
+    runtimes.on_change.append(lambda: told.append("changed"))
+
+    async def works(*_: object) -> Support:
+        return Support("gvisor", usable=True, detail="")
+
+    monkeypatch.setattr(gvisor, "try_launch", works)
+    monkeypatch.setattr(gvisor, "version_of", _text)
+    program.with_name("elsewhere").rename(program)
+    assert (await runtimes.choose("")) is real
+    assert real.command("x")[0] == str(program)
+    assert runtimes.warning() == ""
+    assert told == ["changed"]
+
+
+async def _text(program: str) -> str:
+    return f"version of {program}"
+
+
+async def test_an_old_failure_downgrades_no_session(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtimes, probes = make(host, monkeypatch, gvisor=False, container=True)
+    assert (await runtimes.choose("")).name == "container"
+    assert (await runtimes.choose("")).name == "container"
+    assert probes.asked == ["gvisor", "container"]  # it has only just failed
+    probes.usable["gvisor"] = True
+    monkeypatch.setattr(registry, "time", _Later(registry.FAILURE_SECONDS + 1))
+    assert (await runtimes.choose("")).name == "gvisor"
+
+
+class _Later:
+    """A clock that is ahead."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self._seconds
+
+
+async def test_whoever_names_a_runtime_waits_for_no_probe_of_another(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtimes, _ = make(host, monkeypatch, gvisor=True, container=True)
+    await runtimes.support()
+    hangs = asyncio.Event()
+
+    async def hang() -> Support:
+        await hangs.wait()
+        return Support("gvisor", usable=False, detail="it hung")
+
+    monkeypatch.setattr(runtimes.all["gvisor"], "probe", hang)
+    asked = asyncio.create_task(runtimes.support(fresh=True))
+    await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        assert (await runtimes.choose("container")).name == "container"
+    hangs.set()
+    await asked
+
+
+def test_a_half_made_installation_of_a_user_hides_nothing_of_the_machine_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system, user = tmp_path / "system", tmp_path / "user"
+    for name in ("runsc", "runc"):
+        (system / "bin").mkdir(parents=True, exist_ok=True)
+        (system / "bin" / name).touch(mode=0o755)
+    (system / "tools/node_modules/tsx").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(user))
+    monkeypatch.setattr(settings, "SYSTEM_HOME", system)
+    monkeypatch.setattr(settings, "_is_root", lambda: False)
+    own = settings.own_home()
+    folders = {"K8E_DATA_DIR": str(tmp_path), "K8E_RUN_DIR": str(tmp_path)}
+    # Nothing yet, then what an install.sh leaves that was killed, then one of two programs.
+    assert settings.load(folders).home == system
+    (own / "bin").mkdir(parents=True)
+    (own / "tools").mkdir()
+    (own / "bin/runsc").symlink_to("/nowhere/runsc")
+    assert settings.load(folders).home == system
+    (own / "bin/runc").touch(mode=0o755)
+    found = settings.load(folders)
+    assert found.home == own
+    host = Host(found)
+    assert host.tool("runc") == str(own / "bin/runc")
+    assert host.tool("runsc") == str(system / "bin/runsc")
+    # Whoever names a folder means that one alone.
+    named = Host(settings.load({**folders, "K8E_HOME": str(tmp_path / "named")}))
+    assert named.tool("runsc") != str(system / "bin/runsc")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", '{"keys": 1}', '{"key": "x", "support": []}', '{"keys": {}, "support": [{}]}'],
+)
 async def test_a_damaged_cache_is_ignored(
     host: Host, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:

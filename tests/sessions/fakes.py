@@ -174,7 +174,14 @@ class FakeRuntimes:
 
     def __init__(self, runtime: FakeRuntime) -> None:
         self.all = {runtime.name: runtime}
+        self.on_change: list[Callable[[], None]] = []
         self._runtime = runtime
+
+    def is_usable(self, name: str) -> bool:
+        return name in self.all
+
+    def forget(self) -> None:
+        pass
 
     def resolve(self, asked: str) -> str:
         if asked and asked not in ("gvisor", "container"):

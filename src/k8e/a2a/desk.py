@@ -181,7 +181,8 @@ class Desk:
         except asyncio.CancelledError:
             task.change(tasks.CANCELED, "canceled; its program was killed")
         except (errors.K8eError, OSError) as error:
-            hint = error.hint if isinstance(error, errors.K8eError) else ""
+            is_file = isinstance(error, OSError)
+            hint = errors.file_hint(error, "check it") if is_file else error.hint
             task.change(tasks.FAILED, f"the sandbox failed: {error}. {hint}".strip())
         except Exception:
             logger.exception("a task failed for a reason that nobody thought of")

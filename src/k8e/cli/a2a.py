@@ -19,7 +19,7 @@ def serve(options: argparse.Namespace) -> int:
         from k8e.a2a import server
     except ImportError as error:
         raise errors.InvalidRequest(
-            f"a part of A2A is missing: {error}", hint="pip install 'k8e[a2a]'"
+            f"a part of A2A is missing: {error}", hint=errors.install_extra("a2a")
         ) from None
     from k8e.a2a.desk import Terms
     from k8e.client.asynchronous import AsyncSandboxClient

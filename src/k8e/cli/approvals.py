@@ -132,7 +132,8 @@ def _write(path: Path, secret: str) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         raise errors.InvalidRequest(
-            f"the file {path} cannot be made: {error.strerror}", hint="name a new file"
+            f"the file {path} cannot be made: {error.strerror}",
+            hint=errors.folder_hint(error, "name a new file"),
         ) from None
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
         file.write(f"{secret}\n")

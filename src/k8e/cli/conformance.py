@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
         from k8e import conformance
     except ModuleNotFoundError as error:
         raise errors.NotImplementedYet(
-            f"the checks need the package {error.name}", hint="pip install 'k8e[gateway]'"
+            f"the checks need the package {error.name}", hint=errors.install_extra("gateway")
         ) from None
     chosen = conformance.choose(options.only) if options.only else list(conformance.ALL)
     if options.list:

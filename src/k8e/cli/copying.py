@@ -90,7 +90,8 @@ def _local() -> Generator[None]:
             raise
         name = os.fsdecode(error.filename)
         raise errors.InvalidRequest(
-            f"the local file {name} cannot be used: {error.strerror}", hint="check the path"
+            f"the local file {name} cannot be used: {error.strerror}",
+            hint=errors.folder_hint(error, "check the path"),
         ) from None
 
 

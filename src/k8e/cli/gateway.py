@@ -45,8 +45,10 @@ def _start(config: settings.Settings) -> int:
 
 
 def _incomplete(error: ImportError, ready_fd: int) -> int:
+    from k8e.client import installations
+
     problem = errors.GatewayUnreachable(
-        f"a part of the gateway is missing: {error}", hint="pip install 'k8e[gateway]'"
+        f"a part of the gateway is missing: {error}", hint=installations.INSTALL
     )
     if ready_fd < 0:
         return printing.failure(problem)

@@ -35,7 +35,7 @@ def serve(options: argparse.Namespace) -> int:
     if importlib.util.find_spec("mcp") is None:
         raise errors.InvalidRequest(
             "a part of the MCP server is missing: the package mcp",
-            hint="pip install 'k8e[mcp]'",
+            hint=errors.install_extra("mcp"),
         )
     if not options.http:
         return stdio.serve(chosen)

@@ -24,8 +24,7 @@ _HINTS = {
     "unimplemented": "this comes with a later release",
 }
 _DEL = 0x7F  # of all characters that json.dumps leaves as they are the one that acts
-_FILE_HINT = "the path is one of the sandbox's own; k8e sandbox list shows what is in /workspace"
-_LOCAL_HINT = "the path is one of this machine; check that it is there and that you may use it"
+_LISTING = "k8e sandbox list shows what is in /workspace"
 _BUG_HINT = "this is a defect of k8e; the gateway's log may say more"
 
 
@@ -102,9 +101,9 @@ def describe(error: BaseException) -> tuple[str, str]:
     if isinstance(error, OSError) and error.errno is not None:
         text = error.strerror or os.strerror(error.errno)
         name: Any = error.filename
-        if not name:  # what a sandbox answers has its path in the text
-            return text, _FILE_HINT
-        return f"{text}: {os.fsdecode(name)}", _LOCAL_HINT
+        hint = errors.file_hint(error, _LISTING)
+        # What a sandbox answers has its path in the text.
+        return (f"{text}: {os.fsdecode(name)}" if name else text), hint
     return f"{type(error).__name__}: {error}", _BUG_HINT
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import weakref
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol
 
@@ -94,6 +95,12 @@ class LocalConnection:
         self._socket.close()
 
 
+class Ending(Protocol):
+    """What ends with the client that made it."""
+
+    async def close(self) -> None: ...
+
+
 class Connector(Protocol):
     """What opens connections to one endpoint."""
 
@@ -167,8 +174,25 @@ class Pool:
         self._connector = connector
         self._idle: list[Connection] = []
         self._pid = os.getpid()
+        self.closed = False
+        self._programs: weakref.WeakSet[Ending] = weakref.WeakSet()
+
+    def end_with(self, program: Ending) -> None:
+        """Remember what ends with the client, for as long as somebody else has it."""
+        self._programs.add(program)
+
+    @property
+    def ending(self) -> list[Ending]:
+        """What is to be closed before the client."""
+        return list(self._programs)
+
+    def check_open(self) -> None:
+        """ClientClosed, once the client was closed: nothing would end what it began now."""
+        if self.closed:
+            raise errors.ClientClosed
 
     async def take(self) -> Connection:
+        self.check_open()
         if self._pid != os.getpid():  # a forked child must not share its parent's connections
             self._idle, self._pid = [], os.getpid()
         stale: list[Connection] = []
@@ -185,22 +209,28 @@ class Pool:
 
     async def share(self) -> Connection:
         """A connection for a call: nothing is streamed from it, and nothing is fed to it."""
+        self.check_open()
         return await self._connector.share() or await self.take()
 
     async def renew(self) -> Connection:
         """A connection in place of one that a dying gateway never read from."""
+        self.check_open()
         return await self._connector.connect()
 
     async def keep(self, connection: Connection) -> None:
         """Take back a connection whose operation has ended well."""
         if isinstance(connection, Lane):
             connection.end()
-        elif len(self._idle) < MAX_IDLE and self._connector.wants(connection):
+        elif self._has_room() and self._connector.wants(connection):
             self._idle.append(connection)
         else:
             await connection.close()
 
+    def _has_room(self) -> bool:
+        return len(self._idle) < MAX_IDLE and not self.closed
+
     async def close(self) -> None:
+        self.closed = True
         while self._idle:
             await self._idle.pop().close()
         await self._connector.close()

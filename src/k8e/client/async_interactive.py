@@ -36,11 +36,13 @@ class AsyncInteractive(AsyncCaller):
         stdin: bool = True,
         **options: Unpack[ExecOptions],
     ) -> AsyncProcess:
+        requests.check_exec_options(self.open, options)
         call = exchange.open_call(
             session_id, command, timeout=timeout, stdin=stdin, options=options
         )
         process = AsyncProcess(Exchange(call), self._pool, self._call)
         await process.begin()
+        self._pool.end_with(process)
         return process
 
     async def terminal(
@@ -53,6 +55,7 @@ class AsyncInteractive(AsyncCaller):
         timeout: float = 0,
         **options: Unpack[ExecOptions],
     ) -> AsyncProcess:
+        requests.check_exec_options(self.terminal, options)
         options["tty"] = (rows, columns)
         tried = exchange.programs(program)
         for command in tried[:-1]:
@@ -153,6 +156,7 @@ class AsyncProcess(Handle):
     # Driving.
 
     async def _drive(self, steps: Steps) -> Any:
+        self._pool.check_open()
         try:
             while True:
                 step = next(steps)

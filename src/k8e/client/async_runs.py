@@ -31,6 +31,7 @@ class AsyncRuns(AsyncCaller):
         language: str = "",
         **options: Unpack[ExecOptions],
     ) -> AsyncRun:
+        requests.check_exec_options(self.start, options)
         call = requests.start_call(
             session_id, command, language=language, timeout=timeout, options=options
         )

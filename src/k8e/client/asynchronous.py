@@ -72,6 +72,8 @@ class AsyncSandboxClient(
         self._pool = async_driving.Pool(self._connector(endpoint, api_key, profile))
         self._own_lock = asyncio.Lock()  # protects _own
         self._own: dict[str, str] = {}  # the session of each template
+        self._closing = False
+        self._streamed: dict[str, Mapping[str, Any]] = {}  # commands that end with their reader
 
     def _connector(
         self, endpoint: str | None, api_key: str | None, profile: str | None, /
@@ -85,8 +87,14 @@ class AsyncSandboxClient(
         await self.close()
 
     async def close(self) -> None:
-        own, self._own = self._own, {}
+        async with self._own_lock:
+            own, self._own = self._own, {}
+            self._closing = True
         try:
+            for call in list(self._streamed.values()):
+                await self._kill(call)
+            for program in self._pool.ending:
+                await program.close()
             for session_id in own.values():
                 with contextlib.suppress(errors.K8eError):
                     await self.destroy_session(session_id)
@@ -106,6 +114,8 @@ class AsyncSandboxClient(
         stdin: AsyncContent | None = None,
         **options: Unpack[ExecOptions],
     ) -> ExecResult:
+        requests.check_exec_options(self.run, options)
+
         async def attempt(session: Mapping[str, Any]) -> ExecResult:
             call = requests.code_call(
                 session,
@@ -140,6 +150,7 @@ class AsyncSandboxClient(
         stdin: AsyncContent | None = None,
         **options: Unpack[ExecOptions],
     ) -> ExecResult:
+        requests.check_exec_options(self.exec, options)
         call = requests.command_call(
             requests.by_id(session_id),
             command,
@@ -158,6 +169,7 @@ class AsyncSandboxClient(
         stdin: AsyncContent | None = None,
         **options: Unpack[ExecOptions],
     ) -> AsyncGenerator[ExecEvent]:
+        requests.check_exec_options(self.exec_events, options)
         options.setdefault("output_limit", 0)
         call = requests.command_call(
             requests.by_id(session_id),
@@ -166,12 +178,16 @@ class AsyncSandboxClient(
             stdin=stdin is not None,
             options=options,
         )
-        async with (
-            self._killing(call),
-            contextlib.aclosing(self._stream(operations.exec_events(call), stdin)) as events,
-        ):
-            async for event in events:
-                yield event
+        self._streamed[call["id"]] = call
+        try:
+            async with (
+                self._killing(call),
+                contextlib.aclosing(self._stream(operations.exec_events(call), stdin)) as events,
+            ):
+                async for event in events:
+                    yield event
+        finally:
+            self._streamed.pop(call["id"], None)
 
     async def exec_stream(
         self, session_id: str, command: str | Sequence[str], timeout: float = 300
@@ -202,6 +218,7 @@ class AsyncSandboxClient(
         tenant_id: str = "",
         **options: Unpack[SessionOptions],
     ) -> str:
+        requests.check_session_options(self.create_session, options)
         tenant = tenant_id or self.tenant_id
         call = requests.create_call(runtime_class, allowed_hosts, tenant, options)
         return (await self._call(operations.session(call))).session_id
@@ -275,6 +292,7 @@ class AsyncSandboxClient(
         try:
             while (event := await running.next_event()) is not None:
                 yield event
+                self._pool.check_open()
             await self._pool.keep(running.connection)
         finally:
             await running.close()
@@ -285,12 +303,17 @@ class AsyncSandboxClient(
         try:
             yield
         except (asyncio.CancelledError, GeneratorExit):
-            kill = self._call(operations.call(requests.terminate_call(call)))
-            await async_driving.finish(kill, KILL_SECONDS)
+            await self._kill(call)
             raise
+
+    async def _kill(self, call: Mapping[str, Any]) -> None:
+        kill = self._call(operations.call(requests.terminate_call(call)))
+        await async_driving.finish(kill, KILL_SECONDS)
 
     async def _own_session(self, template: str) -> str:
         async with self._own_lock:
+            if self._closing:
+                raise errors.ClientClosed
             if template not in self._own:
                 self._own[template] = await self.create_session(template=template)
             return self._own[template]

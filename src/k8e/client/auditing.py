@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, TypedDict, TypeVar, Unpack
 
-from k8e.client import operations
+from k8e.client import operations, requests
 from k8e.client.operations import Operation
 from k8e.client.records import Record
 
@@ -52,6 +52,9 @@ class AuditFilter(TypedDict, total=False):
     limit: int
 
 
+_FILTERS = frozenset(AuditFilter.__annotations__)
+
+
 def parse(line: str) -> AuditRow:
     """A row from its line of JSON."""
     data: dict[str, Any] = json.loads(line)
@@ -81,6 +84,7 @@ class Auditing:
 
     def audit(self, **wanted: Unpack[AuditFilter]) -> list[AuditRow]:
         """The newest rows of the audit trail, oldest first; your own, if you are no admin."""
+        requests.check_options(self.audit, wanted, _FILTERS)
         return self._call(_rows(wanted))
 
     def verify_audit(self, expect: str = "") -> dict[str, Any]:
@@ -95,6 +99,7 @@ class AsyncAuditing:
         raise NotImplementedError
 
     async def audit(self, **wanted: Unpack[AuditFilter]) -> list[AuditRow]:
+        requests.check_options(self.audit, wanted, _FILTERS)
         return await self._call(_rows(wanted))
 
     async def verify_audit(self, expect: str = "") -> dict[str, Any]:

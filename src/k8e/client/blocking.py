@@ -72,6 +72,8 @@ class SandboxClient(
         self._pool = driving.Pool(driving.connector(endpoints.resolve(endpoint, api_key, profile)))
         self._own_lock = threading.Lock()  # protects _own
         self._own: dict[str, str] = {}  # the session of each template
+        self._closing = False
+        self._streamed: dict[str, Mapping[str, Any]] = {}  # commands that end with their reader
 
     def __enter__(self) -> SandboxClient:
         return self
@@ -80,10 +82,19 @@ class SandboxClient(
         self.close()
 
     def close(self) -> None:
-        """Destroy the client's own sessions, if it made any, and close its connections."""
+        """Destroy the client's own sessions, if it made any, and close its connections.
+
+        Programs end whose output somebody was still iterating over, or that were opened to be
+        talked to. Whatever is asked of the client or its handles later is refused (ClientClosed).
+        """
         with self._own_lock:
             own, self._own = self._own, {}
+            self._closing = True
         try:
+            for call in list(self._streamed.values()):
+                self._kill(call)
+            for program in self._pool.ending:
+                program.close()
             for session_id in own.values():
                 with contextlib.suppress(errors.K8eError):
                     self.destroy_session(session_id)
@@ -114,6 +125,7 @@ class SandboxClient(
             stdin: what the program reads.
             options: see :class:`ExecOptions`.
         """
+        requests.check_exec_options(self.run, options)
 
         def attempt(session: Mapping[str, Any]) -> ExecResult:
             call = requests.code_call(
@@ -150,6 +162,7 @@ class SandboxClient(
         **options: Unpack[ExecOptions],
     ) -> ExecResult:
         """Run a command and collect its output; text is for the shell, a list for no shell."""
+        requests.check_exec_options(self.exec, options)
         call = requests.command_call(
             requests.by_id(session_id),
             command,
@@ -172,6 +185,7 @@ class SandboxClient(
 
         Reading slowly slows the command down; leaving the loop kills it.
         """
+        requests.check_exec_options(self.exec_events, options)
         options.setdefault("output_limit", 0)
         call = requests.command_call(
             requests.by_id(session_id),
@@ -180,8 +194,12 @@ class SandboxClient(
             stdin=stdin is not None,
             options=options,
         )
-        with self._killing(call):
-            yield from self._stream(operations.exec_events(call), stdin)
+        self._streamed[call["id"]] = call
+        try:
+            with self._killing(call):
+                yield from self._stream(operations.exec_events(call), stdin)
+        finally:
+            self._streamed.pop(call["id"], None)
 
     def exec_stream(
         self, session_id: str, command: str | Sequence[str], timeout: float = 300
@@ -220,6 +238,7 @@ class SandboxClient(
         with or without ``:port``, and ``default``, ``open``, ``none``, ``strict``. None means the
         gateway's default, an empty list nothing.
         """
+        requests.check_session_options(self.create_session, options)
         tenant = tenant_id or self.tenant_id
         call = requests.create_call(runtime_class, allowed_hosts, tenant, options)
         return self._call(operations.session(call)).session_id
@@ -300,6 +319,7 @@ class SandboxClient(
         try:
             while (event := running.next_event()) is not None:
                 yield event
+                self._pool.check_open()
             self._pool.keep(running.connection)
         finally:
             running.close()
@@ -310,12 +330,17 @@ class SandboxClient(
         try:
             yield
         except (KeyboardInterrupt, GeneratorExit):
-            with contextlib.suppress(errors.K8eError):
-                self._call(operations.call(requests.terminate_call(call)))
+            self._kill(call)
             raise
+
+    def _kill(self, call: Mapping[str, Any]) -> None:
+        with contextlib.suppress(errors.K8eError):
+            self._call(operations.call(requests.terminate_call(call)))
 
     def _own_session(self, template: str) -> str:
         with self._own_lock:
+            if self._closing:
+                raise errors.ClientClosed
             if template not in self._own:
                 self._own[template] = self.create_session(template=template)
             return self._own[template]

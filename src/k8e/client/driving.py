@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -23,6 +24,12 @@ class Connection(Protocol):
     def send(self, kind: int, body: bytes | memoryview) -> None: ...
     def receive(self) -> tuple[int, bytes]: ...
     def is_fresh(self) -> bool: ...
+    def close(self) -> None: ...
+
+
+class Ending(Protocol):
+    """What ends with the client that made it."""
+
     def close(self) -> None: ...
 
 
@@ -80,8 +87,25 @@ class Pool:
         self._connector = connector
         self._idle: list[Connection] = []
         self._pid = os.getpid()
+        self.closed = False
+        self._programs: weakref.WeakSet[Ending] = weakref.WeakSet()
+
+    def end_with(self, program: Ending) -> None:
+        """Remember what ends with the client, for as long as somebody else has it."""
+        self._programs.add(program)
+
+    @property
+    def ending(self) -> list[Ending]:
+        """What is to be closed before the client."""
+        return list(self._programs)
+
+    def check_open(self) -> None:
+        """ClientClosed, once the client was closed: nothing would end what it began now."""
+        if self.closed:
+            raise errors.ClientClosed
 
     def take(self) -> Connection:
+        self.check_open()
         if self._pid != os.getpid():  # a forked child must not share its parent's connections
             self._idle, self._pid = [], os.getpid()
         while self._idle:
@@ -94,16 +118,19 @@ class Pool:
 
     def renew(self) -> Connection:
         """A connection in place of one that a dying gateway never read from."""
+        self.check_open()
         return self._connector.connect()
 
     def keep(self, connection: Connection) -> None:
         """Take back a connection whose operation has ended well."""
-        if len(self._idle) < MAX_IDLE and self._connector.wants(connection):
+        room = len(self._idle) < MAX_IDLE and not self.closed
+        if room and self._connector.wants(connection):
             self._idle.append(connection)
         else:
             connection.close()
 
     def close(self) -> None:
+        self.closed = True
         while self._idle:
             with contextlib.suppress(IndexError):
                 self._idle.pop().close()

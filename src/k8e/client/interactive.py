@@ -40,11 +40,13 @@ class Interactive(Caller):
             stdin: whether it can be written to; otherwise it reads an empty stdin.
             options: see :class:`ExecOptions`; ``tty=(rows, columns)`` gives it a terminal.
         """
+        requests.check_exec_options(self.open, options)
         call = exchange.open_call(
             session_id, command, timeout=timeout, stdin=stdin, options=options
         )
         process = Process(Exchange(call), self._pool, self._call)
         process.begin()
+        self._pool.end_with(process)
         return process
 
     def terminal(
@@ -58,6 +60,7 @@ class Interactive(Caller):
         **options: Unpack[ExecOptions],
     ) -> Process:
         """Start a program on a terminal: by default ``bash``, or ``sh`` where there is none."""
+        requests.check_exec_options(self.terminal, options)
         options["tty"] = (rows, columns)
         tried = exchange.programs(program)
         for command in tried[:-1]:
@@ -172,6 +175,7 @@ class Process(Handle):
     # Driving.
 
     def _drive(self, steps: Steps) -> Any:
+        self._pool.check_open()
         with self._changed:
             try:
                 while True:

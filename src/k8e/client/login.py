@@ -116,7 +116,8 @@ def new_pair(device: str) -> Pair:
     except ImportError:
         raise errors.InvalidRequest(
             "making a client certificate needs the package cryptography, which is not installed",
-            hint="pip install 'k8e[login]', or keep to the API key: k8e sandbox login --key-only",
+            hint=errors.install_extra("login")
+            + ", or keep to the API key: k8e sandbox login --key-only",
         ) from None
     private = ec.generate_private_key(ec.SECP256R1()).private_bytes(
         serialization.Encoding.PEM,
@@ -133,7 +134,7 @@ def pair_of(private: bytes, device: str = "k8e") -> Pair:
         from cryptography.hazmat.primitives import hashes, serialization
         from cryptography.x509.oid import NameOID
     except ImportError as error:
-        raise errors.InvalidRequest(str(error), hint="pip install 'k8e[login]'") from None
+        raise errors.InvalidRequest(str(error), hint=errors.install_extra("login")) from None
     key: Any = serialization.load_pem_private_key(private, password=None)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, device[:64] or "k8e")])
     csr = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, hashes.SHA256())
@@ -200,7 +201,9 @@ def store(folder: Path, files: dict[str, bytes]) -> None:
     except OSError as error:
         raise errors.InvalidRequest(
             f"the folder {folder} cannot be written: {error.strerror}",
-            hint="make it writable, or set K8E_SANDBOX_CERT_DIR to another one",
+            hint=errors.folder_hint(
+                error, "make it writable, or set K8E_SANDBOX_CERT_DIR to another one"
+            ),
         ) from None
 
 

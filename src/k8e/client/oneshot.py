@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Unpack
 
 from k8e import errors
+from k8e.client import requests
 from k8e.client.asynchronous import AsyncSandboxClient
 from k8e.client.blocking import sandbox_session
 from k8e.client.requests import AsyncContent, Content, ExecOptions
@@ -41,6 +42,7 @@ def run(
         stdin: what the program reads.
         options: see :class:`ExecOptions`.
     """
+    requests.check_exec_options(run, options)
     made = sandbox_session(runtime_class, allowed_hosts, endpoint, template=template)
     with made as (client, session_id):
         return client.run(code, language, timeout, session_id=session_id, stdin=stdin, **options)
@@ -59,6 +61,7 @@ async def arun(
     **options: Unpack[ExecOptions],
 ) -> ExecResult:
     """:func:`k8e.run`, to be awaited."""
+    requests.check_exec_options(arun, options)
     async with AsyncSandboxClient(endpoint) as client:
         session_id = await client.create_session(runtime_class, allowed_hosts, template=template)
         try:

@@ -114,7 +114,9 @@ def _write(path: Path, raw: dict[str, Any]) -> None:
     except OSError as error:
         raise errors.InvalidRequest(
             f"the profiles cannot be written to {path}: {error.strerror}",
-            hint="make its folder writable, or set K8E_SANDBOX_CONFIG to another file",
+            hint=errors.folder_hint(
+                error, "make its folder writable, or set K8E_SANDBOX_CONFIG to another file"
+            ),
         ) from None
 
 

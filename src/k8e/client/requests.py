@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import AsyncIterable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, TypedDict, cast
 
 from k8e import errors
@@ -63,6 +63,46 @@ class SessionOptions(TypedDict, total=False):
     secrets: Mapping[str, str]
     """Variables that are secrets, such as ``{"TOKEN": "github"}`` or ``{"TOKEN": "github:key"}``;
     see ``set_secret``."""
+
+
+_EXEC_OPTIONS = frozenset(ExecOptions.__annotations__)
+_SESSION_OPTIONS = frozenset(SessionOptions.__annotations__)
+_LIMITS = ("cpus", "memory", "pids", "disk", "inodes", "open_files", "output")
+
+
+def check_exec_options(method: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    check_options(method, options, _EXEC_OPTIONS)
+
+
+def check_session_options(method: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    check_options(method, options, _SESSION_OPTIONS)
+
+
+def check_options(
+    method: Callable[..., Any], options: Mapping[str, Any], known: frozenset[str]
+) -> None:
+    """TypeError for a keyword that ``method`` does not have, as Python itself would raise it."""
+    if not options.keys() <= known:
+        raise _unexpected(method, options, known)
+
+
+def _unexpected(
+    method: Callable[..., Any], options: Mapping[str, Any], known: frozenset[str]
+) -> TypeError:
+    import difflib
+    import inspect
+
+    name = min(options.keys() - known)
+    given = [item.name for item in inspect.signature(method).parameters.values()]
+    names = sorted({*given, *known} - {"options", "wanted"})
+    close = [item for item in names if item.startswith(name) or name.startswith(item)]
+    close += difflib.get_close_matches(name, names, 1)
+    text = f"{method.__name__}() got an unexpected keyword argument {name!r}"
+    if known is _SESSION_OPTIONS and name in _LIMITS:
+        return TypeError(f"{text}. Did you mean limits={{{name!r}: …}}?")
+    if close:
+        return TypeError(f"{text}. Did you mean {close[0]!r}?")
+    return TypeError(f"{text}; it takes {', '.join(names)}")
 
 
 def new_exec_id() -> str:

@@ -27,12 +27,12 @@ class Denial(Record):
     """Something that a sandbox wanted to reach and its policy refused. Not an outage."""
 
     name: str
-    """The host name, if it is known; empty for a bare address."""
+    """The host name, if it is known; empty for a bare address, ``*`` for every host."""
     address: str
     """Empty for a name that was not resolved."""
     port: int
     protocol: str
-    """``tcp``, ``udp``, ``icmp`` or ``dns``."""
+    """``tcp``, ``udp``, ``icmp`` or ``dns``; ``any`` where there is no network at all."""
     rule: str
     """Why, in words."""
     count: int = 1

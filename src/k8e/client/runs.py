@@ -39,6 +39,7 @@ class Runs(Caller):
             language: what the source code is written in.
             options: see :class:`ExecOptions`.
         """
+        requests.check_exec_options(self.start, options)
         call = requests.start_call(
             session_id, command, language=language, timeout=timeout, options=options
         )

@@ -142,6 +142,7 @@ class Snapshotting:
 
         The other arguments are those of :meth:`create_session`.
         """
+        requests.check_session_options(self.restore_snapshot, options)
         tenant = tenant_id or self.tenant_id
         return self._call(restore(name, runtime_class, allowed_hosts, tenant, options)).session_id
 
@@ -175,6 +176,7 @@ class AsyncSnapshotting:
         tenant_id: str = "",
         **options: Unpack[SessionOptions],
     ) -> str:
+        requests.check_session_options(self.restore_snapshot, options)
         tenant = tenant_id or self.tenant_id
         operation = restore(name, runtime_class, allowed_hosts, tenant, options)
         return (await self._call(operation)).session_id

@@ -8,13 +8,12 @@ import json
 import os
 import select
 import subprocess
-import sys
 import time
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from k8e import errors, folders, settings
-from k8e.client import local
+from k8e.client import installations, local
 
 if TYPE_CHECKING:
     import _socket
@@ -50,7 +49,9 @@ def _starting_alone(config: settings.Settings) -> Generator[None]:
         raise errors.GatewayUnreachable(
             f"no gateway runs, and none can be started: the folder {config.run_dir} cannot be "
             f"used: {error.strerror or error}",
-            hint="make it writable, or set K8E_RUN_DIR to a folder of yours",
+            hint=errors.folder_hint(
+                error, "make it writable, or set K8E_RUN_DIR to a folder of yours"
+            ),
         ) from None
     try:
         # Whoever holds it is done within START_SECONDS, or dead.
@@ -62,10 +63,11 @@ def _starting_alone(config: settings.Settings) -> Generator[None]:
 
 def start(config: settings.Settings) -> None:
     """Start a gateway in the background and wait until it is ready."""
+    program = installations.find()
     ours, theirs = os.pipe2(os.O_CLOEXEC)
     try:
         try:
-            launched = _launch(config, theirs)
+            launched = _launch(program, config, theirs)
         finally:
             os.close(theirs)
         said = _listen(ours)
@@ -76,11 +78,11 @@ def start(config: settings.Settings) -> None:
         raise failed(config, *_why(said))
 
 
-def _launch(config: settings.Settings, ready_fd: int) -> subprocess.Popen[bytes]:
+def _launch(
+    program: installations.Installation, config: settings.Settings, ready_fd: int
+) -> subprocess.Popen[bytes]:
     """Start what becomes the gateway. It forks and ends, so that nobody inherits a zombie."""
-    # -P keeps modules in the current folder from being taken for ours; -I does, and more.
-    isolation = "-I" if sys.flags.isolated else "-P"
-    argv = [sys.executable, isolation, "-m", "k8e", "gateway", "--background"]
+    argv = [program.python, program.isolation, "-m", "k8e", "gateway", "--background"]
     argv += ["--ready-fd", str(ready_fd)]
     with _log(config) as log:
         return subprocess.Popen(
@@ -90,7 +92,7 @@ def _launch(config: settings.Settings, ready_fd: int) -> subprocess.Popen[bytes]
             stderr=log,
             pass_fds=(ready_fd,),
             env={
-                **os.environ,
+                **program.environ(),
                 "K8E_DATA_DIR": str(config.data_dir),
                 "K8E_RUN_DIR": str(config.run_dir),
                 "K8E_LISTEN": config.listen,
@@ -110,7 +112,9 @@ def _log(config: settings.Settings) -> Generator[int]:
         raise errors.GatewayUnreachable(
             f"no gateway runs, and none can be started: {config.log_file} cannot be written: "
             f"{error.strerror or error}",
-            hint="make the data folder writable, or set K8E_DATA_DIR to a folder of yours",
+            hint=errors.folder_hint(
+                error, "make the data folder writable, or set K8E_DATA_DIR to a folder of yours"
+            ),
         ) from None
     try:
         yield fd

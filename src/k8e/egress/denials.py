@@ -41,9 +41,15 @@ class Denial:
     address: str
     port: int
     protocol: str
-    """``tcp``, ``udp``, ``icmp`` or ``dns``."""
+    """``tcp``, ``udp``, ``icmp`` or ``dns``; ``any`` where there is no network."""
     rule: str
     """Why, in words."""
+
+
+def without_network(why: str) -> dict[str, Any]:
+    """What is told of a program in a sandbox that no packet leaves, so that none was seen."""
+    rule = f"this sandbox has no network: {why}"
+    return {**asdict(Denial("*", "", 0, "any", rule)), "count": 1}
 
 
 class Ledger:

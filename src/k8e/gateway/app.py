@@ -218,7 +218,9 @@ def _make_folders(settings: Settings) -> None:
         except OSError as error:
             raise errors.InvalidRequest(
                 f"the folder {folder} cannot be used: {error.strerror or error}",
-                hint="make it writable, or set K8E_DATA_DIR and K8E_RUN_DIR",
+                hint=errors.folder_hint(
+                    error, "make it writable, or set K8E_DATA_DIR and K8E_RUN_DIR"
+                ),
             ) from None
     if len(os.fsencode(settings.run_dir)) > MAX_SOCKET_PATH:
         raise errors.InvalidRequest(

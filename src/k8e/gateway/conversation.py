@@ -170,9 +170,9 @@ class Conversation:
         target = call.pop("session")
         if not isinstance(target, dict):
             raise errors.InvalidRequest("session must name a session")
-        session_id = self._find_now(target)
+        session_id, warning = self._find_now(target)
         if session_id:
-            relay = self._relay(channel, session_id)
+            relay = self._relay(channel, session_id, warning)
             operation = self._sessions.open_now(self._principal, session_id, call, relay)
             if operation is not None:
                 if not operation.done:
@@ -180,19 +180,20 @@ class Conversation:
                 return
         self._later(channel, self._open_later(channel, target, call))
 
-    def _find_now(self, target: dict[str, Any]) -> str:
+    def _find_now(self, target: dict[str, Any]) -> tuple[str, str]:
+        """The session that is meant, if there is one by now, and what to say about it."""
         if "auto" not in target:
-            return str(target.get("id") or "")
+            return str(target.get("id") or ""), ""
         spec: dict[str, Any] = target.get("spec") or {}
         if spec.get("snapshot") or spec.get("manifest") or spec.get("secret_refs"):
-            return ""  # it is compared with what the session was made with, but not here
+            return "", ""  # it is compared with what the session was made with, but not here
         runtime = str(spec.get("runtime") or "")
         tenant = str(target["auto"] or "default")
         asked = spec.get("allowed_hosts")
         hosts = None if asked is None else words_from_json(asked)
         template = str(spec.get("template") or "")
         known = self._sessions.auto_now(self._principal, tenant, runtime, hosts, template=template)
-        return known.session_id if known is not None else ""
+        return (known.session_id, self._sessions.weaker(known)) if known is not None else ("", "")
 
     async def _open_later(self, channel: int, target: dict[str, Any], call: dict[str, Any]) -> None:
         if "auto" in target:

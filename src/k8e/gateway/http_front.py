@@ -119,7 +119,7 @@ async def listen(gateway: Gateway, address: str) -> Endpoint:
     place = parse(address)
     if importlib.util.find_spec("uvicorn") is None:
         raise errors.NotImplementedYet(
-            "HTTP needs a package that is not installed", hint="pip install 'k8e[gateway]'"
+            "HTTP needs a package that is not installed", hint=errors.install_extra("gateway")
         )
     token = await asyncio.to_thread(tokens.token)
     names = [str(place.address), *tls.advertised(gateway.settings.advertise_names)]

@@ -165,5 +165,5 @@ async def _load(module: str) -> Callable[[Callable[[], Awaitable[socket.socket]]
         return (await asyncio.to_thread(importlib.import_module, module)).mount
     except ImportError as error:
         raise errors.NotImplementedYet(
-            f"a part of this endpoint is missing: {error}", hint="pip install 'k8e[gateway]'"
+            f"a part of this endpoint is missing: {error}", hint=errors.install_extra("gateway")
         ) from None

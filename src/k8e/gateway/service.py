@@ -177,6 +177,8 @@ class Gateway(
         fresh = bool(call.get("fresh"))
         if fresh and Role.ADMIN not in principal.roles:
             raise errors.Denied("trying everything out again needs the admin role")
+        if fresh:
+            await self.sessions.try_network_again()
         found = await self.sessions.runtimes.support(fresh=fresh)
         admin = Role.ADMIN in principal.roles
         return {

@@ -53,7 +53,7 @@ _HINTS = {
     "limit_exceeded": "ask for less, or destroy sessions that are no longer needed",
     "denied": "the server's credential may not do this; a person can",
 }
-_FILE_HINT = "sandbox_list_files tells what is in /workspace"
+_LISTING = "sandbox_list_files tells what is in /workspace"
 
 
 async def call(
@@ -96,6 +96,6 @@ def _described(error: Exception) -> str:
         hint = _OURS.get(error.code) or error.hint or _HINTS.get(error.code)
         return f"{error.message}. What to do: {hint}" if hint else error.message
     if isinstance(error, OSError) and error.errno is not None:
-        return f"{error.strerror}. What to do: {_FILE_HINT}"
+        return f"{error.strerror}. What to do: {errors.file_hint(error, _LISTING)}"
     log.error("a tool failed: %s", error, exc_info=error)
     return f"a defect of k8e ({type(error).__name__}); its log has the rest"

@@ -77,7 +77,9 @@ def enter(run_dir: Path, *, detach: bool, shared: bool = True) -> None:
     except OSError as error:
         raise errors.InvalidRequest(
             f"the folder {run_dir} cannot be used: {error.strerror or error}",
-            hint="make it writable, or set K8E_RUN_DIR to a folder of yours",
+            hint=errors.folder_hint(
+                error, "make it writable, or set K8E_RUN_DIR to a folder of yours"
+            ),
         ) from None
     groups.follow(found.pid)
     place = Path.cwd()

@@ -32,7 +32,7 @@ def ensure(run_dir: Path) -> str:
     """Connect the holder's network with the machine's; why that is not possible, or nothing."""
     if _runs(run_dir):
         return ""
-    program = shutil.which("pasta", path=f"{os.environ.get('PATH', '')}:/usr/bin:/bin")
+    program = _program()
     if program is None:
         return "the program pasta is missing (Debian's package passt)"
     if not os.access(TUN, os.R_OK | os.W_OK):
@@ -54,6 +54,15 @@ def ensure(run_dir: Path) -> str:
     except OSError as error:
         return f"pasta cannot be used: {error.strerror or error}"
     return ""
+
+
+def facts() -> str:
+    """What it depends on whether that is possible."""
+    return f"{_program()} {os.access(TUN, os.R_OK | os.W_OK)}"
+
+
+def _program() -> str | None:
+    return shutil.which("pasta", path=f"{os.environ.get('PATH', '')}:/usr/bin:/bin")
 
 
 def _runs(run_dir: Path) -> bool:

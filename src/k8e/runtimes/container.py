@@ -36,6 +36,7 @@ class Container(OciRuntime):
     name = "container"
 
     tool_name = TOOLS[0]
+    tool_names = TOOLS
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
@@ -120,6 +121,9 @@ class Container(OciRuntime):
                 return Support(self.name, True, launched.detail, "", [tool, *launched.features])
             failures.append(launched.detail)
         return Support(self.name, False, "; ".join(failures), INSTALL)
+
+    def facts(self) -> list[str]:
+        return [f"closed={self.host.closed_folder()}"]
 
     def recall(self, support: Support) -> None:
         for tool_name in TOOLS:

@@ -35,6 +35,7 @@ class GVisor(OciRuntime):
 
     name = "gvisor"
     tool_name = "runsc"
+    tool_names = ("runsc",)
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
@@ -93,6 +94,7 @@ class GVisor(OciRuntime):
         return self.host.folder(sandbox_id) / "slot" / "w"
 
     async def probe(self) -> Support:
+        self._program = self.host.tool(self.tool_name)  # it may have been installed since
         if self._program is None:
             return Support(self.name, False, "runsc is not installed", INSTALL)
         failures: list[str] = []
@@ -138,6 +140,7 @@ class GVisor(OciRuntime):
         return [Feature("checkpoint", True, f"{size / 1e6:.1f} MB for an idle sandbox")]
 
     def recall(self, support: Support) -> None:
+        self._program = self.host.tool(self.tool_name)
         for platform in PLATFORMS:
             if support.has(f"platform {platform}"):
                 self._platform = platform

@@ -34,7 +34,7 @@ from k8e.runtimes.leftovers import Leftovers
 from k8e.runtimes.roots import Roots
 from k8e.runtimes.uids import Uids
 from k8e.runtimes.workspaces import Workspaces
-from k8e.settings import Settings
+from k8e.settings import Settings, tool_homes
 
 FEW_IDS = 2048
 """Uids of a sandbox where a user has not many: its own user is number 1000, few others exist."""
@@ -169,6 +169,8 @@ class Host:
         self.leftovers = Leftovers(self.sandboxes)
         self._reachable = reach.of(settings)
         """The data folder by a path on which every uid may pass."""
+        self._way = (self._reachable, *self._reachable.parents)
+        self._homes = tool_homes(settings.home)
         self.images = Images(settings)
         self.roots = Roots(self.images, self._reachable / "images" / "roots")
         self._skeleton: Path | None = None
@@ -223,17 +225,35 @@ class Host:
 
     def closed_folder(self) -> Path | None:
         """A folder on the way to the data folder through which other uids may not pass."""
-        folders = (self._reachable, *self._reachable.parents)
-        closed = (path for path in folders if not path.stat().st_mode & 0o001)
-        return next(closed, None)
+        for path in self._way:
+            if not os.stat(path).st_mode & 0o001:  # noqa: PTH116 - asked for each new session
+                return path
+        return None
 
     def folder(self, sandbox_id: str) -> Path:
         return self.sandboxes / sandbox_id
 
     def tool(self, name: str) -> str | None:
         """The program ``name`` that install.sh brought, else the one on PATH."""
-        installed = self.settings.home / "bin" / name
-        return str(installed) if os.access(installed, os.X_OK) else shutil.which(name)
+        for home in self._homes:
+            installed = f"{home}/bin/{name}"
+            if os.access(installed, os.X_OK):
+                return installed
+        return shutil.which(name)
+
+    def facts(self, names: tuple[str, ...]) -> str:
+        """The first of these tools that is here, as a probe knows it again."""
+        for name in names:
+            path = self.tool(name)
+            if path is not None:
+                return file_facts(path)
+        return "none of " + ", ".join(names)
+
+    def _language_tools(self) -> Path | None:
+        """The folder with the runner of TypeScript, where it is complete."""
+        folders = [home / "tools" for home in self._homes]
+        whole = (folder for folder in folders if (folder / "node_modules/tsx").is_dir())
+        return next(whole, None) or next((item for item in folders if item.is_dir()), None)
 
     def layout(self, record: Record) -> bundle.Layout:
         """Where a sandbox's parts lie; makes the shared ones at first use."""
@@ -242,7 +262,6 @@ class Host:
                 self._guest = packing.pack_guest(self.settings.data_dir / "guest", GUEST_PYTHON)
                 self._locales = locales.archive(self.settings.data_dir / "locales")
         root, python = self._root(record)
-        tools = self.settings.home / "tools"
         folder = self.folder(record.sandbox_id)
         return bundle.Layout(
             rootfs=root,
@@ -250,7 +269,7 @@ class Host:
             guest=self._guest,
             link=folder / "link",
             slot=folder / "slot",
-            tools=tools if tools.is_dir() else None,
+            tools=self._language_tools(),
             # Without CAP_SYS_RESOURCE nobody can raise a hard limit above their own.
             open_files=min(record.limits.open_files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
             python=python,
@@ -270,6 +289,16 @@ class Host:
             if self._skeleton is None or not self._skeleton.exists():
                 self._skeleton = rootfs.make_skeleton(self._reachable / "rootfs")
             return self._skeleton, None
+
+
+def file_facts(path: str) -> str:
+    """A file's identity: its path, and everything that changes when it does."""
+    try:
+        found = os.stat(path)  # noqa: PTH116 - this is asked for each session that is made
+    except OSError:
+        return f"{path} is gone"
+    parts = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    return " ".join((path, *map(str, parts)))
 
 
 def kill_mentioning(word: str) -> list[int]:

@@ -56,6 +56,8 @@ class OciRuntime:
 
     name = ""
     tool_name = ""
+    tool_names: tuple[str, ...] = ()
+    """The programs that a probe tries, in order of preference."""
     networked = True
     group_is_ours = False
     """Whether we make a sandbox's control group, and not the runtime's program."""
@@ -97,6 +99,10 @@ class OciRuntime:
 
     async def try_features(self, guest: Guest) -> list[Feature]:
         """Try what only this runtime can do, on a sandbox that ends afterwards."""
+        return []
+
+    def facts(self) -> list[str]:
+        """What a probe rests on beside the machine and the programs."""
         return []
 
     def recall(self, support: Support) -> None:

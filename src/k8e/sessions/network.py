@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator
+import time
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
 from k8e import errors, rootless
-from k8e.egress import indexes, namespaces
+from k8e.egress import denials, indexes, namespaces
 from k8e.egress.asking import parse_upstreams
 from k8e.egress.policy import (
     DEFAULT,
@@ -32,6 +33,10 @@ from k8e.settings import Settings
 log = logging.getLogger(__name__)
 
 _FIX = "run install.sh again, as root"
+_TRY_AGAIN = "then k8e doctor --fresh, or the next session, tries again"
+_MADE_BEFORE = "it was made while sandboxes could have none here; a new session has one"
+FAILURE_SECONDS = 15.0
+"""How long it is believed that there is no network, though nothing has changed."""
 
 
 class Network:
@@ -40,11 +45,20 @@ class Network:
     def __init__(self, settings: Settings) -> None:
         self.reason = "egress is not running"
         """Why there is no network; empty where there is one."""
+        self._fix = _FIX
         self._settings = settings
         self._trusted = split_words(settings.trusted_hosts)
         self._usual = split_words(settings.default_allowed_hosts)
         self._egress: Egress | None = None
         self._defaults: asyncio.Task[tuple[Rule, ...]] | None = None
+        self._quiet = _is_quiet(self._usual)
+        self._closed = False
+        self._trying = asyncio.Lock()
+        self._tried = ("", 0.0)  # on which facts, and until when that is believed
+        self.sandboxes: Callable[[], set[str]] = set
+        """Those that live, whoever asks."""
+        self.on_late_start: list[Callable[[], None]] = []
+        """Called when there is a network after all: what was made before has none."""
 
     # Starting and ending.
 
@@ -54,8 +68,11 @@ class Network:
         world = self._settings.uplink_namespace
         inside = None if world else rootless.inside()
         if inside is not None:
+            facts = tether.facts()
             self.reason = await asyncio.to_thread(tether.ensure, self._settings.run_dir)
+            self._tried = facts, time.monotonic() + FAILURE_SECONDS
             if self.reason:
+                self._fix = _TRY_AGAIN
                 log.warning("sandboxes have no network: %s", self.reason)
                 return
         egress = Egress(
@@ -68,14 +85,40 @@ class Network:
             await egress.start(alive)
         except (OSError, errors.K8eError) as error:
             egress.abandon()
-            self.reason = f"egress does not work on this host: {error}"
+            self.reason, self._fix = f"egress does not work on this host: {error}", _FIX
+            self._tried = self._tried[0], time.monotonic() + FAILURE_SECONDS
             log.warning("sandboxes have no network: %s", self.reason)
             return
         self._egress, self.reason = egress, ""
         if DEFAULT in map(tidy, self._usual):
             self._ask_indexes()
 
+    async def try_again(self, *, at_once: bool = False) -> None:
+        """Have a network after all, where there is none and that may have changed."""
+        if not self.reason or self._closed:
+            return
+        async with self._trying:
+            facts, until = self._tried
+            inside = rootless.inside() is not None
+            same = not inside or facts == tether.facts()
+            if not self.reason or (same and not at_once and time.monotonic() < until):
+                return
+            await self.start(self.sandboxes())
+        if not self.reason:
+            for tell in self.on_late_start:
+                tell()
+
+    def lacks(self, session: Session) -> str:
+        """Why a session has no network though it was to have one; empty for all others."""
+        if self._egress is not None and self._egress.knows(session.sandbox_id):
+            return ""
+        asked = session.spec.allowed_hosts
+        if self._quiet if asked is None else _is_quiet(asked):
+            return ""
+        return self.reason or _MADE_BEFORE
+
     async def close(self) -> None:
+        self._closed = True
         if self._defaults is not None:
             self._defaults.cancel()
         if self._egress is not None:
@@ -84,7 +127,7 @@ class Network:
     def support(self) -> Feature:
         """Whether there is a network, for whoever asks what works here."""
         if self.reason:
-            return Feature("egress", False, self.reason, _FIX)
+            return Feature("egress", False, self.reason, self._fix)
         return Feature("egress", True, "router, nftables and DNS responder are running")
 
     # Policies.
@@ -93,6 +136,8 @@ class Network:
         """What a client asks for, as words and as a policy; None is the operator's usual one."""
         asked = words is not None
         words = (words if asked else self._usual) or (NONE,)
+        if self.reason and not _is_quiet(words):
+            await self.try_again()
         if self.reason:
             if asked and not parse_policy(words).silent:
                 raise errors.RuntimeUnusable(
@@ -129,7 +174,8 @@ class Network:
             await self._egress.bind(sandbox_id, policy)
         elif not policy.silent:
             raise errors.RuntimeUnusable(
-                "this sandbox has no network", hint="k8e doctor shows what egress needs"
+                f"this sandbox has no network: {self.reason or _MADE_BEFORE}",
+                hint="k8e doctor shows what egress needs; a session of before keeps none",
             )
 
     async def detach(self, sandbox_id: str) -> None:
@@ -166,13 +212,20 @@ class Network:
             self._egress.drain()
 
     @staticmethod
-    def add_denials(body: bytes, found: list[dict[str, Any]]) -> bytes:
-        """An EXIT with what was ``found``; as it is where that is nothing."""
-        if not found and b"denials" not in body:
+    def add_denials(body: bytes, found: list[dict[str, Any]], lacks: str = "") -> bytes:
+        """An EXIT with what was ``found``; as it is where that is nothing.
+
+        ``lacks`` is why there is no network: nobody saw what a program tried, but if it failed,
+        that may be why.
+        """
+        if not found and b"denials" not in body and not lacks:
             return body
         try:
+            told = wire.unpack_dict(body)
+            if lacks and told.get("code"):
+                found = [*found, denials.without_network(lacks)]
             # A guest has no say in this.
-            return wire.pack({**wire.unpack_dict(body), "denials": found})
+            return wire.pack({**told, "denials": found})
         except wire.WireError:
             return body  # the guest is hostile; who reads it will say so, who notes asks us
 
@@ -183,7 +236,7 @@ class Network:
             "session_id": session.session_id,
             "allowed_hosts": list(session.allowed_hosts),
             "network": known,
-            "reason": "" if known else self.reason or "this sandbox has no network",
+            "reason": "" if known else self.reason or _MADE_BEFORE,
             "rules": [NONE],
             "denied": 0,
             "denials": [],
@@ -193,3 +246,8 @@ class Network:
             told["denied"] = self._egress.denied(session.sandbox_id)
             told["rules"] = self._egress.policy(session.sandbox_id).words()
         return told
+
+
+def _is_quiet(words: tuple[str, ...]) -> bool:
+    """Whether a policy allows nothing, and so needs no network."""
+    return DEFAULT not in map(tidy, words) and parse_policy(words or (NONE,)).silent

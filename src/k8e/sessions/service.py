@@ -18,7 +18,7 @@ from k8e.runtimes.base import Feature, Guest
 from k8e.runtimes.host import Host
 from k8e.runtimes.leftovers import Leftover
 from k8e.runtimes.registry import Runtimes
-from k8e.sessions import adopting, clock, noting, operations, refusals, working
+from k8e.sessions import adopting, clock, machine, noting, operations, refusals, working
 from k8e.sessions.children import Children
 from k8e.sessions.ending import BY_OWNER, Ender
 from k8e.sessions.event_pages import Page
@@ -116,6 +116,8 @@ class Sessions(Standing):
             self._removal.start()
             self._locks.start()
             catching_up += await self._adopt()
+            self._network.sandboxes = self.sandboxes
+            self._network.on_late_start.append(self._has_network_now)
             alive = self.sandboxes()
             await self._network.start(alive)
             for sandbox_id in alive - self.sandboxes():  # it died before there was a network
@@ -187,7 +189,22 @@ class Sessions(Standing):
 
     def warning(self, session: Session) -> str:
         """What a client must know about a session whose sandbox is weaker than the usual ones."""
-        return self.runtimes.warning(named=bool(session.spec.runtime))
+        told = [self.runtimes.warning(named=bool(session.spec.runtime))]
+        if lacks := self._network.lacks(session):
+            told.append(f"this session has no network: {lacks}")
+        told.append(machine.excess(session.spec.limits, self._settings.data_dir))
+        return "; ".join(filter(None, told))
+
+    def weaker(self, session: Session) -> str:
+        """What to say of a session that was made while gVisor did not work, now that it does."""
+        chosen = session.spec.runtime or self._settings.default_runtime
+        if session.runtime == "gvisor" or chosen or not self.runtimes.is_usable("gvisor"):
+            return ""
+        return (
+            f"this session uses the runtime {session.runtime}, since gVisor did not work when it "
+            "was made; it works now, so a new session is better isolated (k8e sandbox destroy ends "
+            "this one)"
+        )
 
     # Finding.
 
@@ -393,6 +410,15 @@ class Sessions(Standing):
     def network_support(self) -> Feature:
         """Whether sandboxes can have a network here, and why not."""
         return self._network.support()
+
+    async def try_network_again(self) -> None:
+        """Have a network now, where there was none before and that has changed."""
+        await self._network.try_again(at_once=True)
+
+    def _has_network_now(self) -> None:
+        """What waits for sessions has none, and gVisor was not tried with one."""
+        self.runtimes.forget()
+        self.pool.drain()
 
     def _own(self, principal: Principal, session_id: str) -> Live:
         live = self._live.get(session_id)

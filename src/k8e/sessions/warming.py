@@ -53,6 +53,7 @@ class Warming:
     async def start(self) -> None:
         """Begin to fill the pool."""
         self._templates.on_change.append(self._changed)
+        self._runtimes.on_change.append(self._choose_again)
         for entry in self._templates.listing():
             if entry.template is not None:
                 await self._keep_ahead(entry.template, after=HEAD_START)
@@ -111,6 +112,16 @@ class Warming:
                 continue
             self._pool.keep(recipes.of_template(template, runtime), self._sizes(template, runtime))
         self._spawn(self._keep_ahead(template))
+
+    def _choose_again(self) -> None:
+        """A runtime works now, or no more: templates that name none may get another one."""
+        for entry in self._templates.listing():
+            if entry.template is None or entry.template.runtime or self._default_runtime:
+                continue
+            for runtime in self._pool.runtimes(entry.template.name):
+                if (entry.template.name, runtime) not in self._set:
+                    self._pool.forget(entry.template.name, runtime)
+            self._spawn(self._keep_ahead(entry.template))
 
     # Taking.
 

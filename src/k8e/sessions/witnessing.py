@@ -34,7 +34,8 @@ class Witness:
     def amend(self, body: bytes) -> bytes:
         """An EXIT with the refusals since this began, and the limits that were met."""
         self._look()
-        body = self._network.add_denials(body, self._denials)
+        lacks = self._network.lacks(self._live.session)
+        body = self._network.add_denials(body, self._denials, lacks)
         body, self._limits = self._live.limits.examine(body)
         return body
 
