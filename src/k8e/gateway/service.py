@@ -102,6 +102,7 @@ class Gateway(
             "sessions": self.sessions.count(),
             "socket": str(self.settings.socket),
             "data_dir": str(self.settings.data_dir),
+            "disk": self.sessions.disk.describe(),
             "log_file": str(self.settings.log_file),
         }
 
@@ -163,6 +164,7 @@ class Gateway(
             raise errors.Denied("metrics need the admin role")
         metrics.set_sessions(self.sessions.count())
         metrics.set_ready(self.sessions.pool.ready)
+        self.sessions.disk.describe()
         return {"text": metrics.render().decode()}
 
     async def call_doctor(self, principal: Principal, call: dict[str, Any]) -> dict[str, Any]:
@@ -170,7 +172,8 @@ class Gateway(
         if fresh and Role.ADMIN not in principal.roles:
             raise errors.Denied("trying everything out again needs the admin role")
         found = await self.sessions.runtimes.support(fresh=fresh)
-        return {
+        disk = {"disk": self.sessions.disk.describe()} if Role.ADMIN in principal.roles else {}
+        return disk | {
             "runtimes": [asdict(item) for item in found],
             "egress": asdict(self.sessions.network_support()),
             "broken_templates": await self.broken_templates(),
