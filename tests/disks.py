@@ -38,18 +38,19 @@ class DiskPlace(Place):
     def fill(self, leave: int = 0) -> Path:
         """Take the disk from outside of any sandbox, but for ``leave`` bytes; the file."""
         path = self.data / "hog"
-        with path.open("wb") as file:
+        with path.open("ab", buffering=0) as file:
             size = self.free - leave
             while size > 0:
                 try:
-                    os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, min(size, MIB))
+                    os.posix_fallocate(
+                        file.fileno(), os.fstat(file.fileno()).st_size, min(size, MIB)
+                    )
                 except OSError:
                     break
                 size -= MIB
             while not leave:  # the last blocks
                 try:
                     file.write(bytes(4096))
-                    file.flush()
                 except OSError:
                     break
         return path

@@ -99,10 +99,13 @@ class Reserve:
                     return
                 spare -= more
 
-    def give_way(self) -> bool:
-        """Give up a step, for a write that has just failed; False if nothing is left."""
+    def give_way(self, *, urgent: bool = True) -> bool:
+        """Give up a step, for a write that has just failed; False if nothing is left.
+
+        What is not ``urgent`` leaves half of the reserve to what is.
+        """
         with self._lock:
-            if not self.held:
+            if self.held <= (0 if urgent else self.size // 2):
                 return False
             log.warning("the disk is full: %d bytes of the reserve are left", self.held)
             return self._resize(max(0, self.held - self._step))
@@ -142,6 +145,6 @@ def keep_reserve(data_dir: Path, size: int, least: int) -> Reserve:
     return _reserve
 
 
-def give_way() -> bool:
+def give_way(*, urgent: bool = True) -> bool:
     """Make room for a write of the gateway's own that has failed; False if there is none."""
-    return _reserve is not None and _reserve.give_way()
+    return _reserve is not None and _reserve.give_way(urgent=urgent)

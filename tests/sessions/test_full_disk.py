@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
 import threading
 from collections.abc import Callable, Generator
 from functools import partial
@@ -26,14 +25,19 @@ KEPT, RESERVE = 64 * MIB, 16 * MIB
 LIMITS = {"disk": 2048 * MIB, "memory": 512 * MIB}
 FILL = """
 import os, sys, time
-began, done = time.time(), 0
+began, done, refused, first = time.time(), 0, 0, 0
 block = os.urandom(1 << 20)
 with open("/workspace/all-of-it", "wb", buffering=0) as file:
-    try:
-        while True:
+    while refused < 5:
+        try:
             done += file.write(block)
-    except OSError as error:
-        print(error.errno, done >> 20, round(time.time() - began, 2))
+            refused = 0
+        except OSError as error:
+            assert error.errno == 28, error
+            refused += 1
+            first = first or done
+            time.sleep(0.2)  # others may give back what they do not need
+print(first >> 20, done >> 20, round(time.time() - began, 2))
 """
 CHURN = """
 import os, time
@@ -68,7 +72,7 @@ print("fine")
 
 @pytest.fixture
 def place() -> Generator[DiskPlace]:
-    place = DiskPlace(SIZE, K8E_MIN_FREE_DISK=str(KEPT), K8E_DISK_RESERVE=str(RESERVE))
+    place = DiskPlace(SIZE, K8E_MIN_FREE_DISK=str(KEPT))
     yield place
     place.close()
 
@@ -79,7 +83,8 @@ def runtime(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def client(place: DiskPlace) -> Generator[SandboxClient]:
+def client(place: DiskPlace, request: pytest.FixtureRequest) -> Generator[SandboxClient]:
+    place.environ["K8E_DISK_RESERVE"] = getattr(request, "param", str(RESERVE))
     place.json("sandbox", "status")  # starts it
     with SandboxClient(endpoint=place.endpoint) as client:
         yield client
@@ -129,38 +134,41 @@ def io_errors() -> int:
 def test_one_sandbox_fills_the_disk_and_its_neighbour_writes_on(
     place: DiskPlace, client: SandboxClient, runtime: str
 ) -> None:
-    before = place.free
+    before, more = place.free, list[str]()
     place.json("sandbox", "api-key", "create", "doomed")
     one, two = (client.create_session(runtime=runtime, limits=LIMITS) for _ in range(2))
     neighbour = beside(lambda: python(place, two, WRITE_ON))
     filled = python(place, one, FILL)
-    number, size, _ = filled.stdout.split()
-    assert number == "28", "the one that grows is told that there is no room"
-    print(filled.stdout)
-    assert int(size) > 300, "it gets what there is"
+    first, size, _ = map(float, filled.stdout.split())
+    assert first > 150
+    assert size > 350, "it gets what there is"
     assert place.free >= KEPT // 2, "what is kept free stays free"
     assert neighbour().stdout == "fine\n"
     # The gateway is in charge.
     place.json("sandbox", "api-key", "delete", "doomed")
     client.update_allowed_hosts(two, ["none"])
     assert client.exec(two, ["true"]).exit_code == 0
-    eventually(lambda: "workspace.held" in kinds(client, one))
-    assert "workspace.held" not in kinds(client, two)
-    told = client.exec(one, ["sh", "-c", "head -c 80M /dev/zero > /workspace/more"])
+    told = client.exec(one, ["sh", "-c", "head -c 200M /dev/zero > /workspace/more"])
     assert "nearly full" in told.limits[0].message
+    grow = ["sh", "-c", "head -c 200M /dev/zero >> /workspace/more"]
+    eventually(lambda: client.exec(one, grow) and "workspace.held" in kinds(client, one), 30)
+    assert "workspace.held" not in kinds(client, two)
     status = place.json("status")["disk"]
     assert status["held_back"] >= 1
-    with pytest.raises(errors.LimitExceeded, match="disk is nearly full"):
-        eventually(lambda: client.create_session(runtime=runtime, limits=LIMITS) and None)
+    with pytest.raises(errors.LimitExceeded, match="disk is nearly full"):  # noqa: PT012 - any of them
+        for _ in range(12):  # each may have what is set apart for small ones
+            more.append(client.create_session(runtime=runtime, limits=LIMITS))
+    assert client.exec(two, ["touch", "/workspace/still"]).exit_code == 0
     # Room comes back.
     client.exec(one, ["rm", "/workspace/all-of-it", "/workspace/more"])
     eventually(lambda: place.free > 300 * MIB, 20)
     eventually(lambda: "workspace.released" in kinds(client, one))
     client.destroy_session(one)
     assert client.exec(two, ["sh", "-c", "head -c 100M /dev/zero > /workspace/b"]).exit_code == 0
-    client.destroy_session(two)
+    for session_id in (two, *more):
+        client.destroy_session(session_id)
     eventually(lambda: place.free > before - 16 * MIB)
-    assert place.json("sandbox", "audit", "verify")["ok"]
+    assert place.json("audit", "verify")["ok"]
     assert io_errors() == 0
 
 
@@ -188,5 +196,70 @@ def test_writing_deleting_and_writing_again_never_meets_the_end_of_the_disk(
     assert lowest() > 0
     assert io_errors() == 0
     for at in ids:
-        assert client.exec(at, ["sh", "-c", "rm -f /workspace/*; echo x > /workspace/y"]).exit_code == 0
+        mended = client.exec(at, ["sh", "-c", "rm -f /workspace/*; echo x > /workspace/y"])
+        assert mended.exit_code == 0
         client.destroy_session(at)
+
+
+def rows(place: DiskPlace, action: str) -> list[dict[str, Any]]:
+    done = place.cli("audit", "--action", action, "--json", "--limit", "5000")
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_on_a_disk_that_others_have_filled_what_makes_things_safer_works_and_the_rest_is_refused(
+    place: DiskPlace, client: SandboxClient
+) -> None:
+    for name in ("one", "two", "three"):
+        place.json("sandbox", "api-key", "create", name)
+    policy = {"allowed_hosts": ["a.example", "b.example"]}
+    first, second = (client.create_session(runtime="container", **policy) for _ in range(2))
+    hog = place.fill()
+    place.json("sandbox", "api-key", "delete", "one")
+    assert client.update_allowed_hosts(first, ["a.example"])
+    done = sum(1 for _ in range(20) if client.exec(second, ["true"]).exit_code == 0)
+    assert done == 20
+    client.destroy_session(second)
+    with pytest.raises(errors.LimitExceeded, match="disk is nearly full"):
+        client.create_session(runtime="container")
+    with pytest.raises(errors.LimitExceeded, match="disk is nearly full"):
+        client.save_snapshot(first, "late")
+    client.close()
+    # A gateway that dies meanwhile comes back, with everything that it answered.
+    place.kill_gateway()
+    (place.data / "reserve").unlink(missing_ok=True)  # and somebody else took what it gave up
+    place.fill()
+    place.json("sandbox", "api-key", "delete", "two")
+    with SandboxClient(endpoint=place.endpoint) as again:
+        assert again.egress(first).allowed_hosts == ["a.example"]
+        again.update_allowed_hosts(first, ["none"])
+        again.destroy_session(first)
+    verified = place.json("audit", "verify")
+    assert verified["ok"], verified
+    assert len(rows(place, "key.deleted")) == 2
+    assert len(rows(place, "exec.started")) == len(rows(place, "exec.finished")) == 20
+    assert not rows(place, "audit.lost")
+    hog.unlink()
+    eventually(lambda: place.json("status")["disk"]["reserve_held"] == RESERVE)
+    place.json("sandbox", "run", "--runtime", "container", "echo fine")
+
+
+@pytest.mark.parametrize("client", ["0"], indirect=True)
+def test_what_cannot_be_audited_is_refused_until_there_is_room(
+    place: DiskPlace, client: SandboxClient
+) -> None:
+    session_id = client.create_session(runtime="container")
+    place.fill()
+    command = "x" * 1000  # long ones, so that what was set apart for rows is used up
+    with pytest.raises(errors.LimitExceeded, match="audit trail"):
+        use_up(lambda: client.exec(session_id, ["true", command]))
+    client.destroy_session(session_id)
+    place.fill().unlink()
+    again = client.create_session(runtime="container")
+    assert client.exec(again, ["true"]).exit_code == 0
+    assert place.json("audit", "verify")["ok"]
+    assert not rows(place, "audit.lost")
+
+
+def use_up(call: Callable[[], Any]) -> None:
+    for _ in range(2000):
+        call()

@@ -143,11 +143,13 @@ class Writer:
             if error.errno in disk.FULL:
                 return False
             raise
-        return self._size + ENOUGH <= self._allocated or self._allocate(self._size + AHEAD)
+        if self._size + ENOUGH <= self._allocated:
+            return True
+        return self._allocate(self._size + AHEAD, urgent=False)
 
-    def _allocate(self, size: int) -> bool:
+    def _allocate(self, size: int, *, urgent: bool = True) -> bool:
         """Have blocks for the first ``size`` bytes of this segment."""
-        found = _allocate(self._fd, size)
+        found = _allocate(self._fd, size, urgent=urgent)
         self._allocated = size if found else self._allocated
         return found
 
@@ -225,9 +227,9 @@ class Writer:
             self._lock = -1
 
 
-def _allocate(fd: int, size: int) -> bool:
+def _allocate(fd: int, size: int, *, urgent: bool = True) -> bool:
     """Have blocks for a segment, from the gateway's reserve if need be."""
-    while not (found := disk.allocate(fd, size)) and disk.give_way():
+    while not (found := disk.allocate(fd, size)) and disk.give_way(urgent=urgent):
         pass
     return found
 

@@ -33,11 +33,13 @@ BURST = 256 << 20
 RATE = 2 << 30
 """Bytes a second that a workspace may grow by, at most, while nobody has looked."""
 SOONEST, LATEST = 0.05, 1.0  # seconds between two looks
+NOBODY_SECONDS = 5.0  # between two looks where there is no workspace
+NICE = -10
 FULL_SECONDS = 0.2  # where nothing can be given, only room that comes back is worth a look
-GROWING_SECONDS = 3.0
-"""A workspace that has taken room so lately is taken for one that goes on."""
-GROWING_SHARES = 8
-"""How many times as much it gets of what is short."""
+GROWING = 1 << 20
+"""Bytes that a workspace has taken of late, if it is taken for one that goes on."""
+SHARES = 16
+"""How many times as much of what is short goes to the one that grows most, as to one at rest."""
 HELD_BYTES = 4 << 20
 """A workspace that is not full and may grow by less than this is held back."""
 METADATA = 8 << 20  # bytes of a file system's own that are written soon: journal, bitmaps, inodes
@@ -75,7 +77,9 @@ class Workspace:
     usage: Usage
     grant: int = 0
     """What it may grow by since ``usage``; all that is free where it is not bounded."""
-    grew_at: float = -GROWING_SECONDS
+    recent: float = 0.0
+    """Bytes that it has taken of late, of which half are forgotten every second."""
+    seen_at: float = 0.0
     bounded: bool = False
 
     @property
@@ -115,6 +119,8 @@ class Report:
     """Sandboxes whose workspaces are held back."""
     failed: tuple[str, ...] = ()
     """Sandboxes whose workspaces can no longer be written, because their file system failed."""
+    another: int = FLOOR
+    """Bytes that one more workspace could count on."""
     again: float = LATEST
     """Seconds after which to look again."""
 
@@ -134,10 +140,10 @@ class Growth:
         self._clock = clock
         self._lock = threading.Lock()
         self._known: dict[str, Workspace] = {}
+        self._short = threading.Event()  # somebody should look at once
+        self._stopped = False
         self._spare = 0  # what was left at the last look, and nobody was promised since
         self.report = Report(0, 0, 0)
-        self.on_short: Callable[[], object] = lambda: None
-        """Called, in any thread, where somebody should look from now on."""
 
     def __len__(self) -> int:
         return len(self._known)
@@ -155,21 +161,51 @@ class Growth:
                 found.grant = found.usage.free
                 return
             self._share()
-        self.on_short()
+        self._short.set()
 
     def forget(self, sandbox_id: str) -> None:
         """A workspace is gone, or about to go."""
         self._known.pop(sandbox_id, None)
 
-    def is_held(self, sandbox_id: str) -> bool:
-        """Whether a workspace may not grow although its own limit would let it."""
+    def is_bounded(self, sandbox_id: str) -> bool:
+        """Whether a workspace may grow by less than its own limit would let it."""
         found = self._known.get(sandbox_id)
-        return found is not None and found.held
+        return found is not None and found.bounded and found.usage.free > HELD_BYTES
 
     def is_growing(self, sandbox_id: str) -> bool:
         """Whether a workspace has taken room of late."""
         found = self._known.get(sandbox_id)
-        return found is not None and self._clock() - found.grew_at < GROWING_SECONDS
+        return found is not None and found.recent >= GROWING
+
+    def watch(self, tell: Callable[[Report], object]) -> Callable[[], None]:
+        """Share out again and again in a thread, which ``tell`` is called in; how to stop it.
+
+        A thread of its own, before others: while it waits, a quick writer is refused what there is.
+        """
+
+        def look() -> None:
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+            while not self._stopped:
+                again = LATEST
+                try:
+                    report = self.share()
+                    again = report.again if self._known else NOBODY_SECONDS
+                    tell(report)
+                except Exception:  # the next look may do better, and without any nobody is safe
+                    log.exception("looking at the disk failed")
+                self._short.wait(again)
+                self._short.clear()
+
+        def stop() -> None:
+            self._stopped = True
+            self._short.set()
+            thread.join()
+
+        self._stopped = False
+        thread = threading.Thread(target=look, name="disk", daemon=True)
+        thread.start()
+        return stop
 
     def share(self) -> Report:
         """Look at all workspaces, and share out anew what there is."""
@@ -189,19 +225,21 @@ class Growth:
                     failed.append(item.sandbox_id)
         free = disk.space(self._folder).free
         room = free - kept - sum(item.usage.debt for item in found)
-        grants = share_out(found, room, now)
+        grants = share_out(found, room)
         self._lower(found, grants)
         promised = self._raise(found, grants, room)
         self._spare = max(0, room - promised)
         again = min((_again(item) for item in found if item.bounded), default=LATEST)
         held = tuple(item.sandbox_id for item in found if item.held)
-        self.report = Report(free, kept, promised, held, tuple(failed), again)
+        another = level({**_below_floor(found), "": FLOOR}, room)[""]
+        self.report = Report(free, kept, promised, held, tuple(failed), another, again)
         return self.report
 
     def _look(self, item: Workspace, now: float) -> None:
         before, item.usage = item.usage, item.measure()
-        if item.usage.used > before.used + item.block:
-            item.grew_at = now
+        kept = 0.5 ** max(0.0, now - item.seen_at)
+        item.recent = item.recent * kept + max(0, item.usage.used - before.used)
+        item.seen_at = now
         # The kernel's bound is a number of blocks to leave: what was taken since is gone from it.
         item.grant = max(0, item.grant - (item.usage.used - before.used))
 
@@ -230,7 +268,7 @@ class Growth:
         return promised
 
 
-def share_out(found: list[Workspace], room: int, now: float) -> dict[str, int]:
+def share_out(found: list[Workspace], room: int) -> dict[str, int]:
     """What each workspace may grow by; together no more than ``room``.
 
     All that they could want, if there is so much. Else first the floor, so that a neighbour who
@@ -241,19 +279,24 @@ def share_out(found: list[Workspace], room: int, now: float) -> dict[str, int]:
     if sum(wants.values()) <= room:
         return wants
     room = max(0, room)
-    below = {
-        item.sandbox_id: min(item.usage.free, max(0, FLOOR - item.usage.used)) for item in found
-    }
-    grants = level(below, room)
+    grants = level(_below_floor(found), room)
     room -= sum(grants.values())
-    growing = {item.sandbox_id for item in found if now - item.grew_at < GROWING_SECONDS}
-    shares = {name: GROWING_SHARES if name in growing else 1 for name in wants}
-    for names, most in ((wants, BURST), (growing or wants, room), (wants, room)):
-        asked = {name: min(most, wants[name] - grants[name]) for name in names}
+    growing = {item.sandbox_id for item in found if item.recent >= GROWING}
+    most = max(GROWING, *(item.recent for item in found))
+    shares = {item.sandbox_id: 1 + int(SHARES * item.recent / most) for item in found}
+    for names, bound in ((wants, BURST), (growing or wants, room), (wants, room)):
+        asked = {name: min(bound, wants[name] - grants[name]) for name in names}
         for name, more in level(asked, room, shares).items():
             grants[name] += more
             room -= more
     return grants
+
+
+def _below_floor(found: Iterable[Workspace]) -> dict[str, int]:
+    """What each may take whoever else grows."""
+    return {
+        item.sandbox_id: min(item.usage.free, max(0, FLOOR - item.usage.used)) for item in found
+    }
 
 
 def level(

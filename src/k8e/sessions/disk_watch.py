@@ -7,7 +7,6 @@ that nobody is refused what there is, and refills the gateway's reserve when the
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -22,8 +21,8 @@ from k8e.sessions.snapshots import Snapshots
 
 log = logging.getLogger(__name__)
 
-NOBODY_SECONDS = 5.0  # between two looks where there is no workspace
 RESCUE_SECONDS = 20.0  # between two tries to save what a broken workspace holds
+LEAST = 8 << 20  # bytes that a new workspace must be able to take
 HELD = (
     "the disk of the gateway is nearly full, so /workspace cannot grow now; delete files in it, or "
     "have whoever runs the gateway make room"
@@ -55,27 +54,29 @@ class DiskWatch:
         self._was_full = False
 
     async def run(self) -> None:
-        loop, short = asyncio.get_running_loop(), asyncio.Event()
-        self._host.growth.on_short = lambda: loop.call_soon_threadsafe(short.set)
-        while True:
-            again = NOBODY_SECONDS
-            try:
-                again = await self._look()
-            except Exception:  # the next look may do better, and without any nobody is safe
-                log.exception("looking at the disk failed")
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(again):
-                    await short.wait()
-            short.clear()
+        loop = asyncio.get_running_loop()
+        news: asyncio.Queue[Report] = asyncio.Queue()
+        before: list[object] = []
 
-    async def _look(self) -> float:
-        growth, reserve = self._host.growth, self._host.reserve
-        report = await asyncio.to_thread(growth.share)
-        if reserve is not None and reserve.missing and report.free > report.kept:
-            await asyncio.to_thread(reserve.fill, report.free - self._host.settings.min_free_disk)
-        self._tell(report)
-        await self._rescue(report)
-        return report.again if len(growth) else NOBODY_SECONDS
+        def tell(report: Report) -> None:
+            reserve, spare = self._host.reserve, report.free - self._host.settings.min_free_disk
+            if reserve is not None and reserve.missing and spare > 0:
+                reserve.fill(spare)
+            now = [report.held, report.failed, report.free <= report.kept]
+            if now != before or report.failed:  # most looks find what the one before found
+                before[:] = now
+                loop.call_soon_threadsafe(news.put_nowait, report)
+
+        stop = self._host.growth.watch(tell)
+        try:
+            while True:
+                report = await news.get()
+                while not news.empty():
+                    report = news.get_nowait()
+                self._tell(report)
+                await self._rescue(report)
+        finally:
+            await asyncio.to_thread(stop)
 
     def _tell(self, report: Report) -> None:
         full = report.free <= report.kept
@@ -125,6 +126,13 @@ class DiskWatch:
         )
         reason = "its workspace broke after an error of the disk below it; its files are in the "
         await self._end(live, f"{reason}snapshot {name}")
+
+    def admit(self) -> None:
+        """Refuse a session whose workspace could not hold anything."""
+        report = self._host.growth.report
+        if len(self._host.growth) and report.another < LEAST:
+            told = "the rest is for sessions that live, and a new one needs"
+            raise disk.nearly_full(report.free, report.kept + LEAST, told)
 
     def describe(self) -> dict[str, Any]:
         """What an operator may know: sizes in bytes, and how many workspaces are affected."""

@@ -73,8 +73,8 @@ class Watch:
         self._sandbox_id = sandbox_id
         self._limits = limits
         self._seen: dict[str, int] = {}
-        self.is_held: Callable[[], bool] = lambda: False
-        """Whether its workspace may not grow because the disk of the gateway is nearly full."""
+        self.is_bounded: Callable[[], bool] = lambda: False
+        """Whether its workspace may grow by less than it could: the gateway's disk has no more."""
 
     def catch_up(self) -> None:
         """What the kernel did before now was told by somebody else."""
@@ -115,6 +115,6 @@ class Watch:
         return [self._describe(name) for name in known]
 
     def _describe(self, name: str) -> dict[str, Any]:
-        if name == DISK and self.is_held():
+        if name == DISK and self.is_bounded():
             return describe_full_disk()
         return describe(self._limits, name)

@@ -246,6 +246,8 @@ class Sessions(Standing):
                 )
             self.events.admit()
             self.quotas.admit(principal, spec.tenant, self._holders())
+            if kin is None:  # a sub-agent has its parent's workspace
+                self.disk.admit()
         return await self._maker.make(key, principal, spec, auto=auto, kin=kin)
 
     # Using.
@@ -402,7 +404,7 @@ class Sessions(Standing):
         self._live[session.session_id] = live
         live.join(self._live.get(session.parent))
         owner = live.parent.session if live.parent is not None else session
-        live.limits.is_held = partial(self._host.growth.is_held, owner.sandbox_id)
+        live.limits.is_bounded = partial(self._host.growth.is_bounded, owner.sandbox_id)
         self.events.begin(session)
         self._tender.watch(live)
         return live
