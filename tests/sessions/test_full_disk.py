@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import threading
+import time
 from collections.abc import Callable, Generator
 from functools import partial
 from pathlib import Path
@@ -263,3 +265,60 @@ def test_what_cannot_be_audited_is_refused_until_there_is_room(
 def use_up(call: Callable[[], Any]) -> None:
     for _ in range(2000):
         call()
+
+
+def test_what_a_broken_workspace_holds_is_saved_and_its_session_ends_with_a_reason(
+    place: DiskPlace, client: SandboxClient, runtime: str
+) -> None:
+    session_id = client.create_session(runtime=runtime)
+    assert (
+        client.exec(session_id, ["sh", "-c", "echo precious > /workspace/mine; sync"]).exit_code
+        == 0
+    )
+    hog = place.fill(KEPT // 2)  # so that there is no room to save anything
+    break_workspaces(place)
+    failed = client.exec(session_id, ["touch", "/workspace/more"])
+    assert b"Read-only" in failed.stderr_bytes
+    eventually(lambda: "workspace.failed" in kinds(client, session_id))
+    assert place.json("status")["disk"]["broken"] == 1
+    hog.unlink()
+    eventually(lambda: client.list_snapshots(), 40)
+    ended = eventually(lambda: client.get_session(session_id).ended_reason, 20)
+    name = client.list_snapshots()[0].name
+    assert name in ended
+    assert "workspace.rescued" in kinds(client, session_id)
+    healed = client.create_session(runtime=runtime, snapshot=name)
+    # gVisor cannot read a file again that it has lately written; it is told which these are.
+    if runtime == "container":
+        assert client.exec(healed, ["cat", "/workspace/mine"]).stdout == "precious\n"
+    else:
+        rescued = next(
+            item for item in client.events(session_id) if item.kind == "workspace.rescued"
+        )
+        assert "mine" in rescued.fields["warning"]
+
+
+def break_workspaces(place: DiskPlace) -> None:
+    """Have the kernel give up the file systems of all workspaces, as after an error of a disk."""
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        point = line.split(" ")[4]
+        if point.startswith(str(place.run_dir / "sandboxes")) and " - ext4 /dev/loop" in line:
+            subprocess.run(["mount", "-o", "remount,abort", point], check=True, timeout=20)
+
+
+def test_bounds_hold_while_no_gateway_runs(place: DiskPlace, client: SandboxClient) -> None:
+    one, two = (client.create_session(runtime="container", limits=LIMITS) for _ in range(2))
+    client.start(one, FILL, language="python")
+    neighbour = client.start(two, WRITE_ON, language="python")
+    eventually(lambda: place.free < 450 * MIB, 30)
+    client.close()
+    place.kill_gateway()
+    before = 0
+    while before != (before := place.free):  # until it has all that it was given
+        time.sleep(0.5)
+    assert place.free >= KEPT // 2
+    assert io_errors() == 0
+    place.json("sandbox", "status")
+    with SandboxClient(endpoint=place.endpoint) as again:
+        assert again.get_run(neighbour.run_id).wait().stdout == "fine\n"
+        assert again.exec(two, ["sh", "-c", "echo x >> /workspace/mine"]).exit_code == 0

@@ -13,6 +13,7 @@ The bounds are in the kernel: they hold while no gateway runs, too.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import threading
@@ -318,9 +319,12 @@ def has_failed(node: Path, target: Path) -> bool:
     if os.statvfs(target).f_flag & os.ST_RDONLY:
         return True
     try:
-        return int((node / "errors_count").read_text("ascii")) > 0
-    except (OSError, ValueError):
-        return False
+        if (node / "errors_count").read_text("ascii").strip() in ("", "0"):
+            return False
+        os.utime(target)  # after an error, some go on, and some only look as if they did
+    except OSError as error:
+        return error.errno in (errno.EROFS, errno.EIO)
+    return False
 
 
 def _again(item: Workspace) -> float:

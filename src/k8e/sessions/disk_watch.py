@@ -21,7 +21,7 @@ from k8e.sessions.snapshots import Snapshots
 
 log = logging.getLogger(__name__)
 
-RESCUE_SECONDS = 20.0  # between two tries to save what a broken workspace holds
+RESCUE_SECONDS = 5.0  # between two tries to save what a broken workspace holds
 LEAST = 8 << 20  # bytes that a new workspace must be able to take
 HELD = (
     "the disk of the gateway is nearly full, so /workspace cannot grow now; delete files in it, or "
@@ -117,15 +117,22 @@ class DiskWatch:
         name = f"rescued-{new_id('ws')}"
         owner, session_id = Principal(live.session.owner), live.session.session_id
         try:
-            saved, _ = await self._snapshots.save(owner, session_id, name, replace=False)
+            saved, warning = await self._snapshots.save(
+                owner, session_id, name, replace=False, partly=True
+            )
         except (errors.K8eError, OSError) as error:
             log.warning("the files of session %s cannot be saved yet: %s", session_id, error)
             return
         self._events.write(
-            live.session, "workspace.rescued", snapshot=name, size_bytes=saved.size_bytes
+            live.session,
+            "workspace.rescued",
+            snapshot=name,
+            size_bytes=saved.size_bytes,
+            **({"warning": warning} if warning else {}),
         )
-        reason = "its workspace broke after an error of the disk below it; its files are in the "
-        await self._end(live, f"{reason}snapshot {name}")
+        broken = "its workspace broke after an error of the disk below it"
+        files = "what could be read of its files is" if warning else "its files are"
+        await self._end(live, f"{broken}; {files} in the snapshot {name}")
 
     def admit(self) -> None:
         """Refuse a session whose workspace could not hold anything."""

@@ -118,16 +118,25 @@ class Snapshots:
     # Saving.
 
     async def save(
-        self, principal: Principal, session_id: str, name: str, *, replace: bool
+        self,
+        principal: Principal,
+        session_id: str,
+        name: str,
+        *,
+        replace: bool,
+        partly: bool = False,
     ) -> tuple[Snapshot, str]:
-        """Save a session's workspace; what came of it, and what is worth a warning."""
+        """Save a session's workspace; what came of it, and what is worth a warning.
+
+        ``partly`` leaves out what cannot be read, where a workspace is broken.
+        """
         self._source.get(principal, session_id)
         turn = self._turns.setdefault(session_id, asyncio.Lock())
         async with turn:
-            return await self._save(principal, session_id, name, replace=replace)
+            return await self._save(principal, session_id, name, replace=replace, partly=partly)
 
     async def _save(
-        self, principal: Principal, session_id: str, name: str, *, replace: bool
+        self, principal: Principal, session_id: str, name: str, *, replace: bool, partly: bool
     ) -> tuple[Snapshot, str]:
         owner = principal.name
         session = self._source.get(principal, session_id)
@@ -152,7 +161,7 @@ class Snapshots:
                     quota.hear(len(data))
 
                 opening = partial(self._source.open, principal, session_id, own=True)
-                warning = await archives.pack(opening, take, hear, listing)
+                warning = await archives.pack(opening, take, hear, listing, partly=partly)
                 quota.check()
                 await writer.commit()
                 saved = Snapshot(
