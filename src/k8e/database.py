@@ -43,7 +43,10 @@ class Connection(sqlite3.Connection):
 
 def is_full(error: BaseException) -> bool:
     """Whether a database failed because its disk is full."""
-    return isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode in _NO_ROOM
+    return (
+        isinstance(error, sqlite3.OperationalError)
+        and getattr(error, "sqlite_errorcode", 0) in _NO_ROOM
+    )
 
 
 def full() -> errors.LimitExceeded:

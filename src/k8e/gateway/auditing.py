@@ -90,7 +90,12 @@ def attach(gateway: Gateway, trail: Trail) -> None:
 
 
 def _recorded(
-    trail: Trail, action: str, names: tuple[str, ...], answered: tuple[str, ...], *, gated: bool
+    trail: Trail,
+    action: str,
+    names: tuple[str, ...],
+    answered: tuple[str, ...],
+    *,
+    gated: bool = True,
 ) -> Callable[[Handler], Handler]:
     def wrap(handler: Handler) -> Handler:
         @functools.wraps(handler)

@@ -283,10 +283,11 @@ def share_out(found: list[Workspace], room: int) -> dict[str, int]:
     grants = level(_below_floor(found), room)
     room -= sum(grants.values())
     growing = {item.sandbox_id for item in found if item.recent >= GROWING}
-    most = max(GROWING, *(item.recent for item in found))
+    most = max([GROWING, *(item.recent for item in found)])
     shares = {item.sandbox_id: 1 + int(SHARES * item.recent / most) for item in found}
-    for names, bound in ((wants, BURST), (growing or wants, room), (wants, room)):
-        asked = {name: min(bound, wants[name] - grants[name]) for name in names}
+    bursts = {name: BURST * shares[name] for name in wants}
+    for bounds in (bursts, {name: room for name in growing}, dict.fromkeys(wants, room)):
+        asked = {name: min(most, wants[name] - grants[name]) for name, most in bounds.items()}
         for name, more in level(asked, room, shares).items():
             grants[name] += more
             room -= more
