@@ -138,7 +138,7 @@ def test_one_sandbox_fills_the_disk_and_its_neighbour_writes_on(
 ) -> None:
     before, more = place.free, list[str]()
     place.json("sandbox", "api-key", "create", "doomed")
-    one, two = (client.create_session(runtime=runtime, limits=LIMITS) for _ in range(2))
+    one, two = (client.create_session(runtime_class=runtime, limits=LIMITS) for _ in range(2))
     neighbour = beside(lambda: python(place, two, WRITE_ON))
     filled = python(place, one, FILL)
     first, size, _ = map(float, filled.stdout.split())
@@ -159,7 +159,7 @@ def test_one_sandbox_fills_the_disk_and_its_neighbour_writes_on(
     assert status["held_back"] >= 1
     with pytest.raises(errors.LimitExceeded, match="disk is nearly full"):  # noqa: PT012 - any of them
         for _ in range(12):  # each may have what is set apart for small ones
-            more.append(client.create_session(runtime=runtime, limits=LIMITS))
+            more.append(client.create_session(runtime_class=runtime, limits=LIMITS))
     assert client.exec(two, ["touch", "/workspace/still"]).exit_code == 0
     # Room comes back.
     client.exec(one, ["rm", "/workspace/all-of-it", "/workspace/more"])
@@ -177,7 +177,7 @@ def test_one_sandbox_fills_the_disk_and_its_neighbour_writes_on(
 def test_writing_deleting_and_writing_again_never_meets_the_end_of_the_disk(
     place: DiskPlace, client: SandboxClient, runtime: str
 ) -> None:
-    ids = [client.create_session(runtime=runtime, limits=LIMITS) for _ in range(3)]
+    ids = [client.create_session(runtime_class=runtime, limits=LIMITS) for _ in range(3)]
 
     least = place.free
     turns = [beside(partial(python, place, session_id, CHURN)) for session_id in ids]
@@ -213,8 +213,8 @@ def test_on_a_disk_that_others_have_filled_what_makes_things_safer_works_and_the
 ) -> None:
     for name in ("one", "two", "three"):
         place.json("sandbox", "api-key", "create", name)
-    policy = {"allowed_hosts": ["a.example", "b.example"]}
-    first, second = (client.create_session(runtime="container", **policy) for _ in range(2))
+    hosts = ["a.example", "b.example"]
+    first, second = (client.create_session("container", hosts) for _ in range(2))
     hog = place.fill()
     place.json("sandbox", "api-key", "delete", "one")
     assert client.update_allowed_hosts(first, ["a.example"])
@@ -222,7 +222,7 @@ def test_on_a_disk_that_others_have_filled_what_makes_things_safer_works_and_the
     assert done == 20
     client.destroy_session(second)
     with pytest.raises(errors.LimitExceeded, match="disk is nearly full"):
-        client.create_session(runtime="container")
+        client.create_session(runtime_class="container")
     with pytest.raises(errors.LimitExceeded, match="disk is nearly full"):
         client.save_snapshot(first, "late")
     client.close()
@@ -249,14 +249,14 @@ def test_on_a_disk_that_others_have_filled_what_makes_things_safer_works_and_the
 def test_what_cannot_be_audited_is_refused_until_there_is_room(
     place: DiskPlace, client: SandboxClient
 ) -> None:
-    session_id = client.create_session(runtime="container")
+    session_id = client.create_session(runtime_class="container")
     place.fill()
     command = "x" * 1000  # long ones, so that what was set apart for rows is used up
     with pytest.raises(errors.LimitExceeded, match="audit trail"):
         use_up(lambda: client.exec(session_id, ["true", command]))
     client.destroy_session(session_id)
     place.fill().unlink()
-    again = client.create_session(runtime="container")
+    again = client.create_session(runtime_class="container")
     assert client.exec(again, ["true"]).exit_code == 0
     assert place.json("audit", "verify")["ok"]
     assert not rows(place, "audit.lost")
@@ -270,7 +270,7 @@ def use_up(call: Callable[[], Any]) -> None:
 def test_what_a_broken_workspace_holds_is_saved_and_its_session_ends_with_a_reason(
     place: DiskPlace, client: SandboxClient, runtime: str
 ) -> None:
-    session_id = client.create_session(runtime=runtime)
+    session_id = client.create_session(runtime_class=runtime)
     assert (
         client.exec(session_id, ["sh", "-c", "echo precious > /workspace/mine; sync"]).exit_code
         == 0
@@ -287,7 +287,7 @@ def test_what_a_broken_workspace_holds_is_saved_and_its_session_ends_with_a_reas
     name = client.list_snapshots()[0].name
     assert name in ended
     assert "workspace.rescued" in kinds(client, session_id)
-    healed = client.create_session(runtime=runtime, snapshot=name)
+    healed = client.create_session(runtime_class=runtime, snapshot=name)
     # gVisor cannot read a file again that it has lately written; it is told which these are.
     if runtime == "container":
         assert client.exec(healed, ["cat", "/workspace/mine"]).stdout == "precious\n"
@@ -307,7 +307,7 @@ def break_workspaces(place: DiskPlace) -> None:
 
 
 def test_bounds_hold_while_no_gateway_runs(place: DiskPlace, client: SandboxClient) -> None:
-    one, two = (client.create_session(runtime="container", limits=LIMITS) for _ in range(2))
+    one, two = (client.create_session(runtime_class="container", limits=LIMITS) for _ in range(2))
     client.start(one, FILL, language="python")
     neighbour = client.start(two, WRITE_ON, language="python")
     eventually(lambda: place.free < 450 * MIB, 30)

@@ -286,7 +286,7 @@ def share_out(found: list[Workspace], room: int) -> dict[str, int]:
     most = max([GROWING, *(item.recent for item in found)])
     shares = {item.sandbox_id: 1 + int(SHARES * item.recent / most) for item in found}
     bursts = {name: BURST * shares[name] for name in wants}
-    for bounds in (bursts, {name: room for name in growing}, dict.fromkeys(wants, room)):
+    for bounds in (bursts, dict.fromkeys(growing, room), dict.fromkeys(wants, room)):
         asked = {name: min(most, wants[name] - grants[name]) for name, most in bounds.items()}
         for name, more in level(asked, room, shares).items():
             grants[name] += more
