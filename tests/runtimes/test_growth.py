@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,7 +12,7 @@ GIB = 1 << 30
 
 
 def workspace(name: str, *, used: int = 0, free: int = GIB, recent: float = 0) -> Workspace:
-    nowhere = Path("/nonexistent")
+    nowhere = "/nonexistent"
     usage = Usage(backed=used, used=used, free=free, debt=0)
     return Workspace(name, nowhere, nowhere, GIB, nowhere, 4096, 4096, usage, recent=recent)
 

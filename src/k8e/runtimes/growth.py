@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from k8e import disk
 from k8e.runtimes import mounts
@@ -36,6 +37,7 @@ RATE = 2 << 30
 SOONEST, LATEST = 0.05, 1.0  # seconds between two looks
 NOBODY_SECONDS = 5.0  # between two looks where there is no workspace
 NICE = -10
+CHECK_SECONDS = 1.0  # between two looks at whether a file system has failed
 FULL_SECONDS = 0.2  # where nothing can be given, only room that comes back is worth a look
 GROWING = 1 << 20
 """Bytes that a workspace has taken of late, if it is taken for one that goes on."""
@@ -48,8 +50,7 @@ PER_INODE = 512
 _SYS = Path("/sys/fs/ext4")
 
 
-@dataclass(frozen=True)
-class Usage:
+class Usage(NamedTuple):
     """What a workspace holds at one moment, in bytes."""
 
     backed: int
@@ -67,10 +68,10 @@ class Workspace:
     """One workspace whose growth is bounded."""
 
     sandbox_id: str
-    image: Path
-    target: Path
+    image: str
+    target: str
     size: int
-    node: Path
+    node: str
     """The kernel's folder of its file system."""
     least: int
     """Blocks that ext4 keeps back by itself."""
@@ -82,6 +83,9 @@ class Workspace:
     """Bytes that it has taken of late, of which half are forgotten every second."""
     seen_at: float = 0.0
     bounded: bool = False
+    failed: bool = False
+    """Whether it can no longer be written; looked at less often."""
+    checked_at: float = -CHECK_SECONDS
 
     @property
     def held(self) -> bool:
@@ -89,7 +93,7 @@ class Workspace:
         return self.bounded and self.grant < min(HELD_BYTES, self.usage.free)
 
     def measure(self) -> Usage:
-        told, backed = os.statvfs(self.target), self.image.stat().st_blocks * 512
+        told, backed = os.statvfs(self.target), os.stat(self.image).st_blocks * 512  # noqa: PTH116 - done often
         free = told.f_bfree * told.f_frsize
         used = told.f_blocks * told.f_frsize - free
         inodes = told.f_files - told.f_ffree
@@ -102,7 +106,8 @@ class Workspace:
         bounded = grant < self.usage.free
         if bounded or self.bounded:
             left = max(self.least, (self.usage.free - grant) // self.block) if bounded else 0
-            (self.node / "reserved_clusters").write_text(f"{left or self.least}\n", "ascii")
+            with open(f"{self.node}/reserved_clusters", "w", encoding="ascii") as file:
+                file.write(f"{left or self.least}\n")
         self.bounded, self.grant = bounded, grant
 
 
@@ -222,7 +227,7 @@ class Growth:
             with contextlib.suppress(OSError):  # it is just being removed
                 self._look(item, now)
                 found.append(item)
-                if has_failed(item.node, item.target):
+                if item.failed:
                     failed.append(item.sandbox_id)
         free = disk.space(self._folder).free
         room = free - kept - sum(item.usage.debt for item in found)
@@ -241,6 +246,8 @@ class Growth:
         kept = 0.5 ** max(0.0, now - item.seen_at)
         item.recent = item.recent * kept + max(0, item.usage.used - before.used)
         item.seen_at = now
+        if now >= item.checked_at + CHECK_SECONDS:
+            item.checked_at, item.failed = now, has_failed(item.node, item.target)
         # The kernel's bound is a number of blocks to leave: what was taken since is gone from it.
         item.grant = max(0, item.grant - (item.usage.used - before.used))
 
@@ -315,13 +322,14 @@ def level(
     return found
 
 
-def has_failed(node: Path, target: Path) -> bool:
+def has_failed(node: str, target: str) -> bool:
     """Whether a file system has given up writing, such as after an error of the disk below it."""
     if os.statvfs(target).f_flag & os.ST_RDONLY:
         return True
     try:
-        if (node / "errors_count").read_text("ascii").strip() in ("", "0"):
-            return False
+        with open(f"{node}/errors_count", encoding="ascii") as file:
+            if file.read().strip() in ("", "0"):
+                return False
         os.utime(target)  # after an error, some go on, and some only look as if they did
     except OSError as error:
         return error.errno in (errno.EROFS, errno.EIO)
@@ -349,8 +357,9 @@ def _open(sandbox_id: str, image: Path, target: Path) -> Workspace | None:
         log.warning("the growth of workspace %s cannot be bounded: %s", sandbox_id, error)
         return None
     usual = min(size // told.f_frsize // 50, 4096)  # what ext4 keeps back by itself
+    nothing = Usage(0, 0, 0, 0)
     found = Workspace(
-        sandbox_id, image, target, size, node, usual, told.f_frsize, Usage(0, 0, 0, 0)
+        sandbox_id, str(image), str(target), size, str(node), usual, told.f_frsize, nothing
     )
     found.usage = found.measure()
     if reserved > usual:  # a gateway before us has bounded it
