@@ -20,7 +20,23 @@ SERIES = {
     "k8e_limits_reached_total": ("limit", metrics.LIMITS, metrics.count_limit),
     "k8e_pool_claims_total": ("outcome", metrics.CLAIMS, metrics.count_claim),
 }
-NUMBERS = ("k8e_sessions", "k8e_pool_ready", "k8e_removals_pending")
+DISK = (
+    "total",
+    "free",
+    "kept_free",
+    "promised",
+    "reserve",
+    "reserve_held",
+    "workspaces",
+    "held_back",
+    "broken",
+)
+NUMBERS = (
+    "k8e_sessions",
+    "k8e_pool_ready",
+    "k8e_removals_pending",
+    *(f"k8e_disk_{name}" for name in DISK),
+)
 TIMES = ("k8e_claim_seconds_count", "k8e_claim_seconds_sum")
 BUCKETS = "k8e_claim_seconds_bucket"
 

@@ -10,16 +10,52 @@ import os
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from k8e import errors
+from k8e import disk, errors
 
 CHECKED_BYTES = 64 << 20
 """Larger files are not read as a whole when they are opened: that would take a second."""
 BUSY_SECONDS = 5.0
+LOG_BYTES = 4 << 20
+"""Of a database's write-ahead log, which SQLite begins anew when it is about as long. It has its
+blocks from the start: a row that is changed needs none then."""
+_NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE)
 
 
 class Damaged(errors.StateUnusable):
     """A file is no database any more, or parts of it are none."""
+
+
+class Connection(sqlite3.Connection):
+    """A connection whose single statements get room from the gateway's reserve on a full disk."""
+
+    def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
+        while True:
+            alone = not self.in_transaction
+            try:
+                return super().execute(sql, parameters)
+            except sqlite3.OperationalError as error:
+                # In a transaction, what was done before is undone, and whoever began it decides.
+                if not is_full(error) or not alone or not disk.give_way():
+                    raise
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether a database failed because its disk is full."""
+    return (
+        isinstance(error, sqlite3.OperationalError)
+        and getattr(error, "sqlite_errorcode", 0) in _NO_ROOM
+    )
+
+
+def full() -> errors.LimitExceeded:
+    """What a caller is told where a row cannot be written."""
+    return errors.LimitExceeded(
+        "disk is full: the gateway cannot write down what is asked for, so it is not done",
+        hint="make room on the disk of the gateway's data folder: destroy sessions, remove "
+        "snapshots and images",
+    )
 
 
 def connect(path: Path, migrations: Sequence[str], *, durable: bool) -> sqlite3.Connection:
@@ -38,7 +74,9 @@ def connect(path: Path, migrations: Sequence[str], *, durable: bool) -> sqlite3.
         if not version and not is_there(path):
             _make(path, migrations)
             version = len(migrations)
-        database = sqlite3.connect(path, isolation_level=None, timeout=BUSY_SECONDS)
+        database = sqlite3.connect(
+            path, isolation_level=None, timeout=BUSY_SECONDS, factory=Connection
+        )
     except sqlite3.DatabaseError as error:
         raise _unusable(path, error) from None
     try:
@@ -49,6 +87,8 @@ def connect(path: Path, migrations: Sequence[str], *, durable: bool) -> sqlite3.
             database.executescript(
                 f"BEGIN;{migrations[number]};PRAGMA user_version={number + 1};COMMIT;"
             )
+        database.execute("SELECT count(*) FROM sqlite_master").fetchone()  # now there is a log
+        _allocate_log(path)
     except sqlite3.DatabaseError as error:
         database.close()
         raise _unusable(path, error) from None
@@ -81,7 +121,18 @@ def settle(database: sqlite3.Connection) -> None:
     For rows without which we would be weaker, such as the deletion of a key: what stands only in
     the file beside the database is gone with that file, and nobody would notice.
     """
-    database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    database.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
+
+
+def _allocate_log(path: Path) -> None:
+    """Have blocks for the write-ahead log; where there are none, the reserve must do."""
+    log = path.with_name(path.name + "-wal")
+    with contextlib.suppress(OSError):
+        fd = os.open(log, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            disk.allocate(fd, LOG_BYTES)
+        finally:
+            os.close(fd)
 
 
 def examine(path: Path, newest: int) -> int:

@@ -10,6 +10,8 @@ command line and the SDK take to start.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from prometheus_client import (
     CONTENT_TYPE_PLAIN_0_0_4,
     CollectorRegistry,
@@ -82,6 +84,20 @@ _sessions = Gauge("k8e_sessions", "Sessions that are alive.", registry=_registry
 _removals = Gauge(
     "k8e_removals_pending", "Sandboxes that could not be removed yet.", registry=_registry
 )
+_disk = {
+    name: Gauge(f"k8e_disk_{name}", told, registry=_registry)
+    for name, told in (
+        ("total", "Bytes of the data folder's disk."),
+        ("free", "Bytes of the data folder's disk that nobody uses."),
+        ("kept_free", "Bytes of it that stay free (K8E_MIN_FREE_DISK)."),
+        ("promised", "Bytes that workspaces may still take."),
+        ("reserve", "Bytes that the gateway holds for itself when all is well (K8E_DISK_RESERVE)."),
+        ("reserve_held", "Bytes that the gateway holds for itself now."),
+        ("workspaces", "Workspaces on the data folder's disk."),
+        ("held_back", "Workspaces that may not grow because the disk is nearly full."),
+        ("broken", "Workspaces that take no more writes after an error of the disk."),
+    )
+}
 
 
 def count_denial(reason: str) -> None:
@@ -127,6 +143,12 @@ def set_sessions(number: int) -> None:
 def set_removals(number: int) -> None:
     """How many sandboxes have ended and could not be removed yet."""
     _removals.set(number)
+
+
+def set_disk(sizes: Mapping[str, int]) -> None:
+    """What there is of the data folder's disk, and who has it."""
+    for name, value in sizes.items():
+        _disk[name].set(value)
 
 
 def render() -> bytes:

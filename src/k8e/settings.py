@@ -124,8 +124,11 @@ class Settings:
     max_creations_per_tenant: int = 1500
     """K8E_MAX_CREATIONS_PER_TENANT: how many of them for one tenant; 0 means any number."""
     min_free_disk: int = 256 << 20
-    """K8E_MIN_FREE_DISK: bytes that must be free in the data folder for a new session: workspaces
-    take room as they are filled, and a full disk would stop all of them; 0 means none."""
+    """K8E_MIN_FREE_DISK: bytes of the data folder's disk that stay free: below that no session is
+    made, no workspace grows, and no snapshot or image is stored; 0 means none."""
+    disk_reserve: int = 64 << 20
+    """K8E_DISK_RESERVE: bytes of that disk that the gateway holds for itself, so that keys can be
+    deleted and sessions ended on a full disk, and the audit trail goes on; 0 means none."""
     max_snapshot_bytes: int = 20 << 30
     """K8E_MAX_SNAPSHOT_BYTES: how much all snapshots of one owner may hold."""
     pool_min: int = 1

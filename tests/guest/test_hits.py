@@ -19,6 +19,7 @@ class Told(NamedTuple):
     f_frsize: int = 4096
     f_files: int = 100
     f_ffree: int = 50
+    f_bfree: int = 1000
 
 
 @pytest.fixture
@@ -93,6 +94,8 @@ def test_errors_of_the_guest_name_the_limit(
     limits = {"disk": 8 << 20, "memory": 64 << 20, "pids": 40}
     monkeypatch.setattr(hits, "SESSION_LIMITS", limits)
     assert "limit disk of /workspace is 8 MiB" in hits.why_refused(errno.ENOSPC)
+    places["/workspace"] = Told(f_blocks=100_000, f_bfree=90_000, f_bavail=0)
+    assert "disk of the gateway is nearly full" in hits.why_refused(errno.ENOSPC)
     assert hits.why_refused(errno.ENOENT) == ""
     refused = hits.no_more_processes()
     assert isinstance(refused, BlockingIOError)

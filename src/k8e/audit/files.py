@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from k8e import errors
+from k8e import disk, errors
 from k8e.audit import rows
 from k8e.audit.rows import NO_HASH, Row
 
@@ -22,6 +22,10 @@ SUFFIX = ".jsonl"
 DAY = 24 * 3600.0
 MIN_SEGMENT, MAX_SEGMENT = 64 << 10, 16 << 20  # bytes
 LONGEST_LINE = 64 << 10
+AHEAD = 512 << 10
+"""Bytes for which a segment has blocks before there are rows for them …"""
+ENOUGH = 256 << 10
+"""… of which so many are for the ends of what has begun, and for what makes things safer."""
 MAX_LEFT = 64  # segments that were left and are not on the disk yet
 
 
@@ -71,6 +75,7 @@ class Writer:
         """Bytes of half a row that was found at the end and taken away."""
         self._fd = -1
         self._size = 0
+        self._allocated = 0  # bytes of this segment for which there are blocks
         self._began = 0.0
         self._newest = 0  # the name of the newest segment
         self._left: list[int] = []  # descriptors of segments that are full, and not synced yet
@@ -92,6 +97,7 @@ class Writer:
         """Open a segment for more; its last row, if it has one that can be read."""
         self._drop_name()
         self._fd, self._size = _open(path), path.stat().st_size
+        self._allocated = path.stat().st_blocks * 512
         self._began = path.stat().st_mtime
         start = max(0, self._size - 2 * LONGEST_LINE)
         data = os.pread(self._fd, self._size - start, start)
@@ -99,14 +105,14 @@ class Writer:
         if whole < len(data):
             self.repaired += len(data) - whole
             self._size = start + whole
-            os.ftruncate(self._fd, self._size)
+            self._cut()
         found = (rows.link(line) for line in reversed(data[:whole].splitlines()))
         return next((item for item in found if item is not None), None)
 
     def _drop_name(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
-        self._fd, self._size = -1, 0
+        self._fd, self._size, self._allocated = -1, 0, 0
 
     def append(self, row: Row) -> None:
         """Add a row, whole or not at all.
@@ -116,14 +122,58 @@ class Writer:
         """
         now = time.time()
         line, found = rows.encode(self.seq + 1, now, row, self.head)
+        while True:
+            try:
+                self._write(line, now)
+            except OSError as error:
+                if error.errno not in disk.FULL or not disk.give_way():
+                    raise
+                continue
+            self.seq, self.head = self.seq + 1, found
+            return
+
+    def has_room(self) -> bool:
+        """Whether rows can be written for what is about to begin, and for its end."""
+        if self._size + ENOUGH <= self._allocated:
+            return True
+        try:
+            if self._fd < 0:
+                self._begin(time.time())
+        except OSError as error:
+            if error.errno in disk.FULL:
+                return False
+            raise
+        if self._size + ENOUGH <= self._allocated:
+            return True
+        return self._allocate(self._size + AHEAD, urgent=False)
+
+    def _allocate(self, size: int, *, urgent: bool = True) -> bool:
+        """Have blocks for the first ``size`` bytes of this segment."""
+        found = _allocate(self._fd, size, urgent=urgent)
+        self._allocated = size if found else self._allocated
+        return found
+
+    def _write(self, line: bytes, now: float) -> None:
         if self._fd < 0 or self._size + len(line) > self._segment_bytes or self._is_old(now):
-            self._begin(now)
+            try:
+                self._begin(now)
+            except OSError as error:
+                # One that grows too long is better than a row that is lost.
+                fits = self._fd >= 0 and self._size + len(line) <= self._allocated
+                if error.errno not in disk.FULL or not fits:
+                    raise
+        if self._size + len(line) > self._allocated:
+            self._allocate(self._size + AHEAD)
         written = os.write(self._fd, line)
         if written < len(line):
-            os.ftruncate(self._fd, self._size)
+            self._cut()
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._size += written
-        self.seq, self.head = self.seq + 1, found
+
+    def _cut(self) -> None:
+        """End the segment after its last row, and give back the blocks that it has beyond."""
+        os.ftruncate(self._fd, self._size)
+        self._allocated = self._size
 
     def _is_old(self, now: float) -> bool:
         return self._size > 0 and now - self._began > min(DAY, (self._max_age or DAY) / 8)
@@ -132,9 +182,14 @@ class Writer:
         number = max(self.seq + 1, self._newest)
         path = self._folder / f"{number:015d}{SUFFIX}"
         fd = _open(path)
+        if not _allocate(fd, AHEAD):
+            os.close(fd)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if self._fd >= 0:
+            self._cut()
             self._left.append(self._fd)
         self._fd, self._size, self._began, self._newest = fd, path.stat().st_size, now, number
+        self._allocated = AHEAD
         if len(self._left) > MAX_LEFT:  # whoever syncs cannot keep up
             sync(self._folder, self.written())
 
@@ -161,6 +216,8 @@ class Writer:
         return Excess(gone, first.seq, first.prev)
 
     def close(self) -> None:
+        if self._fd >= 0:
+            self._cut()
         for fd in self._left:
             os.close(fd)
         self._left = []
@@ -168,6 +225,13 @@ class Writer:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+
+def _allocate(fd: int, size: int, *, urgent: bool = True) -> bool:
+    """Have blocks for a segment, from the gateway's reserve if need be."""
+    while not (found := disk.allocate(fd, size)) and disk.give_way(urgent=urgent):
+        pass
+    return found
 
 
 def sync(folder: Path, written: list[int]) -> None:

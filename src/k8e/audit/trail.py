@@ -113,6 +113,19 @@ class Trail:
         told = {name: to_json(value) for name, value in detail.items() if value is not None}
         self._record(action, outcome, session, owner, act or acting.current(), told)
 
+    def admit(self) -> None:
+        """Refuse what is about to begin where its rows could not be written.
+
+        Not asked of what makes things safer: a key is deleted, and a session ended, all the same.
+        """
+        if not self._writer.has_room():
+            raise errors.LimitExceeded(
+                "disk is full: what is asked for could not be written into the audit trail, so it "
+                "is not done",
+                hint="make room on the disk of the gateway's data folder: destroy sessions, remove "
+                "snapshots and images; deleting keys and ending sessions goes on",
+            )
+
     def during(self, action: str, **detail: Any) -> contextlib.AbstractContextManager[None]:
         """While the block runs, whoever acts now changes something, and then writes its row.
 

@@ -43,6 +43,8 @@ def table(found: dict[str, Any], *, colours: bool) -> Iterator[str]:
         ]
     if egress := found.get("egress"):
         rows.append((egress["name"], "", egress["usable"], egress["detail"], egress["fix"]))
+    if disk := found.get("disk"):
+        rows.append(("disk", "", *_disk(disk)))
     rows += [
         (f"template {item['name']}", "", False, item["error"], "")
         for item in found.get("broken_templates", ())
@@ -66,3 +68,19 @@ def table(found: dict[str, Any], *, colours: bool) -> Iterator[str]:
     if found.get("warning"):
         yield ""
         yield from textwrap.wrap(f"warning: {found['warning']}", width)
+
+
+def _disk(told: dict[str, int]) -> tuple[bool, str, str]:
+    """Whether workspaces can grow, what there is, and what to do where there is too little."""
+    mib = {name: value >> 20 for name, value in told.items()}
+    detail = (
+        f"{mib['free']} of {mib['total']} MiB free, {mib['kept_free']} of them stay free; the "
+        f"gateway's reserve is {mib['reserve_held']} of {mib['reserve']} MiB"
+    )
+    if told["held_back"]:
+        detail += f"; {told['held_back']} of {told['workspaces']} workspaces cannot grow"
+    if told["broken"]:
+        detail += f"; {told['broken']} workspaces are broken"
+    well = told["free"] > told["kept_free"] and not told["held_back"] and not told["broken"]
+    fix = "destroy sessions, remove snapshots and images, or use a larger disk (K8E_DATA_DIR)"
+    return well, detail, "" if well else fix

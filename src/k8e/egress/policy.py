@@ -212,6 +212,12 @@ def same_words(one: Sequence[str], other: Sequence[str]) -> bool:
     return set(map(tidy, one)) - {NONE} == set(map(tidy, other)) - {NONE}
 
 
+def narrows(before: Sequence[str], after: Sequence[str]) -> bool:
+    """Whether a change only takes away, as far as the words say it."""
+    old, new = set(map(tidy, before)), set(map(tidy, after)) - {NONE}
+    return not new or (new <= old and (STRICT in new or STRICT not in old))
+
+
 def changed(before: Sequence[str], *, add: Sequence[str], remove: Sequence[str]) -> list[str]:
     """The words of a policy after a change; words that mean the same are told by their letters."""
     words = {tidy(word): word for word in before if tidy(word) != NONE}

@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Generator
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
-from k8e import errors, rootless
+from k8e import disk, errors, rootless
 from k8e.audit.trail import Trail
 from k8e.auth.keys import Keys
 from k8e.auth.store import KeyStore
@@ -86,6 +86,9 @@ def repair(settings: Settings) -> list[dict[str, object]]:
 
 async def _main(settings: Settings, *, background: bool, ready_fd: int) -> None:
     host = Host(settings)
+    host.reserve = disk.keep_reserve(
+        settings.data_dir, settings.disk_reserve, settings.min_free_disk
+    )
     state.check(settings.data_dir, host.running())
     store = Store(settings.data_dir / "sessions.db")
     approvals = ApprovalStore(settings.data_dir / "approvals.db")

@@ -47,6 +47,10 @@ _RECORDED: dict[str, tuple[str, tuple[str, ...]]] = {
 """Calls that leave a row when they have succeeded, or when nobody waits for their end, or when the
 gateway was killed before it: its action, and which arguments it keeps. Never one that may be a
 secret."""
+_SAFER = frozenset(
+    ("delete_template", "drain_pool", "remove_image", "prune_images", "delete_snapshot", "stop")
+)
+"""Calls that are answered though no row can be written: they make room, or end something."""
 _ANSWERED = {
     "create_api_key": ("roles", "expires_at"),
     "set_approver": ("keys_deleted",),
@@ -60,15 +64,17 @@ def attach(gateway: Gateway, trail: Trail) -> None:
     """Let ``trail`` see everything that this gateway does, whichever dialect asks for it."""
     gateway.audit = trail
     gateway.sessions.events.observers.append(trail.event)
+    gateway.sessions.events.gates.append(trail.admit)
     gateway.on_refusal.append(trail.refused)
     gateway.keys.on_delete.append(lambda key: trail.record("key.deleted", name=key.name))
     for op, (action, names) in _RECORDED.items():
-        handler = _recorded(trail, action, names, _ANSWERED.get(op, ()))
+        handler = _recorded(trail, action, names, _ANSWERED.get(op, ()), gated=op not in _SAFER)
         setattr(gateway, f"call_{op}", handler(getattr(gateway, f"call_{op}")))
     issue = gateway.issue
 
     @functools.wraps(issue)
     async def issue_recorded(principal: Principal, csr: str, device: str) -> Issued:
+        trail.admit()
         with trail.during("key.login", device=device):
             issued = await issue(principal, csr, device)
             trail.record("key.login", device=device, days=issued.days)
@@ -86,11 +92,18 @@ def attach(gateway: Gateway, trail: Trail) -> None:
 
 
 def _recorded(
-    trail: Trail, action: str, names: tuple[str, ...], answered: tuple[str, ...]
+    trail: Trail,
+    action: str,
+    names: tuple[str, ...],
+    answered: tuple[str, ...],
+    *,
+    gated: bool = True,
 ) -> Callable[[Handler], Handler]:
     def wrap(handler: Handler) -> Handler:
         @functools.wraps(handler)
         async def handle(principal: Principal, call: dict[str, Any]) -> dict[str, Any]:
+            if gated:
+                trail.admit()
             detail = dict(_argument(call, name) for name in names)
             with trail.during(action, **detail):
                 try:

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-from k8e import errors
+from k8e import database, errors
 from k8e.audit import acting
 from k8e.audit.acting import Act, Caller
 from k8e.gateway import roles
@@ -262,6 +262,9 @@ class Conversation:
 
     def _fail_surprised(self, channel: int, error: Exception) -> None:
         """Answer what nobody has thought of; what it says is for our log alone."""
+        if database.is_full(error):
+            self._fail(channel, database.full())
+            return
         log.error("operation failed", exc_info=error)
         self._fail(channel, errors.K8eError(errors.INTERNAL))
 

@@ -29,6 +29,7 @@ class ExposureCalls:
             tenant = text(call, "tenant", optional=True) or _NO_TENANT
             session = await self.sessions.standing(principal, {"tenant": tenant})
             session_id, warning = session.session_id, self.sessions.warning(session)
+        self.sessions.events.admit()
         found = await self.exposures.expose(principal, session_id, port, host)
         told = _told(found)
         self._note(principal, session_id, "port.exposed", port=port, host=told["host"])

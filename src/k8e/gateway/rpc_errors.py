@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import grpc
 
-from k8e import errors
+from k8e import database, errors
 from k8e.gateway.calls import GuestOSError
 from k8e.gateway.peers import Refusal
 
@@ -44,6 +44,8 @@ class Status(NamedTuple):
 
 def describe(error: Exception) -> Status:
     """What a client gets to know of ``error``; nothing of what only concerns ourselves."""
+    if database.is_full(error):
+        error = database.full()
     if isinstance(error, errors.K8eError):
         text = f"{error.message} ({error.hint})" if error.hint else error.message
         return Status(grpc.StatusCode[error.grpc_status], text, error.code)

@@ -108,6 +108,7 @@ class Gateway(
             "sessions": self.sessions.count(),
             "socket": str(self.settings.socket),
             "data_dir": str(self.settings.data_dir),
+            "disk": self.sessions.disk.describe(),
             "log_file": str(self.settings.log_file),
             "removals": await self.sessions.removals(),
         }
@@ -171,6 +172,7 @@ class Gateway(
         metrics.set_sessions(self.sessions.count())
         metrics.set_ready(self.sessions.pool.ready)
         metrics.set_removals(len(self.sessions.leftovers()))
+        self.sessions.disk.describe()
         return {"text": metrics.render().decode()}
 
     async def call_doctor(self, principal: Principal, call: dict[str, Any]) -> dict[str, Any]:
@@ -181,7 +183,8 @@ class Gateway(
             await self.sessions.try_network_again()
         found = await self.sessions.runtimes.support(fresh=fresh)
         admin = Role.ADMIN in principal.roles
-        return {
+        disk = {"disk": self.sessions.disk.describe()} if admin else {}
+        return disk | {
             "removals": await self.sessions.removals() if admin else [],
             "runtimes": [asdict(item) for item in found],
             "egress": asdict(self.sessions.network_support()),

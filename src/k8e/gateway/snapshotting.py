@@ -19,6 +19,7 @@ class SnapshotCalls:
         self, principal: Principal, call: dict[str, Any]
     ) -> dict[str, Any]:
         session_id, name = text(call, "session_id"), text(call, "name")
+        self.sessions.events.admit()
         saved, warning = await self.sessions.snapshots.save(
             principal, session_id, name, replace=bool(call.get("replace"))
         )

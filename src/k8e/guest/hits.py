@@ -14,6 +14,7 @@ from k8e.guest.spawn import UID, WORKSPACE
 MEMORY_FOLDERS = ("/tmp", "/home", "/var/tmp", "/dev/shm")
 FULL_SHARE = 32  # what has less than this part of its blocks left is full: ext4 keeps some back
 FULL_BYTES = 1 << 20  # and never more than this
+USUAL_BLOCKS = 4096  # that ext4 keeps back by itself, or a fiftieth
 WORDS = (
     (b"No space left on device", "disk"),
     (b"Disk quota exceeded", "disk"),
@@ -79,12 +80,23 @@ def _count_tasks(most: int) -> int:
 def why_refused(number: int) -> str:
     """What an error of the system means here, where a limit is behind it; empty where none is."""
     if number == errno.ENOSPC and SESSION_LIMITS:
+        if _held_back():
+            return "the disk of the gateway is nearly full, so /workspace cannot grow now"
         disk, memory = (_mebibytes(SESSION_LIMITS[name]) for name in ("disk", "memory"))
         return (
             f"the limit disk of /workspace is {disk}, and other folders are bounded by the limit "
             f"memory, {memory}; a new session can have more"
         )
     return ""
+
+
+def _held_back() -> bool:
+    """Whether the workspace may not have what it has: the host keeps more back than ext4 does."""
+    try:
+        told = os.statvfs(WORKSPACE)
+    except OSError:
+        return False
+    return told.f_bfree - told.f_bavail > max(USUAL_BLOCKS, told.f_blocks // 50)
 
 
 def no_more_processes() -> OSError:

@@ -77,7 +77,7 @@ class Images:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self.store = Store(settings.data_dir / "images")
+        self.store = Store(settings.data_dir / "images", settings.min_free_disk)
         self._unpacking = Unpacking()
         self._calls = Calls()
         self._threads = ThreadPoolExecutor(THREADS, "images")

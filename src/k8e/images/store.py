@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from k8e import errors
+from k8e import disk, errors
 from k8e.images import references
 from k8e.images.confined import RESERVE
 
@@ -65,7 +65,9 @@ class Image:
 class Store:
     """The images and layers below one folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, min_free: int = 0) -> None:
+        """``min_free`` bytes of the disk are left to others."""
+        self._min_free = max(RESERVE, min_free)
         self._layers, self._names = folder / "layers", folder / "names"
         self._scratch = folder / "scratch"
         self.lock = threading.RLock()
@@ -89,11 +91,10 @@ class Store:
 
     def refuse_if_full(self, coming: int) -> None:
         """Say so before so many bytes are fetched that would leave others no room."""
-        if shutil.disk_usage(self._scratch).free < coming + RESERVE:
-            raise errors.LimitExceeded(
-                f"there is no room on the disk for an image of {coming} bytes",
-                hint="k8e image prune removes what nobody uses",
-            )
+        free = disk.space(self._scratch).free
+        if free < coming + self._min_free:
+            needs = f"there is no room on the disk for an image of {coming} bytes beside"
+            raise disk.nearly_full(free, self._min_free, needs)
 
     def layer(self, diff_id: str) -> Path:
         """The folder with the layer's files."""

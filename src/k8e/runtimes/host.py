@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from k8e import errors, rootless
+from k8e.disk import Reserve
 from k8e.images.images import Images
 from k8e.model import Limits
 from k8e.processes import end_all, start_time
@@ -30,6 +31,7 @@ from k8e.runtimes import (
     rootfs,
     tables,
 )
+from k8e.runtimes.growth import Growth
 from k8e.runtimes.leftovers import Leftovers
 from k8e.runtimes.roots import Roots
 from k8e.runtimes.uids import Uids
@@ -164,7 +166,13 @@ class Host:
         inside = rootless.inside()
         self.has_cgroups = cgroups.usable()
         """Whether the kernel can hold sandboxes to their limits."""
-        self.workspaces = Workspaces(settings.data_dir / "workspaces", in_memory=bool(inside))
+        self.reserve: Reserve | None = None
+        """What the gateway keeps of the disk for itself."""
+        self.growth = Growth(settings.data_dir, self._kept)
+        """What workspaces may take of the disk."""
+        self.workspaces = Workspaces(
+            settings.data_dir / "workspaces", in_memory=bool(inside), growth=self.growth
+        )
         self.uids = _few_uids(self.sandboxes, inside.ids) if inside else Uids(self.sandboxes)
         self.leftovers = Leftovers(self.sandboxes)
         self._reachable = reach.of(settings)
@@ -181,6 +189,11 @@ class Host:
         """A network namespace to try runtimes with; its path is empty where there is none."""
         self._lock = threading.Lock()  # of shared files: launches prepare in threads
         self._making_python = threading.Lock()  # takes a second: launches without it go on
+
+    def _kept(self) -> int:
+        """Bytes that are free and not for workspaces."""
+        missing = self.reserve.missing if self.reserve is not None else 0
+        return self.settings.min_free_disk + missing
 
     def running(self) -> list[str]:
         """The sandboxes whose processes are there, whoever made them."""
@@ -202,6 +215,7 @@ class Host:
         self.leftovers.load()
         tables.enlarge()
         self.workspaces.sweep()
+        self.workspaces.adopt(self.sandboxes)
         roots: dict[str, str] = {}
         bases: dict[str, int] = {}
         for folder in self.sandboxes.glob("sb-*"):

@@ -14,12 +14,14 @@ from pathlib import Path
 
 from k8e import errors
 from k8e.runtimes import mounts
+from k8e.runtimes.growth import Growth
 
 _FLAGS = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOATIME
 # ext4 writes a file out at once when it is renamed over another one, so that a power failure leaves
 # the old or the new content. A workspace is not worth that wait: each write of 100 MiB would stand
-# in line behind the disk.
-_OPTIONS = "noauto_da_alloc"
+# in line behind the disk. What is deleted inside is given back to the disk, and inodes that nobody
+# uses are not written: a workspace holds as much of the disk as its files do.
+_OPTIONS = "noauto_da_alloc,discard,noinit_itable"
 MKFS_SECONDS = 60
 JOURNAL_MIB = 4  # the smallest that ext4 takes
 SMALLEST_WITH_JOURNAL = 64 << 20
@@ -37,10 +39,13 @@ def round_up(size: int) -> int:
 class Workspaces:
     """The images below one folder, named after their sandboxes."""
 
-    def __init__(self, folder: Path, *, in_memory: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *, in_memory: bool = False, growth: Growth | None = None
+    ) -> None:
         """``in_memory`` is for who may not mount an image: a file system there has limits too."""
         self._folder = folder
         self._in_memory = in_memory
+        self.growth = growth if growth is not None else Growth(folder)
         self._making = threading.Lock()  # of empty images: two at once would share a scratch file
 
     def image(self, sandbox_id: str) -> Path:
@@ -60,7 +65,18 @@ class Workspaces:
         if not image.exists():
             _copy_sparse(self._template(size, inodes), image)
         mounts.mount_image(image, target, _FLAGS, _OPTIONS)
+        self.growth.add(sandbox_id, image, target)
         os.chown(target, owner, owner)
+
+    def adopt(self, sandboxes: Path) -> None:
+        """Go on with workspaces that are mounted below ``sandboxes`` since a gateway before us."""
+        for point in mounts.mounts_below(sandboxes):
+            sandbox_id = point.relative_to(sandboxes).parts[0] if point != sandboxes else ""
+            image = self.image(sandbox_id)
+            if sandbox_id and image.exists() and os.major(point.stat().st_dev) == mounts.LOOP_MAJOR:
+                with contextlib.suppress(OSError):  # one of an older release gives nothing back
+                    mounts.mount("", point, "", mounts.MS_REMOUNT | _FLAGS, _OPTIONS)
+                self.growth.add(sandbox_id, image, point)
 
     def replace(
         self, sandbox_id: str, target: Path, *, size: int, owner: int, inodes: int = 0
@@ -71,6 +87,7 @@ class Workspaces:
         self.mount(sandbox_id, target, size=size, owner=owner, inodes=inodes)
 
     def remove(self, sandbox_id: str) -> None:
+        self.growth.forget(sandbox_id)
         for path in (self.image(sandbox_id), self.image(sandbox_id).with_suffix(".tmp")):
             path.unlink(missing_ok=True)
 

@@ -67,6 +67,7 @@ class Approvals:
                 f"{MAX_PENDING} actions of session {session_id} wait for approval",
                 hint="decide on some: k8e sandbox approvals, k8e sandbox approve ID --reject",
             )
+        self._sessions.events.admit()
         self._make_room(session, now)
         created_at, seconds = time.time(), expires or EXPIRES
         asked = Approval(
@@ -180,6 +181,8 @@ class Approvals:
         if found.status != PENDING:
             raise _over(found)
         session = self._living(Principal(found.owner), found.session_id, found.sandbox_id)
+        if approved:
+            self._sessions.events.admit()
         decided = replace(
             found,
             status=APPROVED if approved else REJECTED,

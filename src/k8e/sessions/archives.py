@@ -71,19 +71,25 @@ class Listing:
                 self.files += 1
 
 
-async def pack(opening: Open, take: Take, hear: Take, listing: Listing) -> str:
-    """Pack the workspace; ``take`` gets the archive, ``hear`` all else. What is worth a warning."""
+async def pack(
+    opening: Open, take: Take, hear: Take, listing: Listing, *, partly: bool = False
+) -> str:
+    """Pack the workspace; ``take`` gets the archive, ``hear`` all else. What is worth a warning.
+
+    ``partly`` is for a workspace that is broken: what cannot be read is left out, and told.
+    """
 
     async def listen(data: bytes) -> None:
         await hear(data)
         listing.add(data)
 
     with _starting():
-        ended = await programs.run(opening, PACK, seconds=SECONDS, take=take, hear=listen)
+        argv = [*PACK[:-1], "--ignore-failed-read", PACK[-1]] if partly else PACK
+        ended = await programs.run(opening, argv, seconds=SECONDS, take=take, hear=listen)
     if ended.code == CHANGED and not ended.timed_out:
         return f"some files changed while they were read: {listing.rest.text()}"
     _check(ended, "packing", listing.rest)
-    return ""
+    return f"some files could not be read: {listing.rest.text()}" if listing.rest.text() else ""
 
 
 async def unpack(opening: Open, feed: Feed) -> None:

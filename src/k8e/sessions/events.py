@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from k8e import disk
 from k8e.lines import MAX_ITEMS, MAX_LINE, MAX_TEXT, to_json
 from k8e.model import Session
 from k8e.sessions import event_pages
@@ -95,10 +96,10 @@ class Log:
         line = _line(self.seq, session_id, kind, fields)
         if self._size + len(line) > MAX_BYTES:
             self._drop_older_half()
-        written = os.write(self._fd, line)
-        if written < len(line):
+        while (written := _append(self._fd, line)) < len(line):
             os.ftruncate(self._fd, self._size)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if not disk.give_way():
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._size += written
 
     def _drop_older_half(self) -> None:
@@ -128,8 +129,15 @@ class Events:
         self._reading = asyncio.Lock()  # many files are read for one at a time
         self.observers: list[Observer] = []
         """Told of every event, and of what is none; the audit trail is one."""
+        self.gates: list[Callable[[], None]] = []
+        """Asked before something begins that leaves events; each may refuse it."""
 
     # Writing.
+
+    def admit(self) -> None:
+        """Refuse what is about to begin, if nothing could be written down of it."""
+        for gate in self.gates:
+            gate()
 
     def write(self, session: Session, kind: str, /, **fields: Any) -> None:
         """Note that something happened in a session: ``write(session, "file.written", path=…)``.
@@ -295,6 +303,16 @@ class Events:
 def _open(path: Path) -> int:
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     return os.open(path, flags, 0o600)
+
+
+def _append(fd: int, line: bytes) -> int:
+    """How much of a line could be written; less than all of it on a full disk."""
+    try:
+        return os.write(fd, line)
+    except OSError as error:
+        if error.errno not in disk.FULL:
+            raise
+        return 0
 
 
 def _seq(line: bytes) -> int:

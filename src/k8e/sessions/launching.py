@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from pathlib import Path
 
+from k8e import disk
 from k8e.model import SandboxSpec, new_id
 from k8e.runtimes.base import Guest, NotRemoved
 from k8e.runtimes.registry import Runtimes
@@ -20,7 +22,16 @@ from k8e.sessions.recipes import Recipe
 class Launcher:
     """Starts and discards sandboxes, network included."""
 
-    def __init__(self, runtimes: Runtimes, network: Network, events: Events) -> None:
+    def __init__(
+        self,
+        runtimes: Runtimes,
+        network: Network,
+        events: Events,
+        data_dir: Path = Path("/"),
+        min_free: int = 0,
+    ) -> None:
+        """Ahead of sessions, nothing is started that would leave less than ``min_free`` bytes."""
+        self._data_dir, self._min_free = data_dir, min_free
         self._runtimes = runtimes
         self._network = network
         self._events = events
@@ -42,6 +53,7 @@ class Launcher:
 
         With it comes what of the recipe's warmth could not be had, and why.
         """
+        disk.refuse_if_full(self._data_dir, self._min_free, "sandboxes that wait need")
         await self._runtimes.all[recipe.runtime].fetch(recipe.rootfs)
         async with self._ahead, self._gate:
             guest = await self._launch(recipe, new_id("sb"))

@@ -7,7 +7,7 @@ the session is ours.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from k8e import metrics
@@ -27,6 +27,7 @@ MET = {
 """What it means to meet a limit of the session."""
 TIMEOUT = "timeout"
 """The limit that a run has of its own."""
+DISK = "disk"
 FLAGS = {"open_files": "--open-files", "output": "--max-output"}
 BYTES_PER_INODE = 8192  # where the limit does not say it
 _SIZES = ("memory", "disk", "output")
@@ -43,6 +44,13 @@ def describe(limits: Limits, name: str) -> dict[str, Any]:
     flag = FLAGS.get(name, f"--{name}")
     more = f"create a session with more: {flag}, or limits={{'{name}': …}}"
     return {"limit": name, "value": value, "message": f"limit {name}: {met}; {more}"}
+
+
+def describe_full_disk() -> dict[str, Any]:
+    """That a workspace is full before its own limit: the disk below it has no more."""
+    met = "/workspace cannot grow, because the disk of the gateway is nearly full"
+    more = "delete files in it, or have whoever runs the gateway make room"
+    return {"limit": DISK, "value": 0, "message": f"limit {DISK}: {met}; {more}"}
 
 
 def describe_timeout(seconds: Any) -> dict[str, Any]:
@@ -65,6 +73,8 @@ class Watch:
         self._sandbox_id = sandbox_id
         self._limits = limits
         self._seen: dict[str, int] = {}
+        self.is_bounded: Callable[[], bool] = lambda: False
+        """Whether its workspace may grow by less than it could: the gateway's disk has no more."""
 
     def catch_up(self) -> None:
         """What the kernel did before now was told by somebody else."""
@@ -102,4 +112,9 @@ class Watch:
         known = dict.fromkeys(name for name in names if isinstance(name, str) and name in MET)
         for name in known:
             metrics.count_limit(name)
-        return [describe(self._limits, name) for name in known]
+        return [self._describe(name) for name in known]
+
+    def _describe(self, name: str) -> dict[str, Any]:
+        if name == DISK and self.is_bounded():
+            return describe_full_disk()
+        return describe(self._limits, name)

@@ -21,6 +21,9 @@ from k8e.sessions.witnessing import Witness
 
 log = logging.getLogger(__name__)
 
+SAFER = ("attach", "interrupt_context", "remove", "remove_context", "signal")
+"""What ends programs, makes room or shows what happened: done though no row can tell of it."""
+
 
 class Opener:
     """Starts operations; ``on_lost`` is told of each whose link is gone."""
@@ -44,6 +47,8 @@ class Opener:
         is_exec = call["op"] == "exec"
         witness = self.witness(live)
         noted = noting.begun(self._events, live.session, call, witness)
+        if noted.ended is not None and call["op"] not in SAFER:
+            self._events.admit()
         ended = acting.kept(noted.ended)
 
         def last(kind: int, body: bytes) -> None:

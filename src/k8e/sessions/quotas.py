@@ -8,14 +8,12 @@ the principal.
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import NamedTuple
 
-from k8e import errors
+from k8e import disk, errors
 from k8e.model import Principal
 from k8e.settings import Settings
 
@@ -100,7 +98,8 @@ class Quotas:
         general, special = self._bounds(principal, tenant)
         _check_sessions(general, len(mine))
         _check_sessions(special, here)
-        _check_disk(self._data_dir, self._min_free)
+        # Workspaces are sparse: what one is given is not there before it is used.
+        disk.refuse_if_full(self._data_dir, self._min_free, "new sessions need")
         self._count(holder, general, special)
 
     def _bounds(self, principal: Principal, tenant: str) -> tuple[Bound, Bound]:
@@ -148,17 +147,4 @@ def _check_sessions(bound: Bound, count: int) -> None:
             f"{bound.whose} has {count} sessions; the limit is {most} ({bound.raised_by[0]})",
             hint="destroy some (k8e sandbox sessions, k8e sandbox destroy ID), or have the "
             f"gateway's operator {bound.remedy or f'raise {bound.raised_by[0]}'}",
-        )
-
-
-def _check_disk(folder: Path, least: int) -> None:
-    """Workspaces are sparse: what one is given is not there before it is used."""
-    told = os.statvfs(folder)
-    free = told.f_bavail * told.f_frsize
-    if free < least:
-        raise errors.LimitExceeded(
-            f"the data folder of the gateway has {free >> 20} MiB left; new sessions need "
-            f"{least >> 20} MiB (K8E_MIN_FREE_DISK)",
-            hint="destroy sessions, remove snapshots (k8e sandbox snapshot list) and images "
-            f"(k8e image prune), or give {folder} a larger disk",
         )

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from k8e import errors
-from k8e.egress.policy import changed
+from k8e.egress.policy import changed, narrows
 from k8e.link import FrameSink
 from k8e.model import DEFAULT_TEMPLATE, Phase, Principal, Session, SessionSpec, new_id
 from k8e.runtimes.base import Feature, Guest
@@ -20,6 +20,7 @@ from k8e.runtimes.leftovers import Leftover
 from k8e.runtimes.registry import Runtimes
 from k8e.sessions import adopting, clock, machine, noting, operations, refusals, working
 from k8e.sessions.children import Children
+from k8e.sessions.disk_watch import DiskWatch
 from k8e.sessions.ending import BY_OWNER, Ender
 from k8e.sessions.event_pages import Page
 from k8e.sessions.events import Events
@@ -73,12 +74,19 @@ class Sessions(Standing):
             checker(runtimes, settings.max_lifetime, settings.default_registry),
             pool_total=settings.pool_total,
         )
-        self.snapshots = Snapshots(settings.data_dir, self, max_bytes=settings.max_snapshot_bytes)
+        self.snapshots = Snapshots(
+            settings.data_dir,
+            self,
+            max_bytes=settings.max_snapshot_bytes,
+            min_free=settings.min_free_disk,
+        )
         self.secrets = Secrets(settings.data_dir, settings.secrets_key_file)
         furnisher = Furnisher(self._network, self.snapshots)
         self.events = Events(settings.data_dir / "events")
         """What happened in each session: ``events.write(session, "noun.verb", **fields)``."""
-        launcher = Launcher(runtimes, self._network, self.events)
+        launcher = Launcher(
+            runtimes, self._network, self.events, settings.data_dir, settings.min_free_disk
+        )
         self.pool = Pool(launcher, settings.pool_total)
         self.warming = Warming(settings, runtimes, self.pool, self.templates, self._tasks.spawn)
         self._maker = Maker(
@@ -104,6 +112,8 @@ class Sessions(Standing):
         self._intents = Intents(settings.run_dir / "intents")
         self._opener = Opener(self.events, self._network, self._intents, self._tender.lost)
         self.evictions = Evictions(self._live, self.snapshots, self.secrets, self._ender.end)
+        self.disk = DiskWatch(host, self._live, self.events, self.snapshots, self._ender.end)
+        """The disk that all workspaces share."""
         self.on_end = self._ender.on_end
         """Called with each session that has ended."""
 
@@ -126,6 +136,7 @@ class Sessions(Standing):
             self._host.lend_network = self._network.lent
             await self.snapshots.start()
             catching_up.append(self._tasks.spawn(self.warming.start()))
+            catching_up.append(self._tasks.spawn(self.disk.run()))
             yield
         finally:
             for live in self._live.values():
@@ -284,7 +295,10 @@ class Sessions(Standing):
                     "takes (K8E_MAX_SESSIONS)",
                     hint="destroy some: k8e sandbox sessions, k8e sandbox destroy ID",
                 )
+            self.events.admit()
             self.quotas.admit(principal, spec.tenant, self._holders())
+            if kin is None:  # a sub-agent has its parent's workspace
+                self.disk.admit()
         return await self._maker.make(key, principal, spec, auto=auto, kin=kin)
 
     # Using.
@@ -368,6 +382,8 @@ class Sessions(Standing):
     ) -> tuple[Session, list[str]]:
         async with live.policy:
             words, policy = await self._network.read(edit(live.session.allowed_hosts))
+            if not narrows(live.session.allowed_hosts, words):
+                self.events.admit()  # to take away is always allowed
             await self._children.allow(live, words, policy)
             for one in (live, *live.children):
                 self.events.write(one.session, "egress.changed", allowed_hosts=words)
@@ -384,6 +400,7 @@ class Sessions(Standing):
     async def resume(self, principal: Principal, session_id: str) -> None:
         live = self._own(principal, session_id)
         before = live.paused
+        self.events.admit()
         await self._pauses.resume(live)
         if before:
             self.events.write(live.session, "session.resumed")
@@ -431,6 +448,7 @@ class Sessions(Standing):
     def extend(self, principal: Principal, session_id: str, lifetime: float) -> Session:
         """Let a session live ``lifetime`` seconds from now."""
         live = self._own(principal, session_id)
+        self.events.admit()
         deadline, before = clock.now() + self._maker.lifetime(lifetime), live.session.deadline
         self._children.check_extension(live, deadline)
         expires_at = clock.date_of(deadline)
@@ -461,6 +479,8 @@ class Sessions(Standing):
         live = self._tender.tend(session, guest)
         self._live[session.session_id] = live
         live.join(self._live.get(session.parent))
+        owner = live.parent.session if live.parent is not None else session
+        live.limits.is_bounded = partial(self._host.growth.is_bounded, owner.sandbox_id)
         self.events.begin(session)
         self._tender.watch(live)
         return live

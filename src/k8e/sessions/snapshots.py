@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
-from k8e import errors
+from k8e import disk, errors
 from k8e.link import FrameSink
 from k8e.model import MIB, Principal, Session, check_snapshot_name
 from k8e.sessions import archives, blobs, reporting
@@ -28,6 +28,7 @@ from k8e.sessions.snapshot_store import Snapshot, SnapshotStore, taken
 
 log = logging.getLogger(__name__)
 
+NEED = "a snapshot needs"
 MAX_NAMES = 1000  # of one owner
 MAX_LAYERS = 1000
 MAX_DIGEST = 200  # characters
@@ -52,7 +53,11 @@ class Source(Protocol):
 class Snapshots:
     """The snapshots of a gateway, in a folder that is made when the first one is."""
 
-    def __init__(self, data_dir: Path, source: Source, *, max_bytes: int) -> None:
+    def __init__(
+        self, data_dir: Path, source: Source, *, max_bytes: int, min_free: int = 0
+    ) -> None:
+        """``min_free`` bytes of the disk are left to others, however much an owner may have."""
+        self._min_free = min_free
         self._folder = data_dir / "snapshots"
         self._database = data_dir / "snapshots.db"
         self._source = source
@@ -113,16 +118,25 @@ class Snapshots:
     # Saving.
 
     async def save(
-        self, principal: Principal, session_id: str, name: str, *, replace: bool
+        self,
+        principal: Principal,
+        session_id: str,
+        name: str,
+        *,
+        replace: bool,
+        partly: bool = False,
     ) -> tuple[Snapshot, str]:
-        """Save a session's workspace; what came of it, and what is worth a warning."""
+        """Save a session's workspace; what came of it, and what is worth a warning.
+
+        ``partly`` leaves out what cannot be read, where a workspace is broken.
+        """
         self._source.get(principal, session_id)
         turn = self._turns.setdefault(session_id, asyncio.Lock())
         async with turn:
-            return await self._save(principal, session_id, name, replace=replace)
+            return await self._save(principal, session_id, name, replace=replace, partly=partly)
 
     async def _save(
-        self, principal: Principal, session_id: str, name: str, *, replace: bool
+        self, principal: Principal, session_id: str, name: str, *, replace: bool, partly: bool
     ) -> tuple[Snapshot, str]:
         owner = principal.name
         session = self._source.get(principal, session_id)
@@ -131,12 +145,15 @@ class Snapshots:
             raise taken(name)
         self._check_count(owner, before)
         quota = _Quota(session.spec.limits.disk, self._left(owner), self._writing, owner)
+        refuse = partial(disk.refuse_if_full, self._folder, self._min_free, NEED)
+        refuse()
         try:
             async with blobs.Writer(self._folder) as writer:
                 listing = archives.Listing()
 
                 async def take(data: bytes) -> None:
-                    quota.add(len(data))
+                    if quota.add(len(data)):
+                        refuse()
                     await writer.write(data)
                     reporting.progress(writer.size)
 
@@ -144,7 +161,7 @@ class Snapshots:
                     quota.hear(len(data))
 
                 opening = partial(self._source.open, principal, session_id, own=True)
-                warning = await archives.pack(opening, take, hear, listing)
+                warning = await archives.pack(opening, take, hear, listing, partly=partly)
                 quota.check()
                 await writer.commit()
                 saved = Snapshot(
@@ -261,7 +278,8 @@ class _Quota:
         self._owner = owner
         self._size = self._checked = self._heard = 0
 
-    def add(self, count: int) -> None:
+    def add(self, count: int) -> bool:
+        """Count bytes, or refuse them; whether it is time to look at the disk, too."""
         self._size += count
         self._writing[self._owner] += count
         if self._size > self._limit:
@@ -269,8 +287,10 @@ class _Quota:
                 f"the archive is larger than {self._limit} bytes, which is more than a disk of "
                 f"{self._disk} bytes can need"
             )
-        if self._size >= self._checked + MIB:
-            self.check()
+        if self._size < self._checked + MIB:
+            return False
+        self.check()
+        return True
 
     def check(self) -> None:
         """Refuse what is more than the owner has left."""

@@ -1,0 +1,368 @@
+"""How much each workspace may still grow, so that all of them together fit on the disk.
+
+Workspaces are sparse images: together they may be promised more than the disk holds. A loop device
+that finds no room breaks the file system on it, and whose that is depends on luck. So the file
+system *in* each image is told how many blocks it has to leave free (ext4's ``reserved_clusters``):
+what all of them may still take is never more than what is there. Who meets that bound gets ENOSPC
+from write(2), before anything is in the page cache, and others notice nothing. Since blocks that
+are freed inside are given back to the disk (``discard``), what a workspace holds is what it uses.
+
+The bounds are in the kernel: they hold while no gateway runs, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from k8e import disk
+from k8e.runtimes import mounts
+
+log = logging.getLogger(__name__)
+
+FLOOR = 64 << 20
+"""What a workspace may hold whoever else grows; less where there is less for each."""
+BURST = 256 << 20
+"""What a workspace may take at once on top of that, as long as there is as much for each."""
+RATE = 2 << 30
+"""Bytes a second that a workspace may grow by, at most, while nobody has looked."""
+SOONEST, LATEST = 0.05, 1.0  # seconds between two looks
+NOBODY_SECONDS = 5.0  # between two looks where there is no workspace
+NICE = -10
+CHECK_SECONDS = 1.0  # between two looks at whether a file system has failed
+FULL_SECONDS = 0.2  # where nothing can be given, only room that comes back is worth a look
+GROWING = 1 << 20
+"""Bytes that a workspace has taken of late, if it is taken for one that goes on."""
+SHARES = 16
+"""How many times as much of what is short goes to the one that grows most, as to one at rest."""
+HELD_BYTES = 4 << 20
+"""A workspace that is not full and may grow by less than this is held back."""
+METADATA = 8 << 20  # bytes of a file system's own that are written soon: journal, bitmaps, inodes
+PER_INODE = 512
+_SYS = Path("/sys/fs/ext4")
+
+
+class Usage(NamedTuple):
+    """What a workspace holds at one moment, in bytes."""
+
+    backed: int
+    """What its image has on the disk."""
+    used: int
+    """What its file system has given to files, written out or not."""
+    free: int
+    """What its file system could still give."""
+    debt: int
+    """What its image may still need though no file grows."""
+
+
+@dataclass
+class Workspace:
+    """One workspace whose growth is bounded."""
+
+    sandbox_id: str
+    image: str
+    target: str
+    size: int
+    node: str
+    """The kernel's folder of its file system."""
+    least: int
+    """Blocks that ext4 keeps back by itself."""
+    block: int
+    usage: Usage
+    grant: int = 0
+    """What it may grow by since ``usage``; all that is free where it is not bounded."""
+    recent: float = 0.0
+    """Bytes that it has taken of late, of which half are forgotten every second."""
+    seen_at: float = 0.0
+    bounded: bool = False
+    failed: bool = False
+    """Whether it can no longer be written; looked at less often."""
+    checked_at: float = -CHECK_SECONDS
+
+    @property
+    def held(self) -> bool:
+        """Whether it could grow by its own limit, and may not."""
+        return self.bounded and self.grant < min(HELD_BYTES, self.usage.free)
+
+    def measure(self) -> Usage:
+        told, backed = os.statvfs(self.target), os.stat(self.image).st_blocks * 512  # noqa: PTH116 - done often
+        free = told.f_bfree * told.f_frsize
+        used = told.f_blocks * told.f_frsize - free
+        inodes = told.f_files - told.f_ffree
+        own = min(self.size - told.f_blocks * told.f_frsize, METADATA + inodes * PER_INODE)
+        debt = min(max(0, used + own - backed), max(0, self.size - backed))
+        return Usage(backed, used, free, debt)
+
+    def bound(self, grant: int) -> None:
+        """Let it grow by ``grant`` bytes from its ``usage`` on; the kernel counts from here."""
+        bounded = grant < self.usage.free
+        if bounded or self.bounded:
+            left = max(self.least, (self.usage.free - grant) // self.block) if bounded else 0
+            with open(f"{self.node}/reserved_clusters", "w", encoding="ascii") as file:
+                file.write(f"{left or self.least}\n")
+        self.bounded, self.grant = bounded, grant
+
+
+@dataclass(frozen=True)
+class Report:
+    """What there is, and what the workspaces were given of it."""
+
+    free: int
+    """Bytes of the disk that nobody uses."""
+    kept: int
+    """Bytes of them that workspaces do not get."""
+    promised: int
+    """Bytes that workspaces may still take."""
+    held: tuple[str, ...] = ()
+    """Sandboxes whose workspaces are held back."""
+    failed: tuple[str, ...] = ()
+    """Sandboxes whose workspaces can no longer be written, because their file system failed."""
+    another: int = FLOOR
+    """Bytes that one more workspace could count on."""
+    again: float = LATEST
+    """Seconds after which to look again."""
+
+
+class Growth:
+    """Shares what is free on a disk out among the workspaces on it. Used by several threads."""
+
+    def __init__(
+        self,
+        folder: Path,
+        keep: Callable[[], int] = lambda: 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``keep`` says how much of the disk of ``folder`` is not for workspaces."""
+        self._folder = folder
+        self._keep = keep
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._known: dict[str, Workspace] = {}
+        self._short = threading.Event()  # somebody should look at once
+        self._stopped = False
+        self._spare = 0  # what was left at the last look, and nobody was promised since
+        self.report = Report(0, 0, 0)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def add(self, sandbox_id: str, image: Path, target: Path) -> None:
+        """Bound a workspace that was just mounted, before anything can be written to it."""
+        found = _open(sandbox_id, image, target)
+        if found is None:
+            return
+        with self._lock:
+            self._known[sandbox_id] = found
+            need = found.usage.free + found.usage.debt
+            if need <= self._spare and not found.bounded:
+                self._spare -= need  # there is enough for all, so nobody needs to be asked
+                found.grant = found.usage.free
+                return
+            self._share()
+        self._short.set()
+
+    def forget(self, sandbox_id: str) -> None:
+        """A workspace is gone, or about to go."""
+        self._known.pop(sandbox_id, None)
+
+    def is_bounded(self, sandbox_id: str) -> bool:
+        """Whether a workspace may grow by less than its own limit would let it."""
+        found = self._known.get(sandbox_id)
+        return found is not None and found.bounded and found.usage.free > HELD_BYTES
+
+    def is_growing(self, sandbox_id: str) -> bool:
+        """Whether a workspace has taken room of late."""
+        found = self._known.get(sandbox_id)
+        return found is not None and found.recent >= GROWING
+
+    def watch(self, tell: Callable[[Report], object]) -> Callable[[], None]:
+        """Share out again and again in a thread, which ``tell`` is called in; how to stop it.
+
+        A thread of its own, before others: while it waits, a quick writer is refused what there is.
+        """
+
+        def look() -> None:
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+            while not self._stopped:
+                again = LATEST
+                try:
+                    report = self.share()
+                    again = report.again if self._known else NOBODY_SECONDS
+                    tell(report)
+                except Exception:  # the next look may do better, and without any nobody is safe
+                    log.exception("looking at the disk failed")
+                self._short.wait(again)
+                self._short.clear()
+
+        def stop() -> None:
+            self._stopped = True
+            self._short.set()
+            thread.join()
+
+        self._stopped = False
+        thread = threading.Thread(target=look, name="disk", daemon=True)
+        thread.start()
+        return stop
+
+    def share(self) -> Report:
+        """Look at all workspaces, and share out anew what there is."""
+        with self._lock:
+            return self._share()
+
+    def _share(self) -> Report:
+        now = self._clock()
+        kept = self._keep()
+        failed: list[str] = []
+        found: list[Workspace] = []
+        for item in list(self._known.values()):
+            with contextlib.suppress(OSError):  # it is just being removed
+                self._look(item, now)
+                found.append(item)
+                if item.failed:
+                    failed.append(item.sandbox_id)
+        free = disk.space(self._folder).free
+        room = free - kept - sum(item.usage.debt for item in found)
+        grants = share_out(found, room)
+        self._lower(found, grants)
+        promised = self._raise(found, grants, room)
+        self._spare = max(0, room - promised)
+        again = min((_again(item) for item in found if item.bounded), default=LATEST)
+        held = tuple(item.sandbox_id for item in found if item.held)
+        another = level({**_below_floor(found), "": FLOOR}, room)[""]
+        self.report = Report(free, kept, promised, held, tuple(failed), another, again)
+        return self.report
+
+    def _look(self, item: Workspace, now: float) -> None:
+        before, item.usage = item.usage, item.measure()
+        kept = 0.5 ** max(0.0, now - item.seen_at)
+        item.recent = item.recent * kept + max(0, item.usage.used - before.used)
+        item.seen_at = now
+        if now >= item.checked_at + CHECK_SECONDS:
+            item.checked_at, item.failed = now, has_failed(item.node, item.target)
+        # The kernel's bound is a number of blocks to leave: what was taken since is gone from it.
+        item.grant = max(0, item.grant - (item.usage.used - before.used))
+
+    def _lower(self, found: Iterable[Workspace], grants: dict[str, int]) -> None:
+        """First take away: between the look and now, some may have grown."""
+        for item in found:
+            if grants[item.sandbox_id] < item.grant or (
+                not item.bounded and grants[item.sandbox_id] < item.usage.free
+            ):
+                with contextlib.suppress(OSError):
+                    item.bound(grants[item.sandbox_id])
+                    seen = item.usage
+                    item.usage = item.measure()
+                    item.grant = max(0, item.grant - (item.usage.used - seen.used))
+
+    def _raise(self, found: Iterable[Workspace], grants: dict[str, int], room: int) -> int:
+        """Then give, of what is left; the sum of what is promised now."""
+        found = list(found)
+        promised = sum(min(item.grant, item.usage.free) for item in found)
+        for item in found:
+            more = grants[item.sandbox_id] - item.grant
+            if more > 0 and promised + more <= max(room, 0):
+                with contextlib.suppress(OSError):
+                    item.bound(grants[item.sandbox_id])
+                    promised += more
+        return promised
+
+
+def share_out(found: list[Workspace], room: int) -> dict[str, int]:
+    """What each workspace may grow by; together no more than ``room``.
+
+    All that they could want, if there is so much. Else first the floor, so that a neighbour who
+    takes everything leaves each of them some; then for each some, for a sudden need, and most for
+    those who are growing; then the rest for these.
+    """
+    wants = {item.sandbox_id: item.usage.free for item in found}
+    if sum(wants.values()) <= room:
+        return wants
+    room = max(0, room)
+    grants = level(_below_floor(found), room)
+    room -= sum(grants.values())
+    growing = {item.sandbox_id for item in found if item.recent >= GROWING}
+    most = max([GROWING, *(item.recent for item in found)])
+    shares = {item.sandbox_id: 1 + int(SHARES * item.recent / most) for item in found}
+    bursts = {name: BURST * shares[name] for name in wants}
+    for bounds in (bursts, dict.fromkeys(growing, room), dict.fromkeys(wants, room)):
+        asked = {name: min(most, wants[name] - grants[name]) for name, most in bounds.items()}
+        for name, more in level(asked, room, shares).items():
+            grants[name] += more
+            room -= more
+    return grants
+
+
+def _below_floor(found: Iterable[Workspace]) -> dict[str, int]:
+    """What each may take whoever else grows."""
+    return {
+        item.sandbox_id: min(item.usage.free, max(0, FLOOR - item.usage.used)) for item in found
+    }
+
+
+def level(
+    wants: Mapping[str, int], room: int, shares: Mapping[str, int] | None = None
+) -> dict[str, int]:
+    """``room`` for those who want some, by their ``shares``; none gets more than it wants."""
+    shares = shares or dict.fromkeys(wants, 1)
+    found: dict[str, int] = {}
+    left = sum(shares[name] for name in wants)
+    for name in sorted(wants, key=lambda name: wants[name] / shares[name]):
+        found[name] = min(wants[name], max(0, room) * shares[name] // left)
+        room -= found[name]
+        left -= shares[name]
+    return found
+
+
+def has_failed(node: str, target: str) -> bool:
+    """Whether a file system has given up writing, such as after an error of the disk below it."""
+    if os.statvfs(target).f_flag & os.ST_RDONLY:
+        return True
+    try:
+        with open(f"{node}/errors_count", encoding="ascii") as file:
+            if file.read().strip() in ("", "0"):
+                return False
+        os.utime(target)  # after an error, some go on, and some only look as if they did
+    except OSError as error:
+        return error.errno in (errno.EROFS, errno.EIO)
+    return False
+
+
+def _again(item: Workspace) -> float:
+    """When to look again, so that nobody is refused what there is."""
+    if item.held:
+        return FULL_SECONDS
+    return min(LATEST, max(SOONEST, item.grant / RATE / 2))
+
+
+def _open(sandbox_id: str, image: Path, target: Path) -> Workspace | None:
+    """A workspace that is mounted; None if its growth cannot be bounded here."""
+    try:
+        device = target.stat().st_dev
+        node = _SYS / f"loop{os.minor(device)}"
+        told = os.statvfs(target)
+        reserved = int((node / "reserved_clusters").read_text("ascii"))
+        if os.major(device) != mounts.LOOP_MAJOR:
+            return None
+        size = image.stat().st_size
+    except (OSError, ValueError) as error:
+        log.warning("the growth of workspace %s cannot be bounded: %s", sandbox_id, error)
+        return None
+    usual = min(size // told.f_frsize // 50, 4096)  # what ext4 keeps back by itself
+    nothing = Usage(0, 0, 0, 0)
+    found = Workspace(
+        sandbox_id, str(image), str(target), size, str(node), usual, told.f_frsize, nothing
+    )
+    found.usage = found.measure()
+    if reserved > usual:  # a gateway before us has bounded it
+        found.bounded = True
+        found.grant = max(0, found.usage.free - reserved * found.block)
+    return found
