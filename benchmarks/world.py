@@ -15,8 +15,8 @@ import dns.rdatatype
 import dns.rrset
 
 from k8e.egress import namespaces
-from k8e.egress.netlink import Netlink
-from k8e.egress.policy import Address, Network
+from k8e.egress.netlink import Netlink, Route
+from k8e.egress.policy import Network
 
 NAME = "web.bench.test"
 SERVER, RESOLVER = "93.184.216.34", "93.184.216.53"
@@ -80,12 +80,10 @@ def _wire(far: int) -> None:
         netlink.add_veth("wan", "wan", far)
     finally:
         netlink.close()
-    _configure("wan", [HERE], [(EVERYWHERE, ipaddress.ip_interface(THERE).ip)])
+    _configure("wan", [HERE], [Route(EVERYWHERE, ipaddress.ip_interface(THERE).ip)])
 
 
-def _configure(
-    name: str, addresses: Iterable[str], routes: Iterable[tuple[Network, Address | None]] = ()
-) -> None:
+def _configure(name: str, addresses: Iterable[str], routes: Iterable[Route] = ()) -> None:
     netlink = Netlink()
     try:
         items = [ipaddress.ip_interface(text) for text in addresses]
