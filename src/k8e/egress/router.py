@@ -247,7 +247,8 @@ class Router:
 
     def bound_near(self, networks: list[Network]) -> None:
         """Allow few connections at a time into networks in which the host has neighbours."""
-        self._run(self._nft.run, rules.near_commands(networks))
+        with contextlib.suppress(NftFailed):  # rules that an earlier release made have no such sets
+            self._run(self._nft.run, rules.near_commands(networks))
 
     def change(self, changes: Sequence[Change]) -> None:
         """On the event loop: the kernel needs less time for it than a thread does to begin."""
