@@ -1,7 +1,8 @@
-"""The boot program on every Python that it is for: what it runs looks as under ``python3 -c``."""
+"""The boot program on every Python that it is for: what it runs looks as in a new one."""
 
 from __future__ import annotations
 
+import hashlib
 import marshal
 import os
 import re
@@ -64,8 +65,16 @@ class Place:
         os.close(source)
         return process, ours, target
 
-    def run_warm(self, snippet: Snippet) -> tuple[bytes, bytes, int] | None:
-        """What came of it; None if it wants a new interpreter."""
+    def script(self, snippet: Snippet) -> str:
+        """The file that several lines are in; of one line none."""
+        if "\n" not in snippet.code:
+            return ""
+        path = self.home / f"script-{hashlib.sha256(snippet.code.encode()).hexdigest()[:8]}.py"
+        path.write_text(snippet.code, "utf-8", newline="")
+        return str(path)
+
+    def run_warm(self, snippet: Snippet, *, deaf: bool = False) -> tuple[bytes, bytes, int] | None:
+        """What came of it; None if it wants a new interpreter. Who is ``deaf`` hears no answer."""
         process, control, stdin = self.start_warm()
         os.write(stdin, snippet.stdin or b"")
         os.close(stdin)
@@ -75,17 +84,21 @@ class Place:
                 env = [(os.fsencode(k), os.fsencode(v)) for k, v in self.env.items()]
                 cwd = os.fsencode(self.home)
                 wants = snippet.stdin is not None
-                message = marshal.dumps((snippet.code.encode(), cwd, env, wants), 2)
+                what = (snippet.code.encode(), self.script(snippet), cwd, env, wants)
+                message = marshal.dumps(what, 2)
+                if deaf:
+                    control.shutdown(socket.SHUT_RD)
                 control.sendall(len(message).to_bytes(4, "big") + message + waiting.TOKEN)
-                answer = control.recv(1)
+                answer = control.recv(1) if not deaf else b"b"
                 out, err = process.communicate(timeout=SECONDS)
             finally:
                 process.kill()
         return (out, err, process.returncode) if answer == b"b" else None
 
     def run_new(self, snippet: Snippet) -> tuple[bytes, bytes, int]:
+        one_line = [self.python, "-c", snippet.code]
         process = subprocess.Popen(
-            [self.python, "-c", snippet.code],
+            [self.python, script] if (script := self.script(snippet)) else one_line,
             env=self.env,
             cwd=self.home,
             stdin=subprocess.DEVNULL if snippet.stdin is None else subprocess.PIPE,
@@ -128,6 +141,13 @@ def test_a_warm_interpreter_shows_what_a_new_one_shows(place: Place, family: str
     with ThreadPoolExecutor(WORKERS) as pool:
         differences = [text for text in pool.map(compare, FAMILIES[family][-MOST:]) if text]
     assert not differences, "\n".join(differences)
+
+
+@pytest.mark.parametrize("code", ["print(1)", "x = 1\nprint(x)"])
+def test_a_program_that_has_begun_runs_though_the_guest_no_longer_listens(
+    place: Place, code: str
+) -> None:
+    assert place.run_warm(Snippet(code), deaf=True) == (b"1\n", b"", 0)
 
 
 def test_what_does_not_compile_is_refused_before_it_begins(place: Place) -> None:

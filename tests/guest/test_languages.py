@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
-from k8e.guest import languages
+from k8e.guest import languages, spawn
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
 
 
 @pytest.mark.parametrize(
@@ -22,6 +27,29 @@ def test_short_code_is_one_argument_untouched(language: str, argv: list[str]) ->
     code = "it's \"quoted\" $HOME `x`\n\tand $(more) 'lines'"
     found = languages.language_command(language, code.encode(), "id", "/workspace")
     assert found == ([*argv, code], None)
+
+
+@needs_root
+def test_several_lines_of_python_are_a_script_beside_the_users_files(tmp_path: Path) -> None:
+    folder = tmp_path / "workspace"
+    folder.mkdir()
+    os.chown(folder, spawn.UID, spawn.GID)
+    for parent in tmp_path.parents[:3]:
+        parent.chmod(0o711)
+    tmp_path.chmod(0o711)
+    code = b"x = 1\nprint(x)"
+    argv, made = languages.language_command("python", code, "id", str(folder))
+    assert argv == ["python3", str(folder / ".k8e_run.py")]
+    assert made == argv[1]
+    assert Path(made).read_bytes() == code
+    assert Path(made).stat().st_uid == spawn.UID
+    argv, other = languages.language_command("py", code, "second", str(folder))
+    assert other == str(folder / ".k8e_run-second.py")
+    assert languages.is_script(argv, other)
+    folder.chmod(0o500)
+    argv, made = languages.language_command("python", code, "third", str(folder))
+    assert (argv, made) == (["python3", "-c", code.decode()], None)
+    assert not languages.is_script(argv, made)
 
 
 def test_code_that_is_no_text_keeps_its_bytes() -> None:

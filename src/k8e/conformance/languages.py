@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 from k8e.conformance.behaviours import behaviour, equal, expect
+from k8e.conformance.sandbox import Sandbox
 from k8e.conformance.stage import Stage
 from k8e.model import MIB
 
 AWKWARD = 'it\'s "quoted" `ticked` $HOME ${x} \\back\\ %s {} !! \t # ü ✓'
 LONG = 2 * MIB
+_ABOUT_ITSELF = b"""
+import multiprocessing, os, sys
+import beside_the_script
+
+def square(x):
+    return x * x
+
+if __name__ == "__main__":
+    whole = "def square" in open(__file__).read()
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        found = pool.map(square, [2, 3])
+    here = os.path.dirname(__file__)
+    print(here, sys.argv == [__file__], whole, beside_the_script.VALUE, found)
+"""
 
 
 def _python(text: str) -> str:
@@ -54,14 +69,43 @@ async def _check(stage: Stage, language: str) -> None:
         done = await sandbox.run(code=code.encode(), language=language)
         seen = (done.stdout, done.stderr, done.code)
         equal(seen, (AWKWARD.encode() + b"\n", b"e", 3), f"{language}, {len(code)} bytes")
-    left = [entry["path"] for entry in await sandbox.list("/workspace") if ".k8e-" in entry["path"]]
-    equal(left, [], "files left in the workspace")
+    equal(await _left(sandbox), [], "files left in the workspace")
+
+
+async def _left(sandbox: Sandbox) -> list[str]:
+    """What runs have left of their code."""
+    return [entry["path"] for entry in await sandbox.list("/workspace") if ".k8e" in entry["path"]]
 
 
 @behaviour("languages.python")
 async def python(stage: Stage) -> None:
     """Python code runs as it is: many lines, any quoting, two megabytes, its own exit code."""
     await _check(stage, "python")
+
+
+@behaviour("languages.python-file")
+async def python_file(stage: Stage) -> None:
+    """Several lines of Python are a script: with a ``__file__`` beside what they can import."""
+    sandbox = await stage.shared()
+    await sandbox.shell("echo VALUE = 5 > beside_the_script.py; mkdir -p sub; : > sub/own.py")
+    same = await sandbox.run(code=_ABOUT_ITSELF, language="python")
+    equal(same.stdout, b"/workspace True True 5 [4, 9]\n", f"a script ({same.stderr!r})")
+    failed = await sandbox.run(code=b"def f():\n    return 1 / 0\nf()\n", language="python")
+    expect(b"    return 1 / 0\n" in failed.stderr, f"no line in {failed.stderr!r}")
+    below = await sandbox.run(
+        code=b"import os, own\nprint(os.path.dirname(__file__))", language="python", cwd="sub"
+    )
+    equal(below.stdout, b"/workspace/sub\n", "another folder")
+    elsewhere = await sandbox.run(code=b"x = 1\nprint(x)", language="python", cwd="/usr")
+    equal(elsewhere.stdout, b"1\n", "in a folder that is read-only")
+    name = b"import sys\nprint(__file__, flush=True)\nsys.stdin.read()"
+    slow = await sandbox.start(code=name, language="python", stdin=True)
+    await slow.until(b"\n")
+    second = await sandbox.run(code=name, language="python")
+    slow.end_input()
+    first = await slow.finish()
+    expect(first.stdout != second.stdout, f"two runs at once have one file, {first.stdout!r}")
+    equal(await _left(sandbox), [], "files left in the workspace")
 
 
 @behaviour("languages.bash")

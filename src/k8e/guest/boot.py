@@ -4,7 +4,8 @@ A program that ``exec`` runs from Python has our frames below it: in tracebacks,
 depth of recursion. So nothing of ours runs it. The interpreter is started on a file (a memfd) that
 begins like a compiled module. Python opens it, asks ``SourcelessFileLoader`` for ``__loader__``,
 and only then reads it and runs what is in it, from C. The loader is ours for that moment: it waits
-for code, compiles it into the file, and leaves the interpreter as ``python3 -c`` would be.
+for code, compiles it into the file, and leaves the interpreter as ``python3 -c`` would be, or as
+``python3 FILE``.
 
 It talks to ``waiting.py`` by a socket: it says ``r`` (ready), takes a message and the one byte that
 follows it, says ``b`` and begins; or says ``n`` (not me) and ends, and the guest starts another.
@@ -52,10 +53,12 @@ def become_warm() -> None:
             names, read = preload(modules)
             settle(sys.modules["__main__"].__dict__)
             posix.write(CONTROL, b"r" + read + b"\n")
-            prepare(path, names)
+            script = prepare(path, names)
         except BaseException:
             posix._exit(1)
         loader = sys.modules["_frozen_importlib"].BuiltinImporter
+        if script:
+            loader = external.SourceFileLoader("__main__", script)
         globals().clear()  # they and this function hold each other
         return loader
 
@@ -155,16 +158,21 @@ def settle(main: dict[str, Any]) -> None:
         del sys.modules["gc"]
 
 
-def prepare(path: str, names: set[str]) -> None:
-    """Take a program, put it where Python will look for it, and look like a new interpreter."""
+def prepare(path: str, names: set[str]) -> str:
+    """Take a program, put it where Python will look for it, and look like a new interpreter.
+
+    Returns the file that it is a script of; empty if it stands for an argument of Python.
+    """
     import marshal
 
     size = int.from_bytes(read_exactly(CONTROL, 4), "big")
     message = read_exactly(CONTROL, size)
-    code, cwd, environment, wants_input = marshal.loads(message)  # noqa: S302 - from the guest
+    code, script, cwd, environment, wants_input = marshal.loads(message)  # noqa: S302 - the guest's
     try:
         text = code.decode("utf-8")
-        program = marshal.dumps(compile(text + "\n", "<string>", "exec", 0, True))
+        # Only a file can say how it is encoded.
+        source = code if script else text + "\n"
+        program = marshal.dumps(compile(source, script or "<string>", "exec", 0, True))
         posix.chdir(cwd)
         if names and not names.isdisjoint([file.partition(".")[0] for file in posix.listdir()]):
             raise ImportError("the program may mean a module in its folder")
@@ -177,15 +185,23 @@ def prepare(path: str, names: set[str]) -> None:
     if wants_input:
         open_stdin(STDIN)
     main = sys.modules["__main__"].__dict__
-    del main["__file__"], main["__cached__"]
-    sys.argv[:] = ["-c"]
-    if hasattr(sys, "orig_argv"):
-        sys.orig_argv[1:] = ["-c", text]
-    sys.path[0] = ""
     sys.path_importer_cache.pop(path, None)
+    if script:
+        main["__file__"] = script
+        sys.path_importer_cache[script] = None  # Python has looked whether it is a folder
+    else:
+        del main["__file__"], main["__cached__"]
+    sys.argv[:] = [script or "-c"]
+    if hasattr(sys, "orig_argv"):
+        sys.orig_argv[1:] = [script] if script else ["-c", text]
+    sys.path[0] = posix.getcwd() if script else ""
     read_exactly(CONTROL, 1)
-    posix.write(CONTROL, b"b")
+    try:
+        posix.write(CONTROL, b"b")
+    except OSError:
+        pass  # the guest has waited long, found that byte taken, and hung up: it is our program
     posix.closerange(FILE, STDIN + 1)
+    return script
 
 
 def read_exactly(fd: int, size: int) -> bytes:

@@ -15,7 +15,7 @@ from typing import Any, Callable
 from k8e.guest.apart import in_image
 from k8e.guest.hits import limits_met
 from k8e.guest.inputs import Input, set_terminal_size, terminal_name
-from k8e.guest.languages import language_command, need_language
+from k8e.guest.languages import is_script, language_command, need_language
 from k8e.guest.loop import READ, Loop, Timer
 from k8e.guest.output import Output, Reader
 from k8e.guest.spawn import (
@@ -113,7 +113,8 @@ class Exec:
     def _start_warm(
         self, spec: dict[str, Any], env: dict[str, str], cwd: str, warmth: Warmth
     ) -> bool:
-        claimed = warmth.claim(spec, env, cwd) if "code" in spec else None
+        script = self._scratch if is_script(self.argv, self._scratch) else ""
+        claimed = warmth.claim(dict(spec, script=script), env, cwd) if "code" in spec else None
         if claimed is None:
             return False
         self.warm = True
@@ -343,13 +344,13 @@ class Exec:
         if self._deadline is not None:
             self._deadline.cancel()
         self._input.close()
-        self._remove_scratch()
         for tell in self.on_exit:
             tell()
         if self._streams:  # helpers of a shell, as in `exec > >(cat)`, may have something to say
             self._loop.later(LAST_WORDS, self._finish)
         else:
             self._finish()
+        self._remove_scratch()  # last: nobody waits for it, and whoever asks for it comes later
 
     def _find_limits(self, words: bytes = b"") -> None:
         if not self.limits:

@@ -26,7 +26,7 @@ def boot_folder(guest_file: str) -> str:
 
 
 class PythonKind:
-    """``python3 -c``."""
+    """``python3 -c``, or ``python3 FILE`` for several lines."""
 
     language = "python"
     program = "python3"
@@ -65,7 +65,8 @@ class PythonKind:
 
     def message(self, spec: dict[str, Any], env: dict[str, str], cwd: str) -> bytes | None:
         pairs = [(os.fsencode(name), os.fsencode(value)) for name, value in env.items()]
-        return marshal.dumps((spec["code"], os.fsencode(cwd), pairs, bool(spec.get("stdin"))), 2)
+        what = (spec["code"], spec.get("script") or "", os.fsencode(cwd))
+        return marshal.dumps((*what, pairs, bool(spec.get("stdin"))), 2)
 
 
 class NodeKind:

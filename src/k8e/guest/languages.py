@@ -9,6 +9,7 @@ from k8e.guest.spawn import as_user, find_program
 
 # Linux refuses a single argument above 128 KiB (MAX_ARG_STRLEN); longer code goes through a file.
 ARGUMENT_LIMIT = 120 << 10
+SCRIPT = ".k8e_run.py"
 TSX_LOADER = "/opt/k8e/tools/node_modules/tsx/dist/loader.mjs"
 
 ALIASES = {
@@ -52,6 +53,10 @@ def language_command(
 ) -> tuple[list[str], str | None]:
     """The argv that runs ``code``, and the file to remove afterwards, if one had to be made."""
     name = ALIASES[language]
+    if name == "python" and b"\n" in code:
+        path = _save_script(code, exec_id, cwd)
+        if path is not None:
+            return ["python3", path], path
     if name == "ts":
         # Beside the user's files, because imports resolve relative to the file.
         path = _save(os.path.join(cwd, ".k8e-" + exec_id + ".ts"), code)
@@ -82,6 +87,27 @@ def need_language(program: str, path: str, cwd: str) -> None:
             "the image has no " + program + " on its PATH, so code in this language cannot run",
             program,
         ) from error
+
+
+def is_script(argv: list[str], scratch: str | None) -> bool:
+    """Whether Python runs a file, and not its argument."""
+    return scratch is not None and argv == ["python3", scratch]
+
+
+def _save_script(code: bytes, exec_id: str, cwd: str) -> str | None:
+    """Several lines of Python in a file, as K8E's own client runs them; None if there is no room.
+
+    A script has a ``__file__``, lines in its tracebacks, and functions that other processes find.
+    It is beside the user's files, because imports are looked for beside the script. The name is
+    always the same, so that tracebacks are; but never that of somebody's file.
+    """
+    try:
+        try:
+            return _save(os.path.join(cwd, SCRIPT), code)
+        except FileExistsError:  # of another run, perhaps in a sub-agent
+            return _save(os.path.join(cwd, SCRIPT.replace("run", "run-" + exec_id)), code)
+    except OSError:
+        return None  # a folder that is read-only or full: the code itself can still be run
 
 
 def _save(path: str, code: bytes) -> str:
