@@ -1,7 +1,12 @@
-"""A real gateway for the examples in the documents: one for all, emptied after each document."""
+"""A real gateway for the examples in the documents: one for all of them, in the usual folders.
+
+A reader follows one page after the other on one machine, so a page may rely on nothing that others
+made, and leaves nothing that others could stumble over.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -16,14 +21,16 @@ from tests.docs.documents import Step, matches
 from tests.gateway import worlds
 from tests.places import Place
 
+APART = Path(__file__).with_name("apart.py")
 PATIENCE = 55  # seconds for one document
 
 
 class Shell:
     """Runs the steps of a document in one bash, as a reader would."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, apart: list[str]) -> None:
         self.place = place
+        self._apart = apart
         self.port = int(place.environ["K8E_LISTEN"].rpartition(":")[2])
         self.place.json("gateway", "--background")
 
@@ -43,7 +50,7 @@ class Shell:
 
     def _run(self, argv: list[str], *, check: bool = False) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            argv,
+            [*self._apart, *argv],
             env=self.place.environ,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -54,10 +61,30 @@ class Shell:
             check=check,
         )
 
-    def clear(self) -> None:
-        """Destroy every session, so that the next document starts with none."""
+    def left(self) -> list[str]:
+        """What the steps made and did not remove again; it is removed here."""
+        found: list[str] = []
         for session in self.place.json("sandbox", "sessions")["sessions"]:
-            self.place.json("sandbox", "destroy", session["session_id"])
+            # One that everybody who names none gets is no page's own.
+            if not session["auto"] or session["tenant_id"] != "default":
+                found.append(f"session {session['session_id']}")
+                self.place.json("sandbox", "destroy", session["session_id"])
+        for kind, listing, name, remove in LISTS:
+            for item in self.place.json(*listing)[kind]:
+                if item[name] == "default" or item.get("source") == "builtin":
+                    continue
+                found.append(f"{' '.join(remove)} {item[name]}")
+                self.place.json(*remove, item[name])
+        return found
+
+
+LISTS = (
+    ("keys", ("sandbox", "api-key", "list"), "name", ("sandbox", "api-key", "delete")),
+    ("snapshots", ("sandbox", "snapshot", "list"), "name", ("sandbox", "snapshot", "delete")),
+    ("templates", ("template", "list"), "name", ("template", "delete")),
+    ("images", ("image", "list"), "name", ("image", "remove")),
+)
+"""What else pages make: the answer's key, the command, what names it, and how it goes."""
 
 
 def _compare(steps: list[Step], printed: str, mark: str) -> Iterator[str]:
@@ -88,11 +115,31 @@ def _status(step: Step) -> str:
 def gateway() -> Generator[Shell]:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     usual = {"K8E_ALLOWED_HOSTS": "default", "K8E_POOL_MIN": "1", "K8E_POOL_MAX": "8"}
-    with worlds.networked(**usual, LANG="C.UTF-8", PATH=path) as place:
-        yield Shell(place)
+    usual["PYTHONWARNINGS"] = "error,default::RuntimeWarning"  # what a session is warned of
+    with worlds.networked(**usual, LANG="C.UTF-8", PATH=path) as place, usual_folders(place) as to:
+        yield Shell(place, to)
+
+
+@contextlib.contextmanager
+def usual_folders(place: Place) -> Generator[list[str]]:
+    """Let the gateway of a place be in /var/lib/k8e and /run/k8e, as its programs see them."""
+    with subprocess.Popen(
+        [sys.executable, str(APART), "make", str(place.folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as keeper:
+        assert keeper.stdout is not None
+        assert keeper.stdout.readline() == "ready\n"
+        enter = [sys.executable, str(APART), "enter", str(keeper.pid)]
+        for name in ("K8E_DATA_DIR", "K8E_RUN_DIR"):
+            del place.environ[name]
+        place.command = [*enter, *place.command]
+        yield enter
+        place.json("gateway", "stop", "--destroy")
+        keeper.communicate("")
 
 
 @pytest.fixture
-def shell(gateway: Shell) -> Generator[Shell]:
-    yield gateway
-    gateway.clear()
+def shell(gateway: Shell) -> Shell:
+    return gateway

@@ -18,6 +18,14 @@ def all_documents() -> list[Path]:
     return sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
+def in_reading_order() -> list[Path]:
+    """All documents as somebody reads them who begins with the README and follows the index."""
+    index = ROOT / "docs" / "index.md"
+    linked = [(index.parent / target.partition("#")[0]).resolve() for _, target in links(index)]
+    found = [ROOT / "README.md", *linked, *all_documents()]
+    return [path for path in dict.fromkeys(found) if path in set(all_documents())]
+
+
 class Block(NamedTuple):
     """What stands between two fences."""
 

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from tests.docs.conftest import Shell
-from tests.docs.documents import ROOT, RUNNABLE, all_documents, blocks, matches, steps
+from tests.docs.documents import (
+    ROOT,
+    RUNNABLE,
+    all_documents,
+    blocks,
+    in_reading_order,
+    matches,
+    steps,
+)
 
 KNOWN = {*RUNNABLE, "output", "text", "toml", "json", "proto"}
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 WITH_EXAMPLES = [
-    path for path in all_documents() if any(block.language in RUNNABLE for block in blocks(path))
+    path for path in in_reading_order() if any(block.language in RUNNABLE for block in blocks(path))
 ]
 
 
@@ -23,12 +32,35 @@ def test_examples_of_the_document_work(document: Path, shell: Shell, tmp_path: P
     # What install.sh does is tested elsewhere; here k8e is installed already.
     (folder / "install.sh").touch()
     problems = shell.follow(steps(document, tmp_path, port=shell.port), folder)
+    problems += [f"it leaves {item}" for item in shell.left()]
     assert not problems, f"{document.relative_to(ROOT)}: " + "\n".join(problems)
+
+
+NAMES = {
+    "session": r"--session-id[ =]([a-z][\w-]*)|session_id=\"([a-z][\w-]*)\"",
+    "tenant": r"--tenant[ =]([a-z][\w-]*)|tenant_id=\"([a-z][\w-]*)\"",
+    "key": r"api-key create ([a-z][\w-]*)",
+    "template": r"template apply ([a-z][\w-]*)",
+    "snapshot": r"snapshot save \S+ ([a-z][\w-]*)",
+}
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_no_two_documents_give_the_same_name(kind: str) -> None:
+    users: dict[str, set[str]] = {}
+    for path in WITH_EXAMPLES:
+        for block in blocks(path):
+            if block.language in RUNNABLE:
+                for found in re.finditer(NAMES[kind], block.text):
+                    name = next(filter(None, found.groups()))
+                    users.setdefault(name, set()).add(str(path.relative_to(ROOT)))
+    assert {name: pages for name, pages in users.items() if len(pages) > 1} == {}
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_example_file_works(example: Path, shell: Shell) -> None:
     assert shell.python(example).strip()
+    assert shell.left() == []
 
 
 def test_readme_shows_the_example_file() -> None:
