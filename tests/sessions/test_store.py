@@ -184,3 +184,37 @@ def test_a_strange_name_is_simply_not_there(path: Path, name: str) -> None:
 def test_a_request_id_that_is_no_text_is_refused_before_it_gets_here() -> None:
     with pytest.raises(errors.InvalidRequest):
         SessionSpec(request_id="bad-\udcff")
+
+
+def test_so_many_ended_sessions_of_one_owner_and_of_all_are_kept(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "MAX_ENDED_EACH", 3)
+    monkeypatch.setattr(stores, "MAX_ENDED", 5)
+    monkeypatch.setattr(stores, "ENDS_BETWEEN", 1)
+    store = Store(path)
+    forgotten: list[str] = []
+    store.on_forget.append(forgotten.append)
+    for number in range(12):
+        owner = "me" if number % 2 else f"other-{number}"
+        ids = {"session_id": f"s{number}", "sandbox_id": f"sb-{number}"}
+        store.insert(replace(OTHER, owner=owner, **ids))
+        store.end(f"s{number}", "over", 100.0 + number)
+        store.forget_ended(50.0, owner)
+    assert store.sandboxes("me") == ["sb-7", "sb-9", "sb-11"]
+    assert sorted(store.sandboxes()) == ["sb-10", "sb-11", "sb-7", "sb-8", "sb-9"]
+    assert len(forgotten) == 7
+    store.close()
+
+
+def test_the_end_of_a_session_stays_cheap_though_thousands_have_ended(path: Path) -> None:
+    store = Store(path)
+    plans = [
+        "DELETE FROM sessions WHERE phase='ended' AND ended_at < 1",
+        "SELECT ended_at FROM sessions WHERE phase='ended' AND owner='me' ORDER BY ended_at DESC",
+    ]
+    for plan in plans:
+        told = str([row[3] for row in store._db.execute(f"EXPLAIN QUERY PLAN {plan}")])  # pyright: ignore[reportPrivateUsage]
+        assert "USING" in told, "an index"
+        assert "TEMP B-TREE" not in told
+    store.close()

@@ -109,6 +109,6 @@ class Ender:
             log.exception("the end of session %s cannot be written down", session_id)
         self._events.end(live.session, reason)
         with contextlib.suppress(sqlite3.Error):
-            self._store.forget_ended(time.time() - KEEP_ENDED)
+            self._store.forget_ended(time.time() - KEEP_ENDED, live.session.owner)
         for tell in self.on_end:
             tell(live.session)

@@ -74,9 +74,15 @@ MIGRATIONS = (
     CREATE UNIQUE INDEX one_request ON sessions (owner, request_id)
         WHERE request_id != '' AND phase != 'ended';
     CREATE INDEX by_session ON sessions (session_id);
-    CREATE INDEX by_owner ON sessions (owner, phase);
+    CREATE INDEX by_owner ON sessions (owner, phase, ended_at);
+    CREATE INDEX by_end ON sessions (ended_at) WHERE phase = 'ended';
     """,
 )
+MAX_ENDED_EACH = 1000
+"""Sessions of one owner that have ended and can still be asked about …"""
+MAX_ENDED = 5000
+"""… and of all owners. Each has a row and a file of events."""
+ENDS_BETWEEN = 50
 _COLUMNS = (
     "session_id, owner, spec, runtime, sandbox_id, phase, created_at, expires_at, auto, "
     "ended_reason, allowed_hosts, parent, deadline"
@@ -88,6 +94,7 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         self._db = database.connect(path, MIGRATIONS, durable=False)
+        self._ends = 0
         self.on_forget: list[Callable[[str], None]] = []
         """Called with the sandbox of each session that nobody can ask about any more."""
 
@@ -186,8 +193,16 @@ class Store:
         """Sessions of which it was written what they may reach, and perhaps no more."""
         return self._select("rebinding=1 AND phase != 'ended'")
 
-    def forget_ended(self, before: float) -> None:
+    def forget_ended(self, before: float, owner: str = "") -> None:
+        """Forget what ended before a date, and the oldest where ``owner`` or all have too many."""
         self._forget("ended_at < ?", before)
+        newest = "SELECT ended_at FROM sessions WHERE phase='ended'"
+        last = "ORDER BY ended_at DESC LIMIT 1 OFFSET ?"
+        mine = "owner=? AND ended_at <= "
+        self._forget(f"{mine} ({newest} AND owner=? {last})", owner, owner, MAX_ENDED_EACH)
+        self._ends += 1
+        if self._ends % ENDS_BETWEEN == 0:  # to count all of them takes a while
+            self._forget(f"ended_at <= ({newest} {last})", MAX_ENDED)
 
     def _forget(self, condition: str, *values: Any) -> None:
         query = f"DELETE FROM sessions WHERE phase='ended' AND {condition} RETURNING sandbox_id"  # noqa: S608 - our constants
