@@ -141,6 +141,13 @@ def test_doctor_has_colours_on_a_terminal(place: Place) -> None:
     assert b"\033[32myes" in printed
 
 
+def test_doctor_shows_what_is_left_of_sandboxes_that_have_ended() -> None:
+    left = {"sandbox_id": "sb-x", "what": "1 process (sh) that did not end", "tries": 3}
+    table = list(doctor.table({"runtimes": [], "removals": [left]}, colours=False))
+    assert table[1].startswith("sb-x")
+    assert "not removed yet: 1 process (sh)" in table[1]
+
+
 def test_doctor_says_how_to_fix_what_does_not_work() -> None:
     feature = {"name": "runsc", "usable": False, "detail": "not found", "fix": "sh install.sh"}
     gvisor = {"runtime": "gvisor", "usable": False, "detail": "", "fix": "", "features": [feature]}
