@@ -40,7 +40,7 @@ async def stage(host: Host, request: pytest.FixtureRequest) -> AsyncGenerator[co
     assert runtime.left(folders) == []
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("name", conformance.ALL)
 async def test_a_sandbox_keeps_its_promise(stage: conformance.Stage, name: str) -> None:
     behaviour = conformance.ALL[name]

@@ -204,6 +204,7 @@ async def test_gvisor_on_the_hosts_network_stack_is_caught(
     assert sorted(await _failed(host, runtime, ids)) == ids
 
 
+@pytest.mark.timeout(240)  # what is not refused takes its time
 async def test_a_router_that_forwards_everything_is_caught(host: Host) -> None:
     runtime = await _runtime(host, "container")
     ids = ["network.off", "network.private-addresses", "network.siblings", "names.known-address"]

@@ -268,8 +268,9 @@ async def neighbours(stage: Stage) -> None:
         "if ctypes.CDLL(None).shmget(0x4b3845, 4096, 0) >= 0: found.append('shared memory')\n"
         "me = str(os.getpid())\n"
         "for name in glob.glob('/proc/[0-9]*/cmdline'):\n"
-        "    if name.split('/')[2] != me and word.encode() in open(name, 'rb').read():\n"
-        "        found.append(name)\n"
+        "    try: told = open(name, 'rb').read()\n"
+        "    except OSError: continue\n"  # it ended meanwhile
+        "    if name.split('/')[2] != me and word.encode() in told: found.append(name)\n"
         "print(found)"
     )
     seen_by_one = await ask(one, look, word)

@@ -33,6 +33,7 @@ from k8e.egress import namespaces, nflog
 WEB, WEB6, OTHER = "93.184.216.34", "2606:4700::34", "93.184.216.35"
 CDN, CDN6 = "93.184.216.40", "2606:4700::40"
 DOH = "93.184.216.99"  # a public resolver that somebody else runs
+PUBLIC = (WEB, WEB6, OTHER, CDN, CDN6, DOH)
 METADATA = ("169.254.169.254", "fd00:ec2::254", "100.100.100.200", "168.63.129.16")
 PRIVATE = ("10.9.9.9", "172.16.9.9", "192.168.9.9", "100.64.9.9", "fd00::9", "fec0::9")
 GREETING_PORTS = (22, 53, 853, 8080)
@@ -214,7 +215,7 @@ class Far:
         self.authority = Authority(folder)
         for name in TENANTS:
             self.authority.identity(name)
-        internet.own(WEB, WEB6, OTHER, CDN, CDN6, DOH, *METADATA, *PRIVATE)
+        internet.own(*PUBLIC, *METADATA, *PRIVATE)
         internet.names.update(NAMES)
         for port in GREETING_PORTS:
             internet.serve(("::", port), Greeter)

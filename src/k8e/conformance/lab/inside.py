@@ -20,7 +20,7 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-SECONDS = 8.0  # more than any refusal may take
+SECONDS = 5.0  # more than any refusal may take
 LONG = 30.0
 TYPES = {"A": 1, "NULL": 10, "PTR": 12, "MX": 15, "TXT": 16, "AAAA": 28, "HTTPS": 65, "ANY": 255}
 CODES = {0: "NOERROR", 1: "FORMERR", 2: "SERVFAIL", 3: "NXDOMAIN", 4: "NOTIMP", 5: "REFUSED"}
