@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ipaddress
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from k8e.egress import elements
@@ -274,15 +274,15 @@ class Pins:
         if self._ports + sum(map(len, plan.groups)) > MAX_PORTS:
             self._make_room_for_ports(plan)
 
-    def _oldest(self, plan: Plan) -> list[Address]:
+    def _oldest(self, plan: Plan) -> Iterator[Address]:
         """All addresses that are pinned once a plan is done, the oldest first."""
-        kept = [address for address in self._pins if address not in plan.pins]
-        return kept + [address for address, pin in plan.pins.items() if pin is not None]
+        yield from (address for address in self._pins if address not in plan.pins)
+        yield from [address for address, pin in plan.pins.items() if pin is not None]
 
     def _make_room_for_ports(self, plan: Plan) -> None:
         now = self._clock()
         users: dict[int, int] = {}
-        addresses = self._oldest(plan)
+        addresses = list(self._oldest(plan))
         for address in addresses:
             pin = self._planned(plan, address)
             if pin.group and pin.until > now:
