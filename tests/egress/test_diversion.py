@@ -325,7 +325,7 @@ async def test_a_sandbox_has_only_so_many_connections_and_is_told_of_more(
     first, second = [await asyncio.to_thread(stage.connect) for _ in range(2)]
     with first, second:
         assert await asyncio.to_thread(is_refused, stage, b"")
-        assert stage.told == [(CLIENT4, CDN4, 80)]
+        assert stage.told == [(CLIENT4, CDN4, 443)]
         first.close()
         await until(lambda: stage.proxy.connections(CLIENT4) == 1)
         with await asyncio.to_thread(stage.connect) as fourth:

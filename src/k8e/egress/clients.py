@@ -12,6 +12,7 @@ from k8e.egress import answers, denials, rules
 from k8e.egress.budget import Budget, Rate
 from k8e.egress.cache import Answer, Cache, Key
 from k8e.egress.denials import Denial, Ledger
+from k8e.egress.elements import Element
 from k8e.egress.nflog import Packet
 from k8e.egress.pins import Pins, Plan, Ports
 from k8e.egress.policy import Address, Policy, is_public
@@ -46,6 +47,8 @@ class Client:
         self.ledger = Ledger()
         self.asking = 0
         self.pins = Pins(slot.interface)
+        self.unswept: list[Element] = []
+        """What the kernel still has, though nothing refers to it any more."""
         self._lines = Rate(MAX_LINES, 20 * MAX_LINES)
         self._unsaid = 0
 

@@ -11,7 +11,6 @@ import os
 import socket
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -38,8 +37,7 @@ SEND_BUFFER = 1 << 20  # bytes of one transaction; the kernel takes no more than
 _SOL_NETLINK, _CAP_ACK, _SO_SNDBUFFORCE = 270, 10, 32
 
 
-@dataclass(frozen=True)
-class Element:
+class Element(NamedTuple):
     """One element: a key, or a range of keys, of a set; with data, of a map."""
 
     name: str

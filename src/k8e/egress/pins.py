@@ -2,7 +2,7 @@
 
 In the kernel a pin is one element, whatever ports it opens: it leads to a *group*, the number of a
 set of ports. Names with the same ports share a group; an address to which several names led has the
-group of all their ports. Groups belong to the sandbox's interface and outlive its policies.
+group of all their ports. Groups belong to the sandbox's interface, and go with their last pin.
 
 A sandbox chooses how many addresses it asks for, so all of this is bounded: the oldest pins go.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ipaddress
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from k8e.egress import elements
@@ -69,6 +69,8 @@ class Plan:
     groups: dict[Ports, int] = field(default_factory=dict[Ports, int])
     """Groups that are new."""
     freed: dict[Ports, int] = field(default_factory=dict[Ports, int])
+    unused: dict[Ports, int] = field(default_factory=dict[Ports, int])
+    """Groups that no pin has any more, and whose elements are among the leftovers."""
 
     def cost(self) -> int:
         """How many elements the kernel has to change."""
@@ -138,20 +140,22 @@ class Pins:
             pin = _Pin({name: _Lead(ports, until) for name, ports in names.items()})
             self._plan_pin(plan, address, _Pin(), pin, in_kernel=in_kernel)
         self._make_room(plan)
+        used = {pin.group for pin in plan.pins.values() if pin is not None}
+        groups = ((ports, group) for ports, group in self._groups.items() if group not in used)
+        plan.unused = {ports: group for ports, group in groups if ports not in plan.freed}
         return plan
 
-    def leftovers(self) -> list[Element]:
-        """What the kernel has under the present generation, to be removed after that has ended."""
+    def leftovers(self, plan: Plan) -> list[Element]:
+        """What nothing refers to once a new policy is bound, to be removed after that."""
         now = self._clock()
-        return [
+        found = [
             self._element(address, pin, now)
             for address, pin in self._pins.items()
             if pin.group and now < pin.until + _SLACK
         ]
-
-    def group_elements(self) -> list[Element]:
-        """The groups that the kernel has, to be removed with the sandbox."""
-        return [item for entry in self._groups.items() for item in self._port_elements(*entry)]
+        for ports, group in plan.unused.items():
+            found += self._port_elements(ports, group)
+        return found
 
     def changes(self, plan: Plan) -> list[Change]:
         """A plan as one transaction."""
@@ -174,16 +178,12 @@ class Pins:
             if pin is not None:
                 self._pins[address] = pin
                 self._names += len(pin.leads)
-        for ports in plan.freed:
+        for ports in (*plan.freed, *plan.unused):
             self._groups.pop(ports, None)
             self._ports -= len(ports)
         self._groups |= plan.groups
         self._ports += sum(map(len, plan.groups))
         self._newest_group = max(self._newest_group, *plan.groups.values(), 0)
-
-    def forget_groups(self) -> None:
-        """The kernel has no group of this sandbox any more."""
-        self._groups, self._ports = {}, 0
 
     def adopt(
         self,
@@ -274,15 +274,15 @@ class Pins:
         if self._ports + sum(map(len, plan.groups)) > MAX_PORTS:
             self._make_room_for_ports(plan)
 
-    def _oldest(self, plan: Plan) -> list[Address]:
+    def _oldest(self, plan: Plan) -> Iterator[Address]:
         """All addresses that are pinned once a plan is done, the oldest first."""
-        kept = [address for address in self._pins if address not in plan.pins]
-        return kept + [address for address, pin in plan.pins.items() if pin is not None]
+        yield from (address for address in self._pins if address not in plan.pins)
+        yield from [address for address, pin in plan.pins.items() if pin is not None]
 
     def _make_room_for_ports(self, plan: Plan) -> None:
         now = self._clock()
         users: dict[int, int] = {}
-        addresses = self._oldest(plan)
+        addresses = list(self._oldest(plan))
         for address in addresses:
             pin = self._planned(plan, address)
             if pin.group and pin.until > now:

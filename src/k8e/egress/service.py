@@ -134,7 +134,9 @@ class Egress:
             own = [pins.read(item)[1:] for item in by_generation.pop(generation, ())]
             groups = by_interface.get(client.slot.interface, [])
             gone += client.pins.adopt(generation, own, groups)
-        await self._sweep([*gone, *(item for items in by_generation.values() for item in items)])
+        gone += (item for items in by_generation.values() for item in items)
+        for part in elements.parts(gone):
+            self._router.change(elements.removed(part))
 
     async def close(self) -> None:
         """Let go; where sandboxes are left, everything stays as it is."""
@@ -242,16 +244,17 @@ class Egress:
             self._records.save(client.sandbox_id, Record(client.slot.number, new, old))
             try:
                 await self._prepare(new)
-                leftovers = self._replace(client, new)
+                self._replace(client, new)
             except (
                 NftFailed,
                 asyncio.CancelledError,
             ):  # all is as before, also for the next gateway
                 self._records.save(client.sandbox_id, Record(client.slot.number, old, old))
                 raise
+            client.unswept += rules.network_elements(old)
             try:
-                await self._sweep([*leftovers, *rules.network_elements(old)])
-            except NftFailed as error:  # nobody has the old generation, but they take up room
+                await self._sweep(client)
+            except NftFailed as error:  # nothing refers to them, but they take up room
                 log.warning("elements of a former policy of %s are left: %s", sandbox_id, error)
 
     async def _prepare(self, new: Bound) -> None:
@@ -268,31 +271,24 @@ class Egress:
                     self._router.change(elements.removed(part))
             raise
 
-    def _replace(self, client: Client, new: Bound) -> list[Element]:
-        """Bind a policy whose networks are there; what is of no use any more.
-
-        Nothing is waited for, so nobody sees half of it.
-        """
-        plan, leftovers = client.carry(new), client.pins.leftovers()
+    def _replace(self, client: Client, new: Bound) -> None:
+        """Bind a policy whose networks are there. Nothing is waited for: nobody sees half of it."""
+        plan = client.carry(new)
+        leftovers = client.pins.leftovers(plan)
         self._router.bind(client.slot, client.bound, new, client.pins.changes(plan))
         client.pins.keep(plan)
+        client.unswept += leftovers
         client.cache.clear()
         client.bound = new
         self._proxy.rejudge(str(client.slot.address4))
         self._proxy.rejudge(str(client.slot.address6))
-        return leftovers
 
-    async def _sweep(self, left: list[Element]) -> None:
-        """Remove elements that nothing refers to, a few at a time."""
-        parts = elements.parts(left)
-        while parts:
-            self._router.change(elements.removed(parts.pop()))
-            try:
-                await asyncio.sleep(0)
-            except asyncio.CancelledError:
-                for part in parts:  # nobody else knows of them
-                    self._router.change(elements.removed(part))
-                raise
+    async def _sweep(self, client: Client) -> None:
+        """Remove elements that nothing refers to, a few at a time; the next call goes on."""
+        while client.unswept:
+            self._router.change(elements.removed(client.unswept[-elements.AT_ONCE :]))
+            del client.unswept[-elements.AT_ONCE :]
+            await asyncio.sleep(0)
 
     async def detach(self, sandbox_id: str) -> None:
         """Remove a sandbox's network; nothing happens where there is none."""
@@ -300,9 +296,8 @@ class Egress:
         if client is None:
             return
         await self.bind(sandbox_id, Policy())
-        # They belong to the interface, which another sandbox will have.
-        await self._sweep(client.pins.group_elements())
-        client.pins.forget_groups()
+        async with client.binding:  # nothing stays of an interface that another sandbox will have
+            await self._sweep(client)
         client.cache.close()
         self._clients.pop(sandbox_id, None)
         for address in (client.slot.address4, client.slot.address6):
