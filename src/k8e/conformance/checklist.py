@@ -88,6 +88,7 @@ _PARTS: Mapping[str, tuple[Try, ...]] = {
             "disk filled by bytes, inodes, sparse files, attributes; the end of a sandbox "
             "gives all of it back",
             "limits.disk limits.inodes bounds.places bounds.disk-told noise.disk hoard.attributes "
+            "hoard.shared-disk "
             "refusals.full-disk share.disk-limit life.destroy",
         ),
         Try(

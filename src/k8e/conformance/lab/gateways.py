@@ -104,9 +104,13 @@ class Place:
         with contextlib.closing(sqlite3.connect(file)) as database:
             return [row[0] for row in database.execute("SELECT sandbox_id FROM sessions")]
 
+    def stop(self) -> None:
+        """Stop the gateway and end its sessions, if it runs."""
+        self.cli("gateway", "stop", "--destroy")
+
     def close(self) -> list[str]:
         """Stop the gateway; what is left of it, which should be nothing."""
-        self.cli("gateway", "stop", "--destroy")
+        self.stop()
         # Whoever inherited a killed process may need a moment to reap it.
         with contextlib.suppress(Broken):
             eventually(lambda: not self._left(), REAP_SECONDS)
