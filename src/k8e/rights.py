@@ -81,7 +81,8 @@ def of_master(path: Path) -> Generator[None]:
 
     Blocks in each other have the rights of the outermost one that is not for a path of root's.
     """
-    user = master_of(path) if os.name == "posix" and os.geteuid() == 0 else None
+    is_root = hasattr(os, "geteuid") and os.geteuid() == 0  # Windows has no such user
+    user = master_of(path) if is_root else None
     if user is None:
         yield
         return
