@@ -7,7 +7,7 @@ import secrets
 import stat
 from pathlib import Path
 
-from k8e import errors
+from k8e import errors, folders
 
 VARIABLE = "K8E_SANDBOX_MCP_TOKEN"
 FILE_VARIABLE = "K8E_SANDBOX_MCP_TOKEN_FILE"
@@ -59,17 +59,8 @@ def _make(path: Path) -> str:
     """Make a token; of two that start at once, both have the one that came first."""
     made = secrets.token_urlsafe(32)
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        with os.fdopen(os.open(partial, flags, 0o600), "w", encoding="ascii") as opened:
-            opened.write(f"{made}\n")
-        try:
-            os.link(partial, path)
-        except FileExistsError:
+        if not folders.add_file(path, f"{made}\n".encode()):
             return _read(path)
-        finally:
-            partial.unlink()
     except OSError as error:
         raise errors.InvalidRequest(
             f"the token cannot be kept in {path}: {error.strerror}",

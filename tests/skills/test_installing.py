@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
+import subprocess
 import tempfile
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import pytest
 from k8e import errors
 from k8e.skills import agents, files, installing, json_edits, shipped, toml
 from k8e.skills.agents import AGENTS, NAME, SKILL, Agent
+from k8e.skills.receipts import digest
 from tests.skills.world import ALL, TOKEN, URL, World, golden
 
 each = pytest.mark.parametrize("agent", ALL, ids=lambda agent: agent.name)
@@ -197,12 +201,154 @@ def test_mode_and_owner_are_kept(world: World) -> None:
     assert (after.st_uid, after.st_gid) == (before.st_uid, before.st_gid)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_root_gives_new_files_to_the_owner_of_the_home(world: World) -> None:
-    os.chown(world.home, 1234, 1235)
-    done = world.install(CODEX)
-    for path in (Path(done.config), Path(done.config).parent, Path(done.skill, "SKILL.md")):
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="root in the home of another user")
+
+
+@pytest.fixture
+def foreign() -> Generator[World]:
+    """A home and a project of another user, where that user can get in; outside, root's files."""
+    with tempfile.TemporaryDirectory(prefix="k8e-test-") as folder:
+        Path(folder).chmod(0o755)
+        world = World(Path(folder))
+        for item in (world.home, world.project):
+            os.chown(item, 1234, 1235)
+        yield world
+
+
+def plant(world: World, path: Path, target: Path) -> None:
+    """A link of the home's owner, with folders of theirs around it."""
+    missing = [item for item in (*reversed(path.parents),) if not item.exists()]
+    for folder in missing:
+        folder.mkdir()
+        os.chown(folder, 1234, 1235)
+    path.symlink_to(target)
+    os.chown(path, 1234, 1235, follow_symlinks=False)
+
+
+@needs_root
+def test_root_gives_new_files_to_the_owner_of_the_home(foreign: World) -> None:
+    done = foreign.install(CODEX)
+    receipts = foreign.home / ".k8e" / "agents" / "receipts.json"
+    for path in (
+        Path(done.config),
+        Path(done.config).parent,
+        Path(done.skill, "SKILL.md"),
+        receipts,
+    ):
         assert (path.stat().st_uid, path.stat().st_gid) == (1234, 1235)
+    assert foreign.uninstall(CODEX).action == "removed"
+    assert list(foreign.home.rglob("*")) == [foreign.home / ".k8e"]
+    assert (os.getuid(), os.geteuid()) == (0, 0)
+    assert os.access("/root", os.W_OK), "root is root again"
+
+
+PLACES = (
+    *(".claude", ".claude/skills", ".claude/skills/k8e-sandbox"),
+    *(".claude/skills/k8e-sandbox/references", ".claude/skills/k8e-sandbox/SKILL.md"),
+    *(".claude.json", ".k8e", ".k8e/agents", ".k8e/agents/backups", ".k8e/agents/receipts.json"),
+)
+
+
+@needs_root
+@pytest.mark.parametrize("kind", ["folder", "file", "missing"])
+@pytest.mark.parametrize("place", PLACES)
+def test_no_link_of_the_homes_owner_leads_root_out_of_it(
+    foreign: World, place: str, kind: str
+) -> None:
+    outside = foreign.command.parent / "outside"
+    if kind == "folder":
+        outside.mkdir()
+    elif kind == "file":
+        outside.write_text("{}")
+        outside.chmod(0o600)
+    config = foreign.home / ".claude.json"
+    if place != config.name:
+        config.write_text('{"theirs": 1}')
+        os.chown(config, 1234, 1235)
+    plant(foreign, foreign.home / place, outside)
+    for act in (foreign.install, foreign.uninstall):
+        with contextlib.suppress(errors.K8eError, OSError):
+            act(CLAUDE)
+        assert outside.exists() == (kind != "missing")
+        if kind == "folder":
+            assert list(outside.iterdir()) == []
+        elif kind == "file":
+            assert (outside.read_text(), outside.stat().st_uid) == ("{}", 0)
+    assert not [path for path in foreign.home.rglob("*") if path.lstat().st_uid == 0]
+
+
+@needs_root
+def test_receipts_of_the_homes_owner_remove_nothing_of_others(foreign: World) -> None:
+    """What is in their home, they may have written: paths anywhere, with digests that fit."""
+    done = foreign.install(CLAUDE)
+    secret = foreign.command.parent / "secret"
+    secret.write_text("of root")
+    folder = foreign.command.parent / "empty"
+    folder.mkdir()
+    file = foreign.home / ".k8e" / "agents" / "receipts.json"
+    told = json.loads(file.read_text())
+    for receipt in told["receipts"].values():
+        receipt["backup"] = str(secret)
+        receipt["folders"] = [str(folder)]
+        receipt["skill"][str(secret)] = digest(b"of root")
+    file.write_text(json.dumps(told))
+    with contextlib.suppress(errors.K8eError, OSError):
+        foreign.uninstall(CLAUDE)
+    assert secret.read_text() == "of root"
+    assert folder.is_dir()
+    assert done.action == "installed"
+
+
+@needs_root
+def test_links_that_are_swapped_while_root_works_lead_nowhere(foreign: World) -> None:
+    """The owner of the home swaps a folder and a link to root's folder, as fast as can be."""
+    outside = foreign.command.parent / "outside"
+    outside.mkdir()
+    folder = foreign.home / ".cursor"
+    swapping = (
+        "import os, sys\n"
+        "os.setgroups([]); os.setgid(1235); os.setuid(1234)\n"
+        "folder, outside = sys.argv[1:]\n"
+        "os.symlink(outside, folder + '.link')\n"
+        "print('on', flush=True)\n"
+        "while True:\n"
+        "    for step in ((folder + '.link', folder), (folder, folder + '.link')):\n"
+        "        try: os.rename(*step)\n"
+        "        except OSError: pass\n"
+        "    try: os.rename(folder, folder + '.real')\n"
+        "    except OSError: pass\n"
+        "    try: os.rename(folder + '.real', folder)\n"
+        "    except OSError: pass\n"
+    )
+    argv = ["/usr/bin/python3", "-I", "-c", swapping, str(folder), str(outside)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as racing:
+        assert racing.stdout is not None
+        assert racing.stdout.readline() == b"on\n"
+        try:
+            for _ in range(60):
+                for act in (foreign.install, foreign.uninstall):
+                    with contextlib.suppress(errors.K8eError, OSError):
+                        act(CURSOR)
+        finally:
+            racing.kill()
+    assert list(outside.iterdir()) == []
+    assert outside.stat().st_uid == 0
+    assert not [path for path in foreign.home.rglob("*") if path.lstat().st_uid == 0]
+
+
+@needs_root
+def test_root_in_a_project_of_another_user_works_with_that_users_rights(foreign: World) -> None:
+    os.chown(foreign.home, 0, 0)
+    outside = foreign.command.parent / "outside"
+    outside.mkdir()
+    done = foreign.install(CURSOR, project=True)
+    assert Path(done.config).stat().st_uid == 1234
+    assert (foreign.home / ".k8e").stat().st_uid == 0
+    foreign.uninstall(CURSOR, project=True)
+    plant(foreign, foreign.project / ".cursor", outside)
+    with pytest.raises(errors.InvalidRequest, match="leads out of the project"):
+        foreign.install(CURSOR, project=True)
+    assert list(outside.iterdir()) == []
 
 
 def test_file_with_a_token_is_private(world: World) -> None:

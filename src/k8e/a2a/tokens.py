@@ -7,11 +7,10 @@ import hmac
 import os
 import re
 import secrets
-import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from k8e import errors
+from k8e import errors, folders
 
 FIRST = "default"
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?")
@@ -97,11 +96,8 @@ class Tokens:
         self._seen = seen
 
     def _save(self, callers: dict[str, str]) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle, name = tempfile.mkstemp(prefix=".tokens.", dir=self.path.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.writelines(f"{key} {value}\n" for key, value in callers.items())
-        Path(name).replace(self.path)
+        text = "".join(f"{key} {value}\n" for key, value in callers.items())
+        folders.replace_files(self.path.parent, {self.path.name: text.encode()})
 
 
 def check(name: str) -> None:

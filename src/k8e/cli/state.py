@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from k8e import rights
 from k8e.cli import printing
 
 DEFAULT_TENANT = "default"
@@ -37,14 +38,15 @@ def save(tenant: str, session_id: str) -> None:
         path = path_of(tenant)
         if not Path.home().is_dir():
             return  # root could make it, and whoever finds it there would wonder
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd, scratch = tempfile.mkstemp(prefix=".state-", dir=path.parent)
-        try:
-            with os.fdopen(fd, "w", encoding="utf-8") as file:
-                file.write(printing.encode(state))
-            Path(scratch).replace(path)
-        except OSError:
-            Path(scratch).unlink(missing_ok=True)
+        with rights.of_master(path):  # under sudo it may be the home of another user
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            fd, scratch = tempfile.mkstemp(prefix=".state-", dir=path.parent)
+            try:
+                with os.fdopen(fd, "w", encoding="utf-8") as file:
+                    file.write(printing.encode(state))
+                Path(scratch).replace(path)
+            except OSError:
+                Path(scratch).unlink(missing_ok=True)
     except (OSError, RuntimeError):  # or there is no home at all
         return
 
@@ -63,7 +65,7 @@ def load(tenant: str) -> str:
 
 def forget(session_id: str) -> None:
     """Remove the files that name a session which is gone; those that cannot be do no harm."""
-    with contextlib.suppress(OSError, RuntimeError):
+    with contextlib.suppress(OSError, RuntimeError), rights.of_master(path_of(DEFAULT_TENANT)):
         for path in path_of(DEFAULT_TENANT).parent.parent.glob("*/state.json"):
             if load(path.parent.name) == session_id:
                 path.unlink(missing_ok=True)

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import socket
 import ssl
-import tempfile
 from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from k8e import _version, errors
+from k8e import _version, errors, folders
 from k8e.client import credentials, remote
 from k8e.client.endpoints import Endpoint
 
@@ -194,10 +192,7 @@ def trust(endpoint: Endpoint, expected: str) -> bytes | None:
 def store(folder: Path, files: dict[str, bytes]) -> None:
     """Write files that only their owner may read, each as a whole."""
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        scratches = {name: _scratch(folder, data) for name, data in files.items()}
-        for name, scratch in scratches.items():
-            scratch.replace(folder / name)
+        folders.replace_files(folder, files)
     except OSError as error:
         raise errors.InvalidRequest(
             f"the folder {folder} cannot be written: {error.strerror}",
@@ -205,12 +200,3 @@ def store(folder: Path, files: dict[str, bytes]) -> None:
                 error, "make it writable, or set K8E_SANDBOX_CERT_DIR to another one"
             ),
         ) from None
-
-
-def _scratch(folder: Path, data: bytes) -> Path:
-    fd, path = tempfile.mkstemp(prefix=".new-", dir=folder)  # mode 0600
-    with os.fdopen(fd, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    return Path(path)

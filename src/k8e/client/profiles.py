@@ -5,13 +5,11 @@ Absent on most machines; then nothing here is imported.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from k8e import errors
+from k8e import errors, folders
 
 MAX_FILE = 1 << 20
 VERSION = 1
@@ -106,11 +104,7 @@ def _write(path: Path, raw: dict[str, Any]) -> None:
 
     text = yaml.safe_dump({"version": VERSION, **raw}, sort_keys=True)
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd, scratch = tempfile.mkstemp(prefix=".profiles-", dir=path.parent)
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(scratch).replace(path)
+        folders.replace_files(path.parent, {path.name: text.encode()})
     except OSError as error:
         raise errors.InvalidRequest(
             f"the profiles cannot be written to {path}: {error.strerror}",

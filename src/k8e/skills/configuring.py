@@ -135,7 +135,7 @@ class _Naming:
 def write(found: Found, edit: Edit, server: Server | None) -> list[str]:
     """Do it; which folders were made."""
     if edit.after is None:
-        found.target.unlink()
+        files.remove(found)
         return []
     secret = server is not None and bool(server.token)
     made = files.replace(found, edit.after.encode(), private=secret)

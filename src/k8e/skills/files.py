@@ -1,4 +1,8 @@
-"""Reads and replaces files of others: whole or not at all, with mode and owner, through links."""
+"""Reads and replaces files of others: whole or not at all, with mode and owner, through links.
+
+Root does so with the rights of whoever decides where a path leads (:mod:`k8e.rights`): in the home
+of a user that is the user, who may plant a link anywhere and at any moment.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,13 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from k8e import errors
+from k8e import errors, rights
 
 MAX_SIZE = 64 << 20
 PRIVATE = 0o600
 PLAIN = 0o644
 PRIVATE_FOLDER = 0o700
+_AT_ONCE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 
 class Found(NamedTuple):
@@ -29,6 +34,11 @@ class Found(NamedTuple):
 
 def read(path: Path, root: Path | None) -> Found:
     """Read a file. With a ``root`` (a project), it must not lead out of there."""
+    with rights.of_master(path):
+        return _read(path, root)
+
+
+def _read(path: Path, root: Path | None) -> Found:
     target = _target(path, root)
     try:
         if not stat.S_ISREG(target.stat().st_mode):  # before it is opened: a pipe would wait
@@ -74,18 +84,34 @@ def replace(found: Found, data: bytes, *, private: bool = False) -> list[Path]:
 
     Refuses if somebody changed the file since: an agent that runs writes its own file.
     """
-    effective = os.access in os.supports_effective_ids
-    if found.data is not None and not os.access(found.target, os.W_OK, effective_ids=effective):
+    with rights.of_master(found.path):
+        if found.data is not None:
+            _check_writable(found)
+        made = _make_folders(found.target.parent)
+        try:
+            _replace(found, data, private=private)
+        except BaseException:
+            remove_folders(made)
+            raise
+    return made
+
+
+def _check_writable(found: Found) -> None:
+    """By opening it: only the kernel knows with whose rights we are here."""
+    try:
+        os.close(os.open(found.target, os.O_WRONLY | _AT_ONCE))
+    except FileNotFoundError:
+        return  # whoever replaces it will notice
+    except OSError:
         raise errors.InvalidRequest(
             f"{found.path} is read-only", hint="chmod u+w it if it may be changed"
-        )
-    made = make_folders(found.target.parent)
-    try:
-        _replace(found, data, private=private)
-    except BaseException:
-        remove_folders(made)
-        raise
-    return made
+        ) from None
+
+
+def remove(found: Found) -> None:
+    """Remove what was read, if it is still there."""
+    with rights.of_master(found.path):
+        found.target.unlink(missing_ok=True)
 
 
 def _replace(found: Found, data: bytes, *, private: bool) -> None:
@@ -130,7 +156,7 @@ def _now(target: Path) -> bytes | None:
         return None
 
 
-def make_folders(folder: Path) -> list[Path]:
+def _make_folders(folder: Path) -> list[Path]:
     """Make a folder and those around it, for the owner of what is there; which were made."""
     missing: list[Path] = []
     while not folder.exists():
@@ -138,22 +164,63 @@ def make_folders(folder: Path) -> list[Path]:
         folder = folder.parent
     for item in reversed(missing):
         item.mkdir()
-        if hasattr(os, "chown"):
-            told = item.parent.stat()
-            with contextlib.suppress(PermissionError):
-                os.chown(item, told.st_uid, told.st_gid)
+        _give(item)
     return missing
+
+
+def _give(folder: Path) -> None:
+    """Give a folder that we have just made to the owner of the folder around it.
+
+    By descriptors: what has its name meanwhile may be a link to something else.
+    """
+    if not hasattr(os, "fchown"):
+        return
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+    around = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        made = os.open(folder.name, flags, dir_fd=around)
+        try:
+            told = os.fstat(around)
+            with contextlib.suppress(PermissionError):
+                os.fchown(made, told.st_uid, told.st_gid)
+        finally:
+            os.close(made)
+    finally:
+        os.close(around)
 
 
 def remove_folders(folders: list[Path]) -> None:
     """Remove folders that are empty, the deepest first."""
     for folder in sorted(folders, key=lambda item: len(item.parts), reverse=True):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), rights.of_master(folder):
             folder.rmdir()
+
+
+def read_private(path: Path) -> bytes:
+    """A file of our own."""
+    with rights.of_master(path):
+        return path.read_bytes()
+
+
+def remove_private(path: Path) -> None:
+    """Remove a file of our own."""
+    with rights.of_master(path):
+        path.unlink(missing_ok=True)
 
 
 def write_private(path: Path, data: bytes) -> None:
     """A file of our own that nobody else can read."""
+    try:
+        with rights.of_master(path.parent):
+            _write_private(path, data)
+    except PermissionError:
+        raise errors.InvalidRequest(
+            f"{path} cannot be written with the rights of the owner of {path.parent.parent}",
+            hint="give the folders above it to the owner of the home, and run this again",
+        ) from None
+
+
+def _write_private(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True, mode=PRIVATE_FOLDER)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:

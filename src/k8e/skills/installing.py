@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import NamedTuple
 
-from k8e import errors
+from k8e import errors, rights
 from k8e.skills import agents, configuring, files, servers, shipped
 from k8e.skills.agents import NAME, SKILL, Agent, Scope, Server
 from k8e.skills.configuring import Edit
@@ -77,8 +77,10 @@ def _again(act: Callable[[Agent, Scope, bool], Outcome]) -> Callable[..., Outcom
 @_again
 def install(agent: Agent, scope: Scope, dry: bool) -> Outcome:
     """Tell an agent of the MCP server, and give it the skill."""
-    server = servers.choose(scope, dry=dry)
-    with _locked(scope.home, dry=dry):
+    # All of it with the rights of whose home it is: what receipts say is theirs, too.
+    with rights.of_master(scope.home):
+        server = servers.choose(scope, dry=dry)
+    with rights.of_master(scope.home), _locked(scope.home, dry=dry):
         receipts = Receipts(scope.home)
         plan = _plan(agent, scope, receipts, server)
         changed = plan.edit.changed or any(copy.changed for copy in plan.copies)
@@ -93,7 +95,8 @@ def install(agent: Agent, scope: Scope, dry: bool) -> Outcome:
 @_again
 def uninstall(agent: Agent, scope: Scope, dry: bool) -> Outcome:
     """Take away what was installed; what others wrote stays as it is."""
-    with _locked(scope.home, dry=dry):
+    # All of it with the rights of whose home it is: what receipts say is theirs, too.
+    with rights.of_master(scope.home), _locked(scope.home, dry=dry):
         receipts = Receipts(scope.home)
         plan = _plan(agent, scope, receipts, None)
         here = [copy for copy in plan.copies if copy.found.data is not None and not copy.foreign]
@@ -191,7 +194,7 @@ def _apply_copy(
         if copy.foreign:
             return [f"{path} was changed by hand, so it stays"]
         if copy.found.data is not None:
-            copy.found.target.unlink()
+            files.remove(copy.found)
             undo.append(lambda: _put_back(copy.found))
         return []
     notes: list[str] = []
@@ -205,7 +208,7 @@ def _apply_copy(
 
 def _put_back(found: Found) -> None:
     if found.data is None:
-        found.target.unlink(missing_ok=True)
+        files.remove(found)
         return
     now = files.read(found.path, None)
     files.replace(now, found.data)
@@ -222,7 +225,7 @@ def _tidy(plan: _Plan) -> None:
     """Remove the folders that were made for this and are empty now."""
     folders = [Path(item) for item in plan.receipt.folders] if plan.receipt else []
     if plan.receipt and plan.receipt.backup and plan.edit.exact:
-        Path(plan.receipt.backup).unlink(missing_ok=True)
+        files.remove_private(Path(plan.receipt.backup))
         folders += [Path(plan.receipt.backup).parent, Path(plan.receipt.backup).parent.parent]
     own = [plan.folder, *(copy.found.path.parent for copy in plan.copies)]
     files.remove_folders(list(dict.fromkeys([*folders, *own])))

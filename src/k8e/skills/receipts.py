@@ -82,7 +82,7 @@ class Receipts:
 
     def _load(self) -> dict[str, Any]:
         try:
-            found: Any = json.loads(self._file.read_bytes())
+            found: Any = json.loads(files.read_private(self._file))
         except (OSError, ValueError):
             return {}  # without receipts, uninstalling looks for what looks like ours
         if not isinstance(found, dict):
@@ -104,7 +104,7 @@ class Receipts:
         else:
             self._all[key] = receipt._asdict()
         if not self._all:
-            self._file.unlink(missing_ok=True)
+            files.remove_private(self._file)
             files.remove_folders([self.folder])
             return
         content = json.dumps({"version": VERSION, "receipts": self._all}, indent=1)
