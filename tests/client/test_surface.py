@@ -46,6 +46,7 @@ def test_the_package_exports_exactly_this() -> None:
         "RunState",
         "SandboxClient",
         "SessionInfo",
+        "SecretInfo",
         "Snapshot",
         "Stderr",
         "Stdout",

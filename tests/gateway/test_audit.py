@@ -177,7 +177,10 @@ def test_a_refused_call_names_the_session_whichever_way_it_was_meant(
     prober = new_key(running, "prober")
     for name, request in probes(mine).items():
         call = functools.partial(getattr(stub, name), request, metadata=prober, timeout=20)
-        failing(call)
+        if name == "PollRun":
+            assert call().status == "not_found"
+        else:
+            failing(call)
     stream = pb.TerminalStreamRequest(terminal_id=f"{mine}.tty")
     failing(lambda: list(stub.TerminalStream(stream, metadata=prober, timeout=20)))
     frames: list[dict[str, Any]] = [

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import pytest
 
 from k8e._generated import sandbox_pb2 as pb
 from k8e._generated import sandbox_pb2_grpc as pb_grpc
+from tests.gateway.devices import ask, new_key
 from tests.gateway.k8e_client import K8EClient, Result
 from tests.gateway.serving import RUNTIMES, Running, failing
 
@@ -98,3 +100,63 @@ def test_there_is_no_endpoint_without_tls(running: Running) -> None:
         stub = pb_grpc.SandboxServiceStub(channel)
         failed = failing(lambda: stub.ListSessions(pb.ListSessionsRequest(), timeout=20))
     assert failed.status is grpc.StatusCode.UNAVAILABLE
+
+
+# What K8E's newest clients ask for.
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_typescript_runs_as_k8e_s_newest_client_runs_it(client: K8EClient, runtime: str) -> None:
+    session = client.create_session(runtime)
+    try:
+        code = "enum Answer { Is = 42 }\nconst n: number = Answer.Is\nconsole.log(n)\n"
+        client.write_file(session, "/workspace/_k8e_run.ts", code)
+        command = "TMPDIR=/workspace tsx /workspace/_k8e_run.ts"
+        assert client.exec(session, command) == Result("42\n", "", 0)
+    finally:
+        client.destroy_session(session)
+
+
+def test_the_types_of_files_are_k8e_s_words(
+    client: K8EClient, stub: pb_grpc.SandboxServiceStub
+) -> None:
+    session = client.create_session("container")
+    client.exec(session, "mkdir sub; echo x > sub/file; ln -s sub link; mkfifo pipe")
+    found = stub.ListFiles(pb.ListFilesRequest(session_id=session), timeout=20).files
+    client.destroy_session(session)
+    assert {item.path.removeprefix("/workspace/"): item.type for item in found} == {
+        "sub/file": "file",
+        "link": "symlink",
+        "pipe": "other",
+    }
+
+
+def test_a_chosen_id_is_free_for_every_caller_when_its_session_has_ended(
+    running: Running, stub: pb_grpc.SandboxServiceStub
+) -> None:
+    other = new_key(running, "next-owner")
+    asked = pb.CreateSessionRequest(session_id="agent-1", runtime_class="container")
+    gone = pb.DestroySessionRequest(session_id="agent-1")
+    mine: dict[str, Any] = {"timeout": 50}
+    theirs: dict[str, Any] = {"timeout": 50, "metadata": other}
+    try:
+        for _ in range(2):
+            stub.CreateSession(asked, **mine)
+            stub.Exec(pb.ExecRequest(session_id="agent-1", command="echo mine"), **mine)
+            refused = failing(lambda: stub.CreateSession(asked, **theirs))
+            assert refused.status is grpc.StatusCode.ALREADY_EXISTS
+            stub.DestroySession(gone, **mine)
+            stub.CreateSession(asked, **theirs)
+            told = stub.GetEvents(pb.GetEventsRequest(session_id="agent-1"), **theirs)
+            assert "mine" not in str(told.events)
+            log = stub.GetTranscript(pb.GetTranscriptRequest(session_id="agent-1"), **theirs)
+            assert log.output == ""
+            told = stub.GetEvents(pb.GetEventsRequest(session_id="agent-1"), **mine)
+            assert "echo mine" in str(told.events)
+            refused = failing(
+                lambda: stub.Exec(pb.ExecRequest(session_id="agent-1", command="id"), **mine)
+            )
+            assert refused.status is grpc.StatusCode.NOT_FOUND
+            stub.DestroySession(gone, **theirs)
+    finally:
+        ask(running, op="delete_api_key", name="next-owner")

@@ -137,6 +137,9 @@ OURS = {
     *("ExecuteCodeRequest", "ExecuteCodeResponse"),
     *("ExecutionResult", "ExecutionEnd", "ExecutionError"),
     *("GetAuditRequest", "GetAuditResponse", "VerifyAuditRequest", "VerifyAuditResponse"),
+    *("SetSecretRequest", "SetSecretResponse", "SecretInfo"),
+    *("ListSecretsRequest", "ListSecretsResponse"),
+    *("DeleteSecretRequest", "DeleteSecretResponse"),
 }
 TYPES = {
     FieldDescriptor.TYPE_STRING: "string",
@@ -191,6 +194,8 @@ def test_our_additions_start_at_100() -> None:
         "103 session_id string, 104 action string, 105 created_at int64, 106 expires_at int64",
         "ApproveActionRequest": "100 secret string",
         "ApproveActionResponse": "100 advisory bool",
+        "GetEventsRequest": "100 cursor string",
+        "GetEventsResponse": "100 cursor string",
         "GetSessionResponse": "100 parent_id string, 101 template string",
     }
 
@@ -209,6 +214,7 @@ def test_every_rpc_of_k8e_is_there_with_its_kind() -> None:
         "Run": (True, True),
         **dict.fromkeys(CONTEXTS, (False, False)),
         **dict.fromkeys(("GetAudit", "VerifyAudit"), (False, False)),
+        **dict.fromkeys(("SetSecret", "ListSecrets", "DeleteSecret"), (False, False)),
         "ExecuteCode": (False, True),
     }
 

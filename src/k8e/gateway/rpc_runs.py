@@ -81,7 +81,9 @@ class Runs:
         try:
             call = {"op": "attach", "id": exec_id}
             part = await self._read(principal, session_id, call, limit=wire.WINDOW)
-        except (errors.ExecNotFound, errors.SessionNotFound):
+        except (errors.ExecNotFound, errors.SessionNotFound) as error:
+            if isinstance(error, errors.SessionNotFound):
+                self._gateway.refused(error)  # it may be somebody else's
             return pb.PollRunResponse(run_id=request.run_id, status="not_found")
         return pb.PollRunResponse(
             run_id=request.run_id,
