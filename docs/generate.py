@@ -42,7 +42,8 @@ Exit codes of `k8e sandbox run`:
 | 141 | whoever read our output closed it |
 
 A program can exit with these codes too. With JSON output, an error of k8e has the key `error` and
-a result has the key `exit_code`. With `--raw`, errors of k8e go to stderr.
+a result has the key `exit_code`. With `--raw`, errors of k8e go to stderr alone; else they are
+told there too, in words, if it is another place than stdout.
 
 Flags that name a variable in brackets, such as `[K8E_SANDBOX_TENANT]`, take their default from it.
 `k8e server` and `k8e agent` are reserved for Kubernetes; in this release they answer with an error.

@@ -41,7 +41,7 @@ def test_nothing_is_in_the_skill_that_is_not_shipped() -> None:
 
 def test_front_matter_is_what_agents_read() -> None:
     told = front()
-    assert told["name"] == agents.NAME
+    assert told["name"] == agents.SKILL
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", told["name"])
     assert 0 < len(told["description"]) <= MAX_DESCRIPTION
     assert len((SKILL / "SKILL.md").read_text("utf-8").splitlines()) <= MAX_LINES

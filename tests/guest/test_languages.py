@@ -41,6 +41,7 @@ def test_several_lines_of_python_are_a_script_beside_the_users_files(tmp_path: P
     argv, made = languages.language_command("python", code, "id", str(folder))
     assert argv == ["python3", str(folder / ".k8e_run.py")]
     assert made == argv[1]
+    assert made is not None
     assert Path(made).read_bytes() == code
     assert Path(made).stat().st_uid == spawn.UID
     argv, other = languages.language_command("py", code, "second", str(folder))

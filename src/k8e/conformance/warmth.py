@@ -17,6 +17,7 @@ from k8e.runtimes.base import Binding
 
 _LANES = 2  # sandboxes that run programs at the same time: much of a comparison is waiting
 _TIMES = 20  # long enough for an interpreter to be started, if it were
+_TRIES = 4  # to have a program run by an interpreter that waits
 _PAUSE = 0.01  # seconds between two looks whether an interpreter is ready
 _SETUP = (
     "mkdir -p deep/er; ln -sfn deep/er linked; echo VALUE = 5 > helper_of_snippets.py; "
@@ -69,9 +70,13 @@ async def _compare(sandbox: Sandbox, snippet: Snippet) -> str:
     """Run one both ways; what differs, in words."""
     call: dict[str, Any] = {"stdin": snippet.stdin, "env": snippet.env, "cwd": snippet.cwd}
     new = await _run(sandbox, snippet.code, warm=False, **call)
-    await ready(sandbox)
-    warm = await _run(sandbox, snippet.code, **call)
-    if not warm.exit["warm"] and not any(word in new.stderr for word in _NOT_COMPILED):
+    refused = any(word in new.stderr for word in _NOT_COMPILED)
+    for _ in range(_TRIES):  # on a busy machine, one that does not answer at once is passed over
+        await ready(sandbox)
+        warm = await _run(sandbox, snippet.code, **call)
+        if warm.exit["warm"] or refused:
+            break
+    else:
         return f"{snippet} was not run by a warm interpreter"
     if seen(warm) == seen(new):
         return ""
