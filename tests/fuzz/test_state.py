@@ -144,14 +144,14 @@ def test_claims_of_uids_that_mean_nothing_stop_nobody(name: str, target: str) ->
 
 
 @fuzz(60)
-@given(contents({"key": "", "support": [{"runtime": "container", "usable": True}]}))
+@given(contents({"keys": {"container": ""}, "support": [{"runtime": "container", "usable": True}]}))
 def test_what_was_found_out_about_runtimes_is_found_out_again(data: bytes) -> None:
     def read(folder: Path) -> None:
         given = {"K8E_DATA_DIR": str(folder / "d"), "K8E_RUN_DIR": str(folder / "r")}
         (folder / "d").mkdir()
         known = Runtimes(Host(settings.load(given)))
-        mine = json.dumps(known._key()).encode()  # pyright: ignore[reportPrivateUsage]
-        told = data.replace(b'"key": ""', b'"key": ' + mine)
+        mine = json.dumps(known._key("container")).encode()  # pyright: ignore[reportPrivateUsage]
+        told = data.replace(b'"container": ""', b'"container": ' + mine)
         (folder / "d" / "probe.json").write_bytes(told)
         known._load()  # pyright: ignore[reportPrivateUsage]
 
