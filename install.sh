@@ -43,6 +43,9 @@ environment and the command "k8e". A second run is quick and changes nothing.
 Environment:
   K8E_HOME      where to install; now $home
   K8E_BIN_DIR   where the command goes; now $bin_dir
+  K8E_DATA_DIR, K8E_RUN_DIR
+                the gateway's folders, for --uninstall and --purge, if they are
+                not the usual ones
 USAGE
 }
 

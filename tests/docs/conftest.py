@@ -141,5 +141,6 @@ def usual_folders(place: Place) -> Generator[list[str]]:
 
 
 @pytest.fixture
-def shell(gateway: Shell) -> Shell:
-    return gateway
+def shell(gateway: Shell) -> Generator[Shell]:
+    yield gateway
+    gateway.left()  # of a text that failed half-way, or that is no page

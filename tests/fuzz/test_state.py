@@ -150,8 +150,8 @@ def test_what_was_found_out_about_runtimes_is_found_out_again(data: bytes) -> No
         given = {"K8E_DATA_DIR": str(folder / "d"), "K8E_RUN_DIR": str(folder / "r")}
         (folder / "d").mkdir()
         known = Runtimes(Host(settings.load(given)))
-        key = known._key("container")  # pyright: ignore[reportPrivateUsage]
-        told = data.replace(b'"container": ""', b'"container": ' + json.dumps(key).encode())
+        mine = json.dumps(known._key("container")).encode()  # pyright: ignore[reportPrivateUsage]
+        told = data.replace(b'"container": ""', b'"container": ' + mine)
         (folder / "d" / "probe.json").write_bytes(told)
         known._load()  # pyright: ignore[reportPrivateUsage]
 
