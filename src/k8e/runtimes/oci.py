@@ -278,7 +278,8 @@ class OciRuntime:
             await self.delete(sandbox_id)
             await asyncio.to_thread(self._remove, sandbox_id)
         except NotRemoved as error:
-            log.warning("sandbox %s is not gone yet: %s", sandbox_id, error.message)
+            if sandbox_id not in self.host.leftovers:
+                log.warning("sandbox %s is not gone yet: %s", sandbox_id, error.message)
             self.host.leftovers.note(sandbox_id, error.message)
             raise
         self.host.leftovers.forget(sandbox_id)

@@ -31,7 +31,8 @@ class Removal:
 
     async def stop(self) -> None:
         """Leave the rest to the next gateway."""
-        self._leftovers.on_note.remove(self._schedule)
+        if self._schedule in self._leftovers.on_note:  # else it was never started
+            self._leftovers.on_note.remove(self._schedule)
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
