@@ -11,7 +11,7 @@ from k8e.conformance.behaviours import behaviour, equal, expect
 from k8e.conformance.confinement import ask
 from k8e.conformance.ending import count_processes, marker, none_left
 from k8e.conformance.limits import BOMB, FILL, HOG, check_quarter
-from k8e.conformance.sandbox import PATIENCE, PYTHON, Outcome, Sandbox
+from k8e.conformance.sandbox import PATIENCE, PYTHON, Outcome, Sandbox, with_time
 from k8e.conformance.stage import Stage
 from k8e.conformance.warmth import ready
 from k8e.model import MIB, Limits
@@ -37,6 +37,10 @@ async def _waiting(sandbox: Sandbox) -> int:
 @behaviour("settle.ready")
 async def ready_at_once(stage: Stage) -> None:
     """A sandbox that was made ready runs its session's first Python code warm, in its own place."""
+    await with_time(lambda _: _check_ready(stage))  # one that waits must answer at once
+
+
+async def _check_ready(stage: Stage) -> None:
     sandbox = await stage.settle()
     equal((await _waiting(sandbox), sandbox.left_out), (1, ()), "interpreters that wait")
     await sandbox.guest.bind(Binding(env={"OF_SESSION": "yes"}, cwd="/workspace/deep"))
@@ -54,6 +58,10 @@ async def ready_at_once(stage: Stage) -> None:
 @behaviour("settle.environment")
 async def environment(stage: Stage) -> None:
     """An environment that decides how Python starts gets interpreters of its own, or none."""
+    await with_time(lambda _: _check_environment(stage))  # one that waits must answer at once
+
+
+async def _check_environment(stage: Stage) -> None:
     sandbox = await stage.settle()
     await sandbox.guest.bind(Binding(env={"PYTHONUTF8": "0", "TZ": "Asia/Tokyo"}))
     done = await _python(sandbox, "import sys\nprint(sys.flags.utf8_mode)")
@@ -90,6 +98,10 @@ async def _check_processes(sandbox: Sandbox, least: int, most: int) -> None:
 @behaviour("settle.more")
 async def more(stage: Stage) -> None:
     """A session may have more than the sandbox was launched with, and gets all of it."""
+    await with_time(lambda _: _check_more(stage))  # one that waits must answer at once
+
+
+async def _check_more(stage: Stage) -> None:
     sandbox = await _settled(stage, _SMALL, _LARGE)
     done = await _python(sandbox, "print(1)")
     equal((done.stdout, done.exit["warm"]), (b"1\n", True), done.story())
@@ -120,6 +132,10 @@ async def less(stage: Stage) -> None:
 @behaviour("settle.modules")
 async def modules(stage: Stage) -> None:
     """Modules are loaded before there is code; one that cannot be is told, and left out."""
+    await with_time(lambda _: _check_modules(stage))  # one that waits must answer at once
+
+
+async def _check_modules(stage: Stage) -> None:
     sandbox = await stage.settle("json", "decimal", "this", "no_such_module", "no name")
     names = sorted(text.split(": ")[1] for text in sandbox.left_out)
     equal(names, ["no name", "no_such_module", "this"], f"{sandbox.left_out}")
@@ -138,6 +154,10 @@ async def modules(stage: Stage) -> None:
 @behaviour("settle.strays")
 async def strays(stage: Stage) -> None:
     """What ran before there was a session does not run in it, but for interpreters that wait."""
+    await with_time(lambda _: _check_strays(stage))  # one that waits must answer at once
+
+
+async def _check_strays(stage: Stage) -> None:
     sandbox, word = await stage.settle(), marker()
     loop = f"(while :; do sleep 1; done; : {word}) >/dev/null 2>&1 &"
     await sandbox.shell(f"setsid sh -c '{loop}'; {loop}")
