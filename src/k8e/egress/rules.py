@@ -37,7 +37,10 @@ LOG_GROUP = 5
 LOG_BYTES = 128  # of a refused packet: its headers
 LOG_RATE = "20/second burst 40 packets"  # per sandbox; more is refused without being told
 TOO_MANY = "many"
-MAX_FLOWS = 8192  # connections of one sandbox: nobody fills the router's table for the others
+# Connections of one sandbox, also to the resolver and the proxy, and for as long as the kernel
+# remembers them: nobody fills the router's table for the others.
+MAX_FLOWS = 8192
+_COUNTED = f"ct state new add @flows {{ iifname ct count over {MAX_FLOWS} }} goto refuse_more"
 # What still comes in by a connection that ended with its policy: enough for its owner to answer,
 # and so to be told.
 END_RATE = "10/second burst 20 packets"
@@ -136,7 +139,7 @@ log group {LOG_GROUP} snaplen {LOG_BYTES} queue-threshold 1
     chain judge {{
         ip daddr @own4 goto refuse
         ip6 daddr @own6 goto refuse
-        ct state new add @flows {{ iifname ct count over {MAX_FLOWS} }} goto refuse_more
+        {_COUNTED}
         {_allowing("iifname", "ip daddr", "ip6 daddr", "th dport")}
         goto refuse
     }}
@@ -165,6 +168,7 @@ log group {LOG_GROUP} snaplen {LOG_BYTES} queue-threshold 1
         iifname "{UPLINK}" ct state established,related accept
         icmpv6 type {{ nd-neighbor-solicit, nd-neighbor-advert }} accept
         iifname "{UPLINK}" drop
+        {_COUNTED}
         {tproxy.INPUT}
         ip daddr {DNS_ADDRESS} iifname . ip saddr @members4 goto ask
         goto refuse
