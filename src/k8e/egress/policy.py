@@ -198,6 +198,11 @@ def same_words(one: Sequence[str], other: Sequence[str]) -> bool:
 
 def changed(before: Sequence[str], *, add: Sequence[str], remove: Sequence[str]) -> list[str]:
     """The words of a policy after a change; words that mean the same are told by their letters."""
+    if max(len(add), len(remove)) > MAX_RULES:
+        raise errors.LimitExceeded(
+            f"a change of more than {MAX_RULES} egress rules",
+            hint=f"a policy has {MAX_RULES} at most; name networks or wildcards",
+        )
     words = {tidy(word): word for word in before if tidy(word) != NONE}
     for word in remove:
         if tidy(word) not in words:
@@ -229,7 +234,9 @@ def _lies_in(inner: Network, outer: Network) -> bool:
 def parse_policy(words: Sequence[str], defaults: tuple[Rule, ...] = ()) -> Policy:
     """A policy from a client's words; ``defaults`` are the operator's rules, for ``default``."""
     if len(words) > MAX_RULES:
-        raise errors.LimitExceeded(f"more than {MAX_RULES} egress rules")
+        raise errors.LimitExceeded(
+            f"more than {MAX_RULES} egress rules", hint="name networks or wildcards instead"
+        )
     words = [tidy(word) for word in words]
     asked = set(words)
     if NONE in asked and len(asked) > 1:
