@@ -148,6 +148,20 @@ async def test_policies_of_many_networks_hold_up_nobody_also_when_they_go(stage:
     assert len(held(stage, *networks.NAMES)) == 128 * 2  # of the other sandbox
 
 
+async def test_policies_in_a_loop_leave_nothing_behind(stage: Stage) -> None:
+    sets = (*rules.PINS, *rules.OF_INTERFACES, *networks.NAMES)
+    stage.internet.craft = numbered
+    sizes: set[int] = set()
+    for number in range(60):
+        await stage.allow(f"n{number % 2}.example.org:{443 + number % 2}", f"8.8.{number}.0/24")
+        await ask_for(stage, [f"n{number % 2}.example.org"])
+        sizes.add(len(held(stage, *sets)))
+    assert len(sizes) == 1
+    files = list((stage.folder / "net" / "sandboxes").iterdir())
+    assert len(files) == 2
+    assert sum(file.stat().st_size for file in files) < 8192
+
+
 async def test_what_the_kernel_does_not_take_changes_nothing_and_is_told(stage: Stage) -> None:
     await stage.allow("web.example.org", OTHER)
     smallest = stage.egress._router._elements._socket

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 
+import dns.exception
 import pytest
 
 from k8e.egress import namespaces, policy, rules
@@ -203,6 +204,22 @@ async def test_a_sandbox_cannot_fill_the_table_of_connections(stage: Stage) -> N
     assert await stage.sandbox.connect(WEB) == WEB  # others have their own count
     for connection in held:
         connection.close()
+
+
+async def test_questions_and_diverted_connections_count_too(stage: Stage) -> None:
+    few = rules.BASE.replace(f"over {rules.MAX_FLOWS}", "over 5")
+    namespaces.run_in(stage.folder / "net" / "router", lambda: replace_base(few))
+    await stage.egress.bind("sb-b", policy.parse_policy(["strict", "web.example.org", OTHER]))
+    told = [await stage.neighbour.resolve("web.example.org") for _ in range(4)]
+    assert told == [[WEB]] * 4
+    with await stage.neighbour.open(OTHER):
+        assert await stage.neighbour.connect(OTHER) == "ConnectionRefusedError"
+        assert "too many connections" in stage.egress.denials("sb-b")[-1]["rule"]
+        with pytest.raises(dns.exception.Timeout):  # it does not listen to refusals
+            await stage.neighbour.resolve("web.example.org")
+        assert "too many questions" in stage.egress.denials("sb-b")[-1]["rule"]
+    await stage.allow("web.example.org")
+    assert await stage.sandbox.resolve("web.example.org") == [WEB]
 
 
 def replace_base(text: str) -> None:

@@ -15,6 +15,7 @@ from k8e.egress.policy import (
     Network,
     Policy,
     Rule,
+    changed,
     parse_policy,
     parse_rule,
     split_words,
@@ -402,3 +403,21 @@ def test_default_is_spelled_out() -> None:
     assert parse_policy(["default"], OWN).words() == ["index.corp:443", "github.com"]
     assert parse_policy(["default"]).words() == ["none"]
     assert Policy().words() == ["none"]
+
+
+def test_a_change_of_more_words_than_a_policy_has_is_refused_unread() -> None:
+    many = ["a.test"] * (MAX_RULES + 1)
+    with pytest.raises(errors.LimitExceeded, match="256"):
+        changed(["default"], add=many, remove=[])
+    with pytest.raises(errors.LimitExceeded, match="256"):
+        changed(["default"], add=[], remove=many)
+
+
+@hypothesis.given(
+    st.lists(st.sampled_from(["a.test", "*.a.test", "*.b.a.test:443", "b.a.test:80"]))
+)
+def test_rules_are_found_by_name_as_if_each_were_compared(words: list[str]) -> None:
+    policy = parse_policy(words)
+    for name in ("a.test", "b.a.test", "c.b.a.test", "xa.test", "test"):
+        compared = {rule for rule in policy.rules if rule.matches_name(name)}
+        assert set(policy.rules_for(name)) == compared

@@ -23,7 +23,7 @@ from k8e.egress.answers import Question, Refused, parse, read
 from k8e.egress.budget import CAPACITY, PER_SECOND, Budget, Share
 from k8e.egress.cache import EACH, LEAST, Answer, Cache
 from k8e.egress.clients import Client
-from k8e.egress.dns import Responder
+from k8e.egress.dns import LEAST_AT_ONCE, MAX_AT_ONCE, MAX_TOGETHER, Responder
 from k8e.egress.policy import parse_policy
 from k8e.egress.router import Slot
 from k8e.egress.rules import Bound
@@ -180,7 +180,7 @@ async def test_who_may_not_ask_again_gets_the_old_answer(monkeypatch: pytest.Mon
 
 
 def test_what_is_kept_is_bounded_for_each_sandbox_and_in_all() -> None:
-    share = Share(4 * EACH, EACH)
+    share = Share(4 * EACH, EACH, LEAST)
     caches = [Cache(share) for _ in range(12)]
     for cache in caches:
         for number in range(2 * EACH):
@@ -198,17 +198,29 @@ def test_what_is_kept_is_bounded_for_each_sandbox_and_in_all() -> None:
 
 
 def test_a_share_always_leaves_some_for_who_comes_next() -> None:
-    share = Share(100, 64)
+    share = Share(100, 64, 2)
     held: list[int] = []
-    for _ in range(5):
+    for _ in range(20):
         count = 0
         while share.allows(count):
             share.take()
             count += 1
         held.append(count)
     assert held[0] == 50
-    assert min(held) >= 1
-    assert share.taken < 100
+    assert min(held) == 2
+    assert share.taken < 100 + 2 * len(held)
+
+
+def test_questions_that_wait_leave_room_for_those_of_other_sandboxes() -> None:
+    router: Any = NoRouter()
+    responder = Responder(router, {}, [], socket.socket)
+    clients = [Client(f"sb-{number}", Slot(number)) for number in range(100)]
+    for client in clients:
+        while responder._begin(client):
+            pass
+    assert clients[0].asking == MAX_AT_ONCE
+    assert clients[-1].asking == LEAST_AT_ONCE
+    assert sum(client.asking for client in clients) < MAX_TOGETHER + LEAST_AT_ONCE * len(clients)
 
 
 # What strangers answer.

@@ -97,18 +97,19 @@ class Rate:
 class Share:
     """Something that all sandboxes have together; each may take as much as it leaves to others.
 
-    One sandbox gets half of it at most, two get a third each: there is always some left for who
-    comes next.
+    One sandbox gets half of it at most, two get a third each. ``least`` is everybody's own, however
+    many others have come before.
     """
 
-    def __init__(self, total: int, each: int) -> None:
+    def __init__(self, total: int, each: int, least: int = 0) -> None:
         self._total = total
         self._each = each
+        self._least = least
         self.taken = 0
 
     def allows(self, held: int) -> bool:
         """Whether who holds so many already may take one more."""
-        return held < self._each and held < self._total - self.taken
+        return held < self._least or held < min(self._each, self._total - self.taken)
 
     def take(self) -> None:
         self.taken += 1

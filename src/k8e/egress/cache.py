@@ -47,7 +47,7 @@ class Cache:
         self, share: Share | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """``share`` is what the caches of all sandboxes have together."""
-        self._share = share or Share(TOTAL, EACH)
+        self._share = share or Share(TOTAL, EACH, LEAST)
         self._clock = clock
         self._kept: dict[Key, _Kept] = {}
         self._closed = False
@@ -70,7 +70,7 @@ class Cache:
             return
         if self._kept.pop(key, None) is not None:
             self._share.give_back()
-        while len(self._kept) >= LEAST and not self._share.allows(len(self._kept)):
+        while not self._share.allows(len(self._kept)):
             del self._kept[next(iter(self._kept))]
             self._share.give_back()
         self._kept[key] = _Kept(answer, self._clock() + answer.seconds)

@@ -31,6 +31,7 @@ T = TypeVar("T")
 TCP_SECONDS = 10.0
 _TOO_MANY = answers.Refused(dns.rcode.REFUSED)
 MAX_AT_ONCE = 64  # questions and connections of one sandbox that may wait for an answer
+LEAST_AT_ONCE = 4  # that a sandbox may always have
 MAX_TOGETHER = 1024  # of all sandboxes; each has a descriptor of the gateway's
 
 
@@ -55,7 +56,7 @@ class Responder:
         self._transport: asyncio.DatagramTransport | None = None
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._share = Share(MAX_TOGETHER, MAX_AT_ONCE)
+        self._share = Share(MAX_TOGETHER, MAX_AT_ONCE, LEAST_AT_ONCE)
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()

@@ -220,6 +220,11 @@ def narrows(before: Sequence[str], after: Sequence[str]) -> bool:
 
 def changed(before: Sequence[str], *, add: Sequence[str], remove: Sequence[str]) -> list[str]:
     """The words of a policy after a change; words that mean the same are told by their letters."""
+    if max(len(add), len(remove)) > MAX_RULES:
+        raise errors.LimitExceeded(
+            f"a change of more than {MAX_RULES} egress rules",
+            hint=f"a policy has {MAX_RULES} at most; name networks or wildcards",
+        )
     words = {tidy(word): word for word in before if tidy(word) != NONE}
     for word in remove:
         if tidy(word) not in words:
@@ -280,7 +285,9 @@ def parse_policy(words: Sequence[str], defaults: tuple[Rule, ...] = ()) -> Polic
     """A policy from a client's words; ``defaults`` are the operator's rules, for ``default``."""
     words = [part for word in words[: MAX_RULES + 1] for part in _each_port(tidy(word))]
     if len(words) > MAX_RULES:
-        raise errors.LimitExceeded(f"more than {MAX_RULES} egress rules")
+        raise errors.LimitExceeded(
+            f"more than {MAX_RULES} egress rules", hint="name networks or wildcards instead"
+        )
     asked = set(words)
     if NONE in asked and len(asked) > 1:
         raise errors.InvalidRequest("'none' allows nothing, so it must stand alone")

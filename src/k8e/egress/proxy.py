@@ -29,6 +29,7 @@ __all__ = ["ALLOWED", "PEEK", "Decision", "Proxy", "Said", "refused"]
 log = logging.getLogger(__name__)
 
 MAX_PER_SOURCE = 256  # connections of one address; a sandbox has two
+LEAST_PER_SOURCE = 8  # that it may always have
 MAX_CONNECTIONS = 4096  # of all; who has many leaves as many to others
 PEEK_SECONDS = 10.0
 DIAL_SECONDS = 10.0
@@ -106,7 +107,7 @@ class Proxy:
         """``tell`` hears of connections that were one too many."""
         self._decide = decide
         self._tell = tell
-        self.share = Share(MAX_CONNECTIONS, MAX_PER_SOURCE)
+        self.share = Share(MAX_CONNECTIONS, MAX_PER_SOURCE, LEAST_PER_SOURCE)
         """How many connections all have together, and each."""
         self._sockets = Sockets(make_socket)
         self._listeners: list[socket.socket] = []

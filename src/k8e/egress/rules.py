@@ -47,7 +47,10 @@ TOO_MANY = "many"
 # Connections of one sandbox to neighbours of the host, whom policies may allow: the kernel asks for
 # each of them, remembers a thousand, and refuses more to everybody.
 MAX_NEAR_FLOWS = 64
-MAX_FLOWS = 8192  # connections of one sandbox: nobody fills the router's table for the others
+# Connections of one sandbox, also to the resolver and the proxy, and for as long as the kernel
+# remembers them: nobody fills the router's table for the others.
+MAX_FLOWS = 8192
+_COUNTED = f"ct state new add @flows {{ iifname ct count over {MAX_FLOWS} }} goto refuse_more"
 # What still comes in by a connection that ended with its policy: enough for its owner to answer,
 # and so to be told.
 END_RATE = "10/second burst 20 packets"
@@ -160,7 +163,7 @@ log group {LOG_GROUP} snaplen {LOG_BYTES} queue-threshold 1
         ip6 daddr @own6 goto refuse
         ip daddr @near4 ct state new {_NEAR} goto refuse_more
         ip6 daddr @near6 ct state new {_NEAR} goto refuse_more
-        ct state new add @flows {{ iifname ct count over {MAX_FLOWS} }} goto refuse_more
+        {_COUNTED}
         {_allowing("iifname", "ip daddr", "ip6 daddr", "th dport")}
         goto refuse
     }}
@@ -190,6 +193,7 @@ log group {LOG_GROUP} snaplen {LOG_BYTES} queue-threshold 1
         iifname "{UPLINK}" ct state established,related accept
         icmpv6 type {{ nd-neighbor-solicit, nd-neighbor-advert }} accept
         iifname "{UPLINK}" drop
+        {_COUNTED}
         {tproxy.INPUT}
         ip daddr {DNS_ADDRESS} iifname . ip saddr @members4 goto ask
         goto refuse

@@ -51,7 +51,7 @@ class Egress:
         self._world, self._home = world, home or world
         self._records = Records(folder)
         self._router = Router(folder)
-        self._answers = Share(cache.TOTAL, cache.EACH)
+        self._answers = Share(cache.TOTAL, cache.EACH, cache.LEAST)
         self._clients: dict[str, Client] = {}
         self._by_address: dict[str, Client] = {}
         self._by_index: dict[int, Client] = {}
