@@ -32,8 +32,8 @@ FLOOR = 64 << 20
 """What a workspace may hold whoever else grows; less where there is less for each."""
 BURST = 256 << 20
 """What a workspace may take at once on top of that, as long as there is as much for each."""
-RATE = 2 << 30
-"""Bytes a second that a workspace may grow by, at most, while nobody has looked."""
+RATE = 1 << 30
+"""Bytes a second that a workspace at rest may begin to grow by; four times that if it grows."""
 SOONEST, LATEST = 0.05, 1.0  # seconds between two looks
 NOBODY_SECONDS = 5.0  # between two looks where there is no workspace
 NICE = -10
@@ -340,7 +340,8 @@ def _again(item: Workspace) -> float:
     """When to look again, so that nobody is refused what there is."""
     if item.held:
         return FULL_SECONDS
-    return min(LATEST, max(SOONEST, item.grant / RATE / 2))
+    rate = RATE * (4 if item.recent >= GROWING else 1)
+    return min(LATEST, max(SOONEST, item.grant / rate))
 
 
 def _open(sandbox_id: str, image: Path, target: Path) -> Workspace | None:
