@@ -73,6 +73,7 @@ class Workspace:
     size: int
     node: str
     """The kernel's folder of its file system."""
+    device: int
     least: int
     """Blocks that ext4 keeps back by itself."""
     block: int
@@ -93,7 +94,10 @@ class Workspace:
         return self.bounded and self.grant < min(HELD_BYTES, self.usage.free)
 
     def measure(self) -> Usage:
-        told, backed = os.statvfs(self.target), os.stat(self.image).st_blocks * 512  # noqa: PTH116 - done often
+        """What it holds now; OSError if it is gone, and its device perhaps somebody else's."""
+        if os.stat(self.target).st_dev != self.device:  # noqa: PTH116 - done often
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        told, backed = os.statvfs(self.target), os.stat(self.image).st_blocks * 512  # noqa: PTH116
         free = told.f_bfree * told.f_frsize
         used = told.f_blocks * told.f_frsize - free
         inodes = told.f_files - told.f_ffree
@@ -170,8 +174,9 @@ class Growth:
         self._short.set()
 
     def forget(self, sandbox_id: str) -> None:
-        """A workspace is gone, or about to go."""
-        self._known.pop(sandbox_id, None)
+        """A workspace is about to go. Before it is unmounted: its device may become another's."""
+        with self._lock:
+            self._known.pop(sandbox_id, None)
 
     def is_bounded(self, sandbox_id: str) -> bool:
         """Whether a workspace may grow by less than its own limit would let it."""
@@ -358,9 +363,16 @@ def _open(sandbox_id: str, image: Path, target: Path) -> Workspace | None:
         log.warning("the growth of workspace %s cannot be bounded: %s", sandbox_id, error)
         return None
     usual = min(size // told.f_frsize // 50, 4096)  # what ext4 keeps back by itself
-    nothing = Usage(0, 0, 0, 0)
     found = Workspace(
-        sandbox_id, str(image), str(target), size, str(node), usual, told.f_frsize, nothing
+        sandbox_id=sandbox_id,
+        image=str(image),
+        target=str(target),
+        size=size,
+        node=str(node),
+        device=device,
+        least=usual,
+        block=told.f_frsize,
+        usage=Usage(0, 0, 0, 0),
     )
     found.usage = found.measure()
     if reserved > usual:  # a gateway before us has bounded it

@@ -294,6 +294,7 @@ class OciRuntime:
 
     def _remove(self, sandbox_id: str) -> None:
         """Remove everything that can be removed, then say what could not."""
+        self.host.growth.forget(sandbox_id)
         steps = (self._remove_cgroups, self._remove_folder, self._remove_state)
         failed: list[OSError] = []
         for step in (*steps, self.host.workspaces.remove):
