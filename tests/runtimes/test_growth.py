@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from io import RawIOBase
+from pathlib import Path
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from k8e.runtimes.growth import FLOOR, GROWING, Usage, Workspace, level, share_out
+from k8e import disk
+from k8e.runtimes import mounts
+from k8e.runtimes.growth import FLOOR, GROWING, Growth, Usage, Workspace, level, share_out
+from k8e.runtimes.workspaces import Workspaces
 
 MIB = 1 << 20
 GIB = 1 << 30
 
 
 def workspace(name: str, *, used: int = 0, free: int = GIB, recent: float = 0) -> Workspace:
-    nowhere = "/nonexistent"
     usage = Usage(backed=used, used=used, free=free, debt=0)
-    return Workspace(name, nowhere, nowhere, GIB, nowhere, 4096, 4096, usage, recent=recent)
+    return Workspace(
+        sandbox_id=name,
+        image="/nonexistent",
+        target="/nonexistent",
+        size=GIB,
+        node="/nonexistent",
+        device=0,
+        least=4096,
+        block=4096,
+        usage=usage,
+        recent=recent,
+    )
 
 
 def test_where_there_is_enough_for_all_nobody_is_bounded() -> None:
@@ -70,3 +89,53 @@ def test_shares_are_kept() -> None:
     assert level({"a": 100, "b": 100}, 90, {"a": 2, "b": 1}) == {"a": 60, "b": 30}
     assert level({"a": 10, "b": 100}, 90) == {"a": 10, "b": 80}
     assert level({}, 90) == {}
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting an image needs root")
+
+
+def write(file: RawIOBase) -> None:
+    file.writelines(bytes(MIB) for _ in range(256))
+
+
+@needs_root
+def test_the_kernel_holds_a_workspace_to_what_it_was_given(tmp_path: Path) -> None:
+    target = tmp_path / "mounted"
+    target.mkdir()
+    growth = Growth(tmp_path, lambda: disk.space(tmp_path).free - 40 * MIB)
+    workspaces = Workspaces(tmp_path / "images", growth=growth)
+    workspaces.mount("sb-one", target, size=256 * MIB, owner=0)
+    try:
+        assert growth.is_bounded("sb-one")
+        with (
+            (target / "file").open("wb", buffering=0) as file,
+            pytest.raises(OSError, match=os.strerror(errno.ENOSPC)),
+        ):
+            write(file)
+        assert (target / "file").stat().st_size <= 40 * MIB
+        assert growth.share().held == ("sb-one",)
+        (target / "file").unlink()
+    finally:
+        mounts.unmount(target)
+    # Whatever its device is now, it is not ours to bound.
+    assert growth.share().held == ()
+    workspaces.remove("sb-one")
+    assert len(growth) == 0
+
+
+@needs_root
+def test_bounds_of_a_gateway_before_us_are_known_and_lifted_where_there_is_room(
+    tmp_path: Path,
+) -> None:
+    target = tmp_path / "mounted" / "sb-one" / "slot"
+    target.mkdir(parents=True)
+    short = Growth(tmp_path, lambda: disk.space(tmp_path).free - 40 * MIB)
+    Workspaces(tmp_path / "images", growth=short).mount("sb-one", target, size=256 * MIB, owner=0)
+    try:
+        bounded = os.statvfs(target).f_bavail
+        roomy = Workspaces(tmp_path / "images")
+        roomy.adopt(tmp_path / "mounted")
+        assert not roomy.growth.is_bounded("sb-one")
+        assert os.statvfs(target).f_bavail > 4 * bounded
+    finally:
+        mounts.unmount(target)

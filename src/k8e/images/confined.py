@@ -200,8 +200,11 @@ def _unzstd(source: BinaryIO, pending: bytes) -> Iterator[bytes]:
 class Unpacker:
     """Makes files of the members of an archive, below ``/``."""
 
-    def __init__(self, source: Inflated, max_bytes: int, max_entries: int) -> None:
+    def __init__(
+        self, source: Inflated, max_bytes: int, max_entries: int, reserve: int = RESERVE
+    ) -> None:
         self._source = source
+        self._reserve = reserve
         self._left, self._max_bytes = max_bytes, max_bytes
         self._max_entries = max_entries
         self._parent = ""  # the last one that was found not to be too deep
@@ -283,18 +286,18 @@ class Unpacker:
         with open(fd, "wb", buffering=0) as file:
             while content is not None and (data := content.read(CHUNK)):
                 self.size += len(data)
-                _refuse_if_full()
+                _refuse_if_full(self._reserve)
                 view = memoryview(data)
                 while view:
                     view = view[file.write(view) :]
             os.fchmod(fd, _mode(member))
 
 
-def _refuse_if_full() -> None:
+def _refuse_if_full(reserve: int) -> None:
     """However much an image may have: several are unpacked at once, and others need the disk."""
     found = os.statvfs("/")
-    if found.f_bavail * found.f_frsize < RESERVE:
-        raise Refused("the disk is full")
+    if found.f_bavail * found.f_frsize < reserve:
+        raise Refused("the disk is nearly full")
 
 
 def _safe(name: str) -> str:
@@ -346,11 +349,11 @@ def _mode(member: tarfile.TarInfo) -> int:
 
 
 def main() -> int:
-    folder, max_bytes, max_entries = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    folder, (max_bytes, max_entries, reserve) = sys.argv[1], map(int, sys.argv[2:5])
     try:
         confine(folder, max_bytes)
         source = Inflated(sys.stdin.buffer, 2 * max_bytes + LEAST_READ)
-        unpacker = Unpacker(source, max_bytes, max_entries)
+        unpacker = Unpacker(source, max_bytes, max_entries, reserve)
         unpacker.unpack()
         told: dict[str, Any] = {
             "diff_id": "sha256:" + source.digest.hexdigest(),

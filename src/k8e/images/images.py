@@ -78,7 +78,7 @@ class Images:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self.store = Store(settings.data_dir / "images", settings.min_free_disk)
-        self._unpacking = Unpacking()
+        self._unpacking = Unpacking(settings.min_free_disk)
         self._calls = Calls()
         self._threads = ThreadPoolExecutor(THREADS, "images")
         self._stopped = threading.Event()
@@ -297,6 +297,7 @@ class Images:
         def tell(size: int) -> None:
             if self._stopped.is_set():
                 raise errors.ImageUnusable("the gateway is being stopped")
+            self.store.refuse_if_full(0)  # several are fetched at once
             progress.add(size)
 
         with self.store.scratch() as folder:

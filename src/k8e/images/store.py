@@ -93,8 +93,9 @@ class Store:
         """Say so before so many bytes are fetched that would leave others no room."""
         free = disk.space(self._scratch).free
         if free < coming + self._min_free:
-            needs = f"there is no room on the disk for an image of {coming} bytes beside"
-            raise disk.nearly_full(free, self._min_free, needs)
+            # At first it is known what comes; later, others may have taken what was free.
+            beside = f"there is no room on the disk for an image of {coming} bytes beside"
+            raise disk.nearly_full(free, self._min_free, beside if coming else "images leave")
 
     def layer(self, diff_id: str) -> Path:
         """The folder with the layer's files."""

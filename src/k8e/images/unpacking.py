@@ -60,7 +60,9 @@ class Budget:
 class Unpacking:
     """The unpackers of one gateway, so that none outlives it."""
 
-    def __init__(self) -> None:
+    def __init__(self, min_free: int = 0) -> None:
+        """``min_free`` bytes of the disk are left to others."""
+        self._reserve = max(confined.RESERVE, min_free)
         self._running: set[subprocess.Popen[bytes]] = set()
         self._stopped = False
         self._lock = threading.Lock()
@@ -70,7 +72,7 @@ class Unpacking:
     ) -> Unpacked:
         """Unpack what a file has from here on into an empty folder; ImageUnusable says why not."""
         argv = [sys.executable, "-I", "-S", "-B", str(Path(confined.__file__).resolve())]
-        argv += [str(folder), str(max_bytes), str(max_entries)]
+        argv += [str(folder), str(max_bytes), str(max_entries), str(self._reserve)]
         with self._lock:
             if self._stopped:
                 raise errors.ImageUnusable("the gateway is being stopped")

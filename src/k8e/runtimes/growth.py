@@ -32,8 +32,8 @@ FLOOR = 64 << 20
 """What a workspace may hold whoever else grows; less where there is less for each."""
 BURST = 256 << 20
 """What a workspace may take at once on top of that, as long as there is as much for each."""
-RATE = 2 << 30
-"""Bytes a second that a workspace may grow by, at most, while nobody has looked."""
+RATE = 1 << 30
+"""Bytes a second that a workspace at rest may begin to grow by; four times that if it grows."""
 SOONEST, LATEST = 0.05, 1.0  # seconds between two looks
 NOBODY_SECONDS = 5.0  # between two looks where there is no workspace
 NICE = -10
@@ -73,6 +73,7 @@ class Workspace:
     size: int
     node: str
     """The kernel's folder of its file system."""
+    device: int
     least: int
     """Blocks that ext4 keeps back by itself."""
     block: int
@@ -93,7 +94,10 @@ class Workspace:
         return self.bounded and self.grant < min(HELD_BYTES, self.usage.free)
 
     def measure(self) -> Usage:
-        told, backed = os.statvfs(self.target), os.stat(self.image).st_blocks * 512  # noqa: PTH116 - done often
+        """What it holds now; OSError if it is gone, and its device perhaps somebody else's."""
+        if os.stat(self.target).st_dev != self.device:  # noqa: PTH116 - done often
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        told, backed = os.statvfs(self.target), os.stat(self.image).st_blocks * 512  # noqa: PTH116
         free = told.f_bfree * told.f_frsize
         used = told.f_blocks * told.f_frsize - free
         inodes = told.f_files - told.f_ffree
@@ -170,8 +174,9 @@ class Growth:
         self._short.set()
 
     def forget(self, sandbox_id: str) -> None:
-        """A workspace is gone, or about to go."""
-        self._known.pop(sandbox_id, None)
+        """A workspace is about to go. Before it is unmounted: its device may become another's."""
+        with self._lock:
+            self._known.pop(sandbox_id, None)
 
     def is_bounded(self, sandbox_id: str) -> bool:
         """Whether a workspace may grow by less than its own limit would let it."""
@@ -340,7 +345,8 @@ def _again(item: Workspace) -> float:
     """When to look again, so that nobody is refused what there is."""
     if item.held:
         return FULL_SECONDS
-    return min(LATEST, max(SOONEST, item.grant / RATE / 2))
+    rate = RATE * (4 if item.recent >= GROWING else 1)
+    return min(LATEST, max(SOONEST, item.grant / rate))
 
 
 def _open(sandbox_id: str, image: Path, target: Path) -> Workspace | None:
@@ -357,9 +363,16 @@ def _open(sandbox_id: str, image: Path, target: Path) -> Workspace | None:
         log.warning("the growth of workspace %s cannot be bounded: %s", sandbox_id, error)
         return None
     usual = min(size // told.f_frsize // 50, 4096)  # what ext4 keeps back by itself
-    nothing = Usage(0, 0, 0, 0)
     found = Workspace(
-        sandbox_id, str(image), str(target), size, str(node), usual, told.f_frsize, nothing
+        sandbox_id=sandbox_id,
+        image=str(image),
+        target=str(target),
+        size=size,
+        node=str(node),
+        device=device,
+        least=usual,
+        block=told.f_frsize,
+        usage=Usage(0, 0, 0, 0),
     )
     found.usage = found.measure()
     if reserved > usual:  # a gateway before us has bounded it

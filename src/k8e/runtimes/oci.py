@@ -332,6 +332,7 @@ class OciRuntime:
 
         The folder is the last: as long as it is there, a gateway knows that there is something.
         """
+        self.host.growth.forget(sandbox_id)
         self._end_processes(sandbox_id)
         self._remove_disk(sandbox_id)
         try:

@@ -82,6 +82,7 @@ class Workspaces:
         self, sandbox_id: str, target: Path, *, size: int, owner: int, inodes: int = 0
     ) -> None:
         """Mount an empty workspace of another size; nobody has used the one that is there."""
+        self.growth.forget(sandbox_id)
         mounts.unmount_top(target)
         self.remove(sandbox_id)
         self.mount(sandbox_id, target, size=size, owner=owner, inodes=inodes)
