@@ -12,7 +12,7 @@ import time
 from k8e.guest.spawn import STEADY, UID, as_user
 
 NAMES_MOST = 5000  # in a folder of the user's packages; looking through more would keep us
-SITE_SECONDS = 0.25  # of CPU time, for all of them; links can make the way to each of them long
+SITE_SECONDS = 1.0  # of CPU time, for all of them; links can make the way to each of them long
 READ_MOST = 64  # files in there that Python reads at its start
 # What an interpreter reads when it starts, or a library that it is made of.
 _DECISIVE = ("PATH", "HOME", "LANG", "LANGUAGE", "TZ", "TZDIR", "LOCPATH", "GCONV_PATH", "NLSPATH")
