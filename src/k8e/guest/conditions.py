@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 
 from k8e.guest.spawn import STEADY, UID, as_user
 
 NAMES_MOST = 5000  # in a folder of the user's packages; looking through more would keep us
+SITE_SECONDS = 1.0  # of CPU time, for all of them; links can make the way to each of them long
 READ_MOST = 64  # files in there that Python reads at its start
 # What an interpreter reads when it starts, or a library that it is made of.
 _DECISIVE = ("PATH", "HOME", "LANG", "LANGUAGE", "TZ", "TZDIR", "LOCPATH", "GCONV_PATH", "NLSPATH")
@@ -87,17 +89,19 @@ def site_state(home: str, program: str) -> list[FileState]:
     OSError if there are more than we want to look at before every run.
     """
     library = os.path.join(home, ".local/lib")
+    until = time.process_time() + SITE_SECONDS
     with as_user():
         paths = [library]
         if not program.startswith(STEADY):  # on the way to it there may be links of the user's
             paths += [program, *_venv_files(program)]
         for name in _names_in(library):
+            _check_time(until)
             folder = os.path.join(library, name, "site-packages")
             paths.append(folder)
             paths += [os.path.join(folder, file) for file in _names_in(folder) if _is_read(file)]
             if len(paths) > READ_MOST:
                 raise OSError(errno.E2BIG, "too many files that Python reads at its start")
-        return [_file_state(path) for path in paths]
+        return _file_states(paths, until)
 
 
 def _is_read(file: str) -> bool:
@@ -106,8 +110,12 @@ def _is_read(file: str) -> bool:
 
 def site_changed(state: list[FileState]) -> bool:
     """Whether a new interpreter could start differently from one that saw ``state``."""
-    with as_user():
-        return [_file_state(item[0]) for item in state] != state
+    try:
+        with as_user():
+            until = time.process_time() + SITE_SECONDS
+            return _file_states([item[0] for item in state], until) != state
+    except OSError:
+        return True
 
 
 def _names_in(folder: str) -> list[str]:
@@ -122,6 +130,20 @@ def _names_in(folder: str) -> list[str]:
             if len(names) > NAMES_MOST:
                 raise OSError(errno.E2BIG, "too many packages", folder)
     return names
+
+
+def _file_states(paths: list[str], until: float) -> list[FileState]:
+    states: list[FileState] = []
+    for path in paths:
+        _check_time(until)
+        states.append(_file_state(path))
+    return states
+
+
+def _check_time(until: float) -> None:
+    """OSError where the way to the user's packages is so long that every run would wait for it."""
+    if time.process_time() > until:
+        raise OSError(errno.ELOOP, "looking at the user's packages takes too long")
 
 
 def _file_state(path: str) -> FileState:
