@@ -91,7 +91,6 @@ def test_a_slow_reader_holds_no_program_up_and_takes_no_memory() -> None:
     transcript = Transcript()
     output = program(transcript, "1")
     slow = read(transcript, window=1)
-    output.copy = output.copy  # as a program has it
     for _ in range(64):
         assert output.copy is not None
         output.copy(wire.OUT, b"x" * 65536)
