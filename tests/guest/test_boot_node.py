@@ -63,8 +63,8 @@ class Place:
         theirs.close()
         return process, ours
 
-    def run_warm(self, code: str, cwd: Path) -> Seen | None:
-        """What came of it; None if it wants a new one."""
+    def run_warm(self, code: str, cwd: Path, *, deaf: bool = False) -> Seen | None:
+        """What came of it; None if it wants a new one. Who is ``deaf`` hears no answer."""
         process, control = self.start_warm()
         with process, control:
             try:
@@ -72,8 +72,10 @@ class Place:
                 spec = {"code": code.encode()}
                 message = kinds.NodeKind(str(self.boot)).message(spec, self.env, str(cwd))
                 assert message is not None
+                if deaf:
+                    control.shutdown(socket.SHUT_RD)
                 control.sendall(len(message).to_bytes(4, "big") + message + waiting.TOKEN)
-                answer = control.recv(1)
+                answer = control.recv(1) if not deaf else b"b"
                 out, err = process.communicate(timeout=SECONDS)
             finally:
                 process.kill()
@@ -147,3 +149,7 @@ def test_a_node_that_it_was_not_tried_on_ends_at_once(place: Place) -> None:
     with process, control:
         assert process.communicate(timeout=SECONDS) == (b"", b"")
         assert process.returncode == 3
+
+
+def test_a_program_that_has_begun_runs_though_the_guest_no_longer_listens(place: Place) -> None:
+    assert place.run_warm("console.log(1)", place.home, deaf=True) == (b"1\n", b"", 0)
