@@ -33,6 +33,7 @@ def taken(most, take):
             if isinstance(got, int) and got < 0: break
             kept.append(got)
             count += 1
+            if count % 500 == 0: print('.', end='', file=sys.stderr, flush=True)  # it goes on
     except OSError: pass
     return count
 def watch():

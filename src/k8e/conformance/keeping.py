@@ -11,9 +11,10 @@ from k8e.client.results import Stdout
 from k8e.conformance.behaviours import equal, expect, in_a_room
 from k8e.conformance.lab.far import CALLING_PORT, OTHER, WEB
 from k8e.conformance.lab.gateways import eventually
-from k8e.conformance.lab.rooms import TRIES, Room
+from k8e.conformance.lab.rooms import Room
 
 PAUSES = 10
+SNAPSHOTS = 30
 CALL = f"{OTHER}:{CALLING_PORT}"  # a way out for puppets that no name leads to
 
 
@@ -121,7 +122,7 @@ def snapshot_while_writing(room: Room) -> None:
             if isinstance(event, Stdout) and b"ready" in event.data:
                 break
         told: list[str] = []
-        for _ in range(TRIES):  # on a busy machine, the writer may have no turn meanwhile
+        for _ in range(SNAPSHOTS):  # on a busy machine, the writer may have no turn meanwhile
             told = _saved(room, busy.session_id, name)
             if told:
                 break
