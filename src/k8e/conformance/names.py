@@ -130,10 +130,11 @@ def tunnel_known(room: Room) -> None:
     """What is asked again is answered here: no order and no type of known names gets out."""
     with room.beside("*.evil.test", "web.test") as other:
         room.scene.internet.craft = _always_web
-        equal(other.ask("repeat", DNS_ADDRESS, "evil.test", 400).said, 400, "questions")
+        answered = other.ask("repeat", DNS_ADDRESS, "evil.test", 400).said
+        expect(answered > 100, f"only {answered} of 400 questions were answered")
         asked = [name for name in room.scene.internet.asked if name.endswith(".evil.test")]
         # Sixteen names by two types, and some of that again where it takes longer than they last.
-        expect(len(asked) <= 100, f"{len(asked)} of 400 questions got out")
+        expect(len(asked) <= 64, f"{len(asked)} of {answered} questions got out")
 
 
 @in_a_room("names.tunnel-lengths")
