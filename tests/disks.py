@@ -8,6 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 
+from k8e.runtimes import mounts
 from tests.places import OPEN_FOLDER, PROBES, REAP_SECONDS, Place
 
 MIB = 1 << 20
@@ -66,7 +67,7 @@ class DiskPlace(Place):
         deadline = time.monotonic() + REAP_SECONDS
         while (left := self._left()) and time.monotonic() < deadline:
             time.sleep(0.05)
-        _run("umount", str(self.data))
+        mounts.unmount(self.data)  # also while somebody still looks at it
         if not left:
             shutil.rmtree(self.folder)
         assert not left, "\n".join(left)
