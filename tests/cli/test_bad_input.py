@@ -85,9 +85,10 @@ def test_a_missing_file_of_code_is_named(place: Place) -> None:
     assert "/nonexistent/x.py" in place.error("sandbox", "run", "--file", "/nonexistent/x.py")
 
 
-def test_what_is_not_there_yet_is_refused_and_never_ignored(place: Place) -> None:
+def test_a_secret_that_does_not_exist_is_named(place: Place) -> None:
     told = place.error("sandbox", "create", "--secret", "TOKEN=name:key")
-    assert "--secret is not implemented yet" in told
+    assert "does not exist" in told
+    assert "k8e secret set name key" in told
 
 
 @pytest.mark.parametrize(

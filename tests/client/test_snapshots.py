@@ -11,7 +11,7 @@ from k8e import AsyncSandboxClient, SandboxClient, Snapshot, errors
 from tests.places import Place
 
 # Everything that a file system can hold and a user can make. The names are bytes, some of no text.
-MAKE = rb"""
+MAKE = r"""
 import os, random
 os.makedirs("deep/er"), os.mkdir("empty"), os.mkdir("shut")
 random.seed(7)
@@ -31,7 +31,7 @@ for folder in ("deep/er", "deep", "empty", "shut", "."):
     os.utime(folder, ns=(1, 981173106987654321))
 """
 # One line for each: name, kind and permissions, links, time, content or target.
-LOOK = rb"""
+LOOK = r"""
 import hashlib, os, stat
 found = []
 for folder, folders, files in os.walk(b".", followlinks=False):
@@ -53,7 +53,7 @@ print(*sorted(found), sep="\n")
 def filled(place: Place, runtime: str) -> Generator[str]:
     with SandboxClient(place.endpoint) as client:
         made = client.create_session(runtime)
-        done = client.run(MAKE, "python", session_id=made)
+        done = client.exec(made, ["python3", "-c", MAKE])
         assert done.exit_code == 0, done.stderr
         yield made
         client.destroy_session(made)
@@ -70,7 +70,7 @@ def name(place: Place, request: pytest.FixtureRequest) -> Generator[str]:
 
 
 def look(client: SandboxClient, session_id: str) -> list[str]:
-    done = client.run(LOOK, "python", session_id=session_id)
+    done = client.exec(session_id, ["python3", "-c", LOOK])
     assert done.exit_code == 0, done.stderr
     return done.stdout.splitlines()
 

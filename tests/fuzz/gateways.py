@@ -324,5 +324,8 @@ def quiet(gateway: Gateway, neighbour: str) -> Generator[Use]:
             and now.memory < before.memory + MOST_GROWTH
         )
 
-    eventually(as_before)
+    try:
+        eventually(as_before)
+    except AssertionError:
+        raise AssertionError(f"{before} became {gateway.use()}") from None
     assert gateway.alive

@@ -278,7 +278,7 @@ def test_files_are_listed_with_type_size_and_time(stub: Stub, session: str) -> N
     assert sorted(files) == ["deep/er/old", "link", "new", "\ufffd"]
     old = files["deep/er/old"]
     assert (old.type, old.size, old.modified) == ("file", 4, 1000)
-    assert files["link"].type == "link"
+    assert files["link"].type == "symlink"
     assert sorted(listing(2000)) == ["link", "new", "\ufffd"]
 
 

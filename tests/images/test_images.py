@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from k8e import errors, settings
-from k8e.images import store
 from k8e.images.images import Images
 from k8e.images.unpacking import Budget, Unpacked, Unpacking
 from k8e.model import Rootfs
@@ -126,7 +125,6 @@ async def test_what_is_being_pulled_is_not_pruned(registry: str, images: Images)
 KILLED = """
 import asyncio, sys
 from k8e import settings
-from k8e.images import store
 from k8e.images.images import Images
 images = Images(settings.load())
 images.prepare()
@@ -320,8 +318,8 @@ async def test_an_image_for_which_there_is_no_room_is_not_fetched(
     registry: str, images: Images, counting: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Built([Archive().file("f", b"room")]).push(registry, "room", "1")
-    monkeypatch.setattr(store, "RESERVE", 1 << 60)
-    with pytest.raises(errors.LimitExceeded, match="no room on the disk"):
+    monkeypatch.setattr(images.store, "_min_free", 1 << 60)
+    with pytest.raises(errors.LimitExceeded, match="disk is nearly full"):
         await images.pull(f"{registry}/room:1")
     assert counting.count == 0
 

@@ -20,6 +20,7 @@ from tests.rootless.users import FIRST, UID, UserPlace
 
 FILL = """
 import errno, os
+os.unlink(__file__)
 def fill(folder):
     try:
         with open(folder + '/filler', 'wb') as file:

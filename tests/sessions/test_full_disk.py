@@ -21,6 +21,8 @@ from tests.places import eventually
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="the local runtimes need root"),
     pytest.mark.timeout(400),
+    # More than there is, on purpose.
+    pytest.mark.filterwarnings("ignore:a limit is more than this machine has"),
 ]
 SIZE = 640 * MIB
 KEPT, RESERVE = 64 * MIB, 16 * MIB
@@ -287,7 +289,9 @@ def test_what_a_broken_workspace_holds_is_saved_and_its_session_ends_with_a_reas
 ) -> None:
     session_id = client.create_session(runtime_class=runtime)
     assert (
-        client.exec(session_id, ["sh", "-c", "echo precious > /workspace/mine; sync"]).exit_code
+        client.exec(
+            session_id, ["sh", "-c", "echo precious > /workspace/mine; sync /workspace/mine"]
+        ).exit_code
         == 0
     )
     hog = place.fill(KEPT // 2)  # so that there is no room to save anything

@@ -21,6 +21,7 @@ from k8e.client.results import Denial, Egress
 _RULE_CHARS = frozenset(string.ascii_letters + string.digits + "-_.:[]")
 # What stands in the words of those refusals that a longer allow-list would end.
 _LISTED = ("allow-list", "another port", "no allowed name")
+_ASK_AGAIN = "look its name up again"
 
 
 def encode(found: list[dict[str, Any]]) -> str:
@@ -50,6 +51,8 @@ def _line(denial: Denial, session_id: str) -> str:
 
 
 def _could_be_allowed(denial: Denial) -> bool:
+    if _ASK_AGAIN in denial.rule:  # it is allowed already
+        return False
     listed = any(words in denial.rule for words in _LISTED)
     return listed and (bool(denial.name) or _is_public(denial.address))
 

@@ -34,7 +34,7 @@ _NAMES = ("session_id", "parent_session_id", "run_id", "terminal_id")
 _OTHERS = frozenset(
     "CreateSession ListSessions ListApprovals ApproveAction GetAudit SnapshotGet SnapshotList "
     "SnapshotPut Login GetCACert Run ListTemplates GetTemplate ApplyTemplate DeleteTemplate "
-    "VerifyAudit".split()
+    "VerifyAudit SetSecret ListSecrets DeleteSecret".split()
 )
 """Lists and names, which are tried by themselves, and what is the gateway's and no owner's."""
 _OPERATIONS = (
@@ -55,6 +55,7 @@ def _belongings(room: Room, there: grpc.Channel) -> Generator[dict[str, str]]:
     context = calling.answer(there, "CreateContext", pb.CreateContextRequest(session_id=session_id))
     run = client.start(session_id, ["sleep", "600"])
     client.save_snapshot(session_id, name)
+    client.set_secret(name, "of the owner")
     approval = client.confirm_action(session_id, "something", wait=False)
     try:
         yield {
@@ -64,6 +65,7 @@ def _belongings(room: Room, there: grpc.Channel) -> Generator[dict[str, str]]:
             "terminal_id": terminal,
             "context_id": context.context_id,
             "name": name,
+            "secret": name,
             "approval_id": approval.approval_id,
         }
         asked = pb.TerminalForegroundRequest(terminal_id=terminal)
@@ -76,6 +78,7 @@ def _belongings(room: Room, there: grpc.Channel) -> Generator[dict[str, str]]:
         equal(client.get_snapshot(name).name, name, "the owner's snapshot")
     finally:
         client.delete_snapshot(name)
+        client.delete_secret(name)
         run.kill()
         calling.answer(there, "TerminalDestroy", pb.TerminalDestroyRequest(terminal_id=terminal))
 
@@ -125,6 +128,10 @@ def _lists(there: grpc.Channel, key: str, mine: dict[str, str]) -> None:
     equal([it.session_id for it in sessions], [], "sessions that a stranger sees")
     snapshots = listed("SnapshotList", pb.SnapshotListRequest()).names
     equal(list(snapshots), [], "snapshots that a stranger sees")
+    secret = pb.DeleteSecretRequest(name=mine["secret"])
+    equal(calling.status(there, "DeleteSecret", secret, key), "NOT_FOUND", "another one's secret")
+    known = listed("ListSecrets", pb.ListSecretsRequest()).secrets
+    equal([it.name for it in known], [], "secrets that a stranger sees")
     # Of another one's session as of one that is not there.
     for session_id in ("", mine["session_id"], "nowhere"):
         asked = pb.ListApprovalsRequest(session_id=session_id)

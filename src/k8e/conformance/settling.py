@@ -144,7 +144,7 @@ async def _check_modules(stage: Stage) -> None:
     for _ in range(2):
         await ready(sandbox)
         done = await _python(sandbox, code)
-        equal((done.stdout, done.exit["warm"]), (b"True False \n", True), done.story())
+        equal((done.stdout, done.exit["warm"]), (b"True False /workspace\n", True), done.story())
     await ready(sandbox)
     await sandbox.write("/workspace/decimal.py", b"VALUE = 7")
     done = await _python(sandbox, "import decimal\nprint(decimal.VALUE)")

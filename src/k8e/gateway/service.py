@@ -110,7 +110,7 @@ class Gateway(
             "data_dir": str(self.settings.data_dir),
             "disk": self.sessions.disk.describe(),
             "log_file": str(self.settings.log_file),
-            "removals": await self.sessions.removals(),
+            "removals": [asdict(item) for item in self.sessions.leftovers()],
         }
 
     async def call_create_session(
