@@ -37,6 +37,10 @@ ANSWER_SECONDS = 60.0  # until a server answers a TLS hello
 LINGER_SECONDS = 1.0
 PAUSE_SECONDS = 0.2
 READ_SIZE = 16 * 1024
+# Bytes that are looked at until a client has said who is meant. Each piece is looked at with all
+# that came before it, so who sends many small ones would keep the gateway busy.
+MAX_LOOKED_AT = 1 << 21
+FIRST_CHUNKS = 1024  # bytes of a body in chunks that are read with the request
 _ACCEPT_AT_ONCE = 16
 
 
@@ -58,6 +62,7 @@ def refused(reason: str) -> Decision:
 # Asked with the client's address, where it wants to go, and what it said: None before it said
 # anything. Whoever answers must make sure that the address belongs to the name, and logs denials.
 Decide = Callable[[str, Address, int, Said | None], Decision]
+_Look = Callable[[bytes, int], Peeked | None]
 TellTooMany = Callable[[str, Address, int], None]
 
 
@@ -252,7 +257,9 @@ class Proxy:
         if greeting:
             opening, got = await self._greet(connection, server, opening)
         ends = connection.client, server
-        relay = connection.relay = Relay(self._relays, ends, opening.sent, got, opening.until)
+        unread = b"" if opening.until is None else opening.kept
+        sent = opening.sent
+        relay = connection.relay = Relay(self._relays, ends, sent, got, opening.until, unread)
         relay.start(DIAL_SECONDS, opening.extra)
         orderly = await relay.done
         if isinstance(relay.error, Unreadable):
@@ -262,14 +269,23 @@ class Proxy:
         return orderly
 
     async def _peek(self, connection: _Connection) -> tuple[Peeked, bytes]:
-        data = b""
+        data = bytearray()
         try:
             async with asyncio.timeout(PEEK_SECONDS):
-                while (found := peeking.peek(data, connection.port)) is None:
-                    data += await self._receive(connection.client)
+                found = await self._look(connection, data, peeking.peek)
         except TimeoutError:
-            found = Peeked(peeking.timed_out(data))
-        return found, data
+            found = Peeked(peeking.timed_out(bytes(data)))
+        return found, bytes(data)
+
+    async def _look(self, connection: _Connection, data: bytearray, look: _Look) -> Peeked:
+        """Add to ``data`` what the client says until it can be told what that is."""
+        looked_at = 0
+        while (found := look(bytes(data), connection.port)) is None:
+            data += await self._receive(connection.client)
+            looked_at += len(data)
+            if looked_at > MAX_LOOKED_AT:
+                return Peeked(peeking.in_pieces(bytes(data)))
+        return found
 
     async def _receive(self, end: socket.socket) -> bytes:
         data = await self._loop.sock_recv(end, READ_SIZE)
@@ -298,22 +314,24 @@ class Proxy:
         It may ask for a second hello, which must not name another host. What is still to be sent
         to the server, and to the client.
         """
-        kept, answer = opening.kept, b""
+        kept, answer = bytearray(opening.kept), b""
         async with asyncio.timeout(DIAL_SECONDS):
             await self._loop.sock_sendall(server, opening.sent)
-        async with asyncio.timeout(ANSWER_SECONDS):
-            while (again := peeking.asks_again(answer)) is None and len(answer) < PEEK_LIMIT:
-                answer += await self._receive(server)
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                while (again := peeking.asks_again(answer)) is None and len(answer) < PEEK_LIMIT:
+                    answer += await self._receive(server)
+        except Unreadable as error:
+            raise ConnectionAbortedError(str(error)) from None
         if again is False:
-            return _Opening(kept), answer
+            return _Opening(bytes(kept)), answer
         async with asyncio.timeout(PEEK_SECONDS):
             await self._loop.sock_sendall(connection.client, answer)
-            while (second := peeking.peek_again(kept, connection.port)) is None:
-                kept += await self._receive(connection.client)
+            second = await self._look(connection, kept, peeking.peek_again)
         if second.said != connection.said:
             said = Said(TLS, reason=second.said.reason or "its second TLS hello names another host")
             raise ConnectionAbortedError(self._ask(connection, said).reason)
-        return _Opening(kept), b""
+        return _Opening(bytes(kept)), b""
 
     # Refusing.
 
@@ -350,8 +368,11 @@ def _open(peeked: Peeked, data: bytes) -> tuple[Said, _Opening]:
         used = min(length, len(rest))
         return said, _Opening(head + rest[:used], b"", length - used, len(rest) - used)
     chunks = Chunked()
+    first = rest[:FIRST_CHUNKS]
     try:
-        used = chunks.feed(rest)
+        used = chunks.feed(first)
     except Unreadable as error:
         return replace(said, name="", reason=str(error)), _Opening(b"")
-    return said, _Opening(head + rest[:used], b"", chunks, len(rest) - used)
+    if chunks.done:
+        return said, _Opening(head + rest[:used], b"", chunks, len(rest) - used)
+    return said, _Opening(head + first, rest[len(first) :], chunks)
