@@ -13,13 +13,13 @@ import contextlib
 import ipaddress
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from k8e.egress import peeking, requests, sockets
+from k8e.egress import peeking, requests, sockets, tproxy
 from k8e.egress.budget import Share
 from k8e.egress.peeking import HTTP, PEEK_LIMIT, TLS, Peeked, Said
-from k8e.egress.policy import Address
+from k8e.egress.policy import Address, Network
 from k8e.egress.relay import Relay, Relays, Until
 from k8e.egress.requests import Chunked, Unreadable
 from k8e.egress.sockets import MakeSocket, Sockets
@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 MAX_PER_SOURCE = 256  # connections of one address; a sandbox has two
 LEAST_PER_SOURCE = 8  # that it may always have
 MAX_CONNECTIONS = 4096  # of all; who has many leaves as many to others
+NEAR_PER_SOURCE, LEAST_NEAR = 64, 4  # to neighbours of the host, of which all have few together
 PEEK_SECONDS = 10.0
 DIAL_SECONDS = 10.0
 ANSWER_SECONDS = 60.0  # until a server answers a TLS hello
@@ -77,6 +78,8 @@ class _Connection:
         self.said: Said | None = None
         self.judged = False
         """Whether it was allowed for good, as far as the policy of that time goes."""
+        self.near = False
+        """Whether it leads to a neighbour of the host."""
         self.server: socket.socket | None = None
         self.relay: Relay | None = None
         self.task: asyncio.Task[bool] | None = None
@@ -114,6 +117,9 @@ class Proxy:
         self._tell = tell
         self.share = Share(MAX_CONNECTIONS, MAX_PER_SOURCE, LEAST_PER_SOURCE)
         """How many connections all have together, and each."""
+        self.near: Sequence[Network] = ()
+        """The networks in which the host has neighbours."""
+        self.near_share = Share(tproxy.MAX_NEAR, NEAR_PER_SOURCE, LEAST_NEAR)
         self._sockets = Sockets(make_socket)
         self._listeners: list[socket.socket] = []
         self._by_source: dict[str, set[_Connection]] = {}
@@ -210,6 +216,8 @@ class Proxy:
     def _finish(self, connection: _Connection, task: asyncio.Task[bool]) -> None:
         self._tasks.discard(task)
         self.share.give_back()
+        if connection.near:
+            self.near_share.give_back()
         connection.close(orderly=not task.cancelled() and task.result())
         others = self._by_source[connection.source]
         others.discard(connection)
@@ -252,6 +260,7 @@ class Proxy:
             return await self._respond(connection, "502 Bad Gateway", text)
 
     async def _connect(self, connection: _Connection, opening: _Opening, *, greeting: bool) -> bool:
+        self._count_near(connection)
         server = connection.server = await self._dial(connection)
         got = b""
         if greeting:
@@ -292,6 +301,18 @@ class Proxy:
         if not data:
             raise ConnectionResetError("closed before it was judged")
         return data
+
+    def _count_near(self, connection: _Connection) -> None:
+        """Take a place for who goes to a neighbour of the host; OSError where there is none."""
+        if not any(connection.destination in network for network in self.near):
+            return
+        others = self._by_source[connection.source]
+        if not self.near_share.allows(sum(other.near for other in others)):
+            if self._tell is not None:
+                self._tell(connection.source, connection.destination, connection.port)
+            raise ConnectionRefusedError("too many connections at once to neighbours of the host")
+        connection.near = True
+        self.near_share.take()
 
     async def _dial(self, connection: _Connection) -> socket.socket:
         """Begin to dial: who writes to the socket first finds out whether it was reached."""
