@@ -8,13 +8,16 @@ import socket
 import threading
 import time
 
+import dns.message
 import pytest
 
-from k8e.egress import peeking, proxy
+from k8e.egress import asking, peeking, proxy
+from k8e.egress.asking import Upstream
 from k8e.egress.proxy import Proxy
 from k8e.egress.requests import Unreadable
 from tests.egress import diversion
 from tests.egress.diversion import (
+    BAD,
     CDN4,
     GOOD,
     SECONDS,
@@ -30,6 +33,7 @@ stage = pytest.fixture(diversion.diversion)
 
 CONNECTIONS = 24
 QUICKLY = 0.002  # seconds of the CPU
+WRONG = 100
 
 
 def cpu_seconds(data: bytes) -> float:
@@ -136,3 +140,63 @@ def _send_chunks(end: socket.socket, stop: threading.Event) -> None:
         end.sendall(get(GOOD, "Transfer-Encoding: chunked"))
         while not stop.is_set():
             end.sendall(chunks)
+
+
+async def test_of_what_follows_a_refused_request_little_is_taken(stage: Diversion) -> None:
+    def say() -> None:
+        with stage.connect(CDN4, 80) as client:
+            client.sendall(get(BAD))
+            for _ in range(64):
+                client.sendall(bytes(1 << 20))
+
+    with pytest.raises(ConnectionError):
+        await asyncio.to_thread(say)
+
+
+async def test_a_flood_of_wrong_answers_of_a_resolver_leaves_everybody_else_their_turn() -> None:
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    query = dns.message.make_query("a.test", "A")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as resolver:
+        resolver.bind(("127.0.0.1", 0))
+        resolver.settimeout(SECONDS)
+        answering = threading.Thread(target=_answer_wrongly, args=(resolver, query))
+        answering.start()
+        counting = asyncio.create_task(count())
+        upstream = Upstream(*resolver.getsockname())
+        reply = await asking.ask(query, [upstream], _late_socket)
+        counting.cancel()
+        answering.join(SECONDS)
+    assert reply.id == query.id
+    assert turns >= WRONG // 2
+
+
+def _answer_wrongly(resolver: socket.socket, query: dns.message.Message) -> None:
+    _, client = resolver.recvfrom(4096)
+    wrong = dns.message.make_response(query)
+    wrong.id ^= 1
+    for _ in range(WRONG):
+        resolver.sendto(wrong.to_wire(), client)
+    resolver.sendto(dns.message.make_response(query).to_wire(), client)
+
+
+class _Late(socket.socket):
+    """A socket that is read when all that is sent to it has come."""
+
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        if not self.waited:
+            self.waited = True
+            time.sleep(0.3)
+        return super().recv(size, flags)
+
+    waited = False
+
+
+def _late_socket(family: int, kind: int) -> socket.socket:
+    return _Late(family, kind)

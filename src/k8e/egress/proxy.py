@@ -36,6 +36,7 @@ PEEK_SECONDS = 10.0
 DIAL_SECONDS = 10.0
 ANSWER_SECONDS = 60.0  # until a server answers a TLS hello
 LINGER_SECONDS = 1.0
+LINGER_BYTES = 1 << 20  # that are taken of a client that was refused
 PAUSE_SECONDS = 0.2
 READ_SIZE = 16 * 1024
 # Bytes that are looked at until a client has said who is meant. Each piece is looked at with all
@@ -374,8 +375,11 @@ class Proxy:
             async with asyncio.timeout(LINGER_SECONDS):
                 await self._loop.sock_sendall(client, head.encode() + body)
                 client.shutdown(socket.SHUT_WR)
-                while True:  # a close with unread bytes would take the answer back
-                    await self._receive(client)
+                left = LINGER_BYTES  # a close with unread bytes would take the answer back
+                while left > 0:
+                    left -= len(await self._receive(client))
+                    # While there is something to read, reading alone lets nobody else have a turn.
+                    await asyncio.sleep(0)
         return True
 
 
