@@ -92,7 +92,7 @@ class Relays:
         while found := self._epoll.poll(0, _AT_ONCE):
             for end, events in found:
                 self._on_event(end, events)
-            if self._epoll.closed or time.monotonic() > until:
+            if len(found) < _AT_ONCE or self._epoll.closed or time.monotonic() > until:
                 break  # what is left is told again
 
     def _on_event(self, end: int, events: int) -> None:
