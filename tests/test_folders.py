@@ -114,3 +114,26 @@ def test_root_has_its_rights_back_afterwards(home: Path, tmp_path: Path) -> None
         (closed / "file").write_text("")
     (closed / "file").write_text("")
     assert (closed / "file").stat().st_uid == 0
+
+
+# Folders of one's own.
+
+
+def test_a_folder_of_ones_own_is_not_made_where_everybody_can_replace_it(home: Path) -> None:
+    open_to_all = home.parent / "open"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    with pytest.raises(PermissionError, match="every user can replace"):
+        folders.make_own(open_to_all / "k8e")
+    open_to_all.chmod(0o1777)  # as /tmp is
+    folders.make_own(open_to_all / "k8e")
+
+
+def test_what_leads_to_a_folder_of_ones_own_is_made_for_its_user_alone(home: Path) -> None:
+    before = os.umask(0)
+    try:
+        folders.make_own(home.parent / "outside" / "one" / "two")
+    finally:
+        os.umask(before)
+    for path in ("one", "one/two"):
+        assert (home.parent / "outside" / path).stat().st_mode & 0o777 == 0o700

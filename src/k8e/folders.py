@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,18 +15,30 @@ _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 
 def make_own(folder: Path) -> None:
     """Make a folder, if there is none; OSError if another user made it, or could replace it."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # Not by ``parents``, which asks the umask who may write to those.
+    for missing in reversed([path for path in folder.parents if not path.exists()]):
+        missing.mkdir(mode=0o700, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
     own = os.geteuid()
     # A link is judged by where it is: its target may be ours, and chosen by somebody else.
     for path in (folder, *folder.parents):
-        owner = path.lstat().st_uid
-        if owner == 0 and path != folder:
+        found = path.lstat()
+        above = path != folder
+        if found.st_uid != own and not (above and found.st_uid == 0):
+            whose = f"the folder {path}" if above else "it"
+            raise PermissionError(f"{whose} belongs to uid {found.st_uid}")
+        if above and _is_everybodys(found):
+            raise PermissionError(f"every user can replace what is in the folder {path}")
+        if above and found.st_uid == 0:
             break  # what is above is the machine's
-        if owner != own:
-            whose = "it" if path == folder else f"the folder {path}"
-            raise PermissionError(f"{whose} belongs to uid {owner}")
     if folder.lstat().st_mode & 0o022:
         folder.chmod(0o700)
+
+
+def _is_everybodys(found: os.stat_result) -> bool:
+    """Whether everybody may rename and remove what others have in a folder."""
+    is_open = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_IWOTH
+    return bool(is_open and not found.st_mode & stat.S_ISVTX)
 
 
 def open_folder(folder: Path) -> int:

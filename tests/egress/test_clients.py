@@ -12,7 +12,7 @@ from k8e.egress.answers import Question, Resolved
 from k8e.egress.clients import Client
 from k8e.egress.nflog import Packet
 from k8e.egress.peeking import TLS, Said
-from k8e.egress.pins import MAX_PINS, Plan
+from k8e.egress.pins import GRACE, MAX_PINS, Pins, Plan
 from k8e.egress.policy import Policy, parse_policy, parse_rule
 from k8e.egress.proxy import ALLOWED, PEEK
 from k8e.egress.router import Slot
@@ -42,6 +42,16 @@ def asked(client: Client, name: str, *addresses: ipaddress.IPv4Address) -> Plan:
     assert plan is not None
     client.pins.keep(plan)
     return plan
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 def last_denial(client: Client) -> tuple[str, str, int, str]:
@@ -172,3 +182,30 @@ def test_a_network_of_a_strict_policy_needs_no_name_but_is_not_private() -> None
     assert client.decide(CDN, 443, None) is ALLOWED
     assert client.decide(CDN, 80, None).verdict == "refused"
     assert client.decide(INSIDE, 443, None).verdict == "refused"
+
+
+def test_a_name_of_a_strict_sandbox_leads_to_an_address_only_while_its_answer_holds() -> None:
+    clock = Clock()
+    client = Client("sb-x", Slot(1))
+    client.pins = Pins("sb1", clock)
+    rebind(client, Bound(parse_policy(["strict", "a.test:443"]), 7))
+    asked(client, "a.test", CDN)
+    clock.now += 60
+    assert client.decide(CDN, 443, Said(TLS, "a.test")) is ALLOWED
+    clock.now += GRACE
+    asked(client, "a.test", OTHER)  # by now it leads elsewhere, and the address may be anybody's
+    assert client.decide(CDN, 443, None).verdict == "refused"
+    assert client.decide(CDN, 443, Said(TLS, "a.test")).verdict == "refused"
+    assert "look its name up again" in last_denial(client)[3]
+    assert client.decide(OTHER, 443, Said(TLS, "a.test")) is ALLOWED
+
+
+def test_connections_of_a_strict_sandbox_outlive_an_answer_and_a_change_that_allows_them() -> None:
+    clock = Clock()
+    client = Client("sb-x", Slot(1))
+    client.pins = Pins("sb1", clock)
+    rebind(client, Bound(parse_policy(["strict", "a.test:443"]), 7))
+    asked(client, "a.test", CDN)
+    clock.now += 600
+    rebind(client, Bound(parse_policy(["strict", "a.test:443", "b.test"]), 8))
+    assert client.decide(CDN, 443, Said(TLS, "a.test")) is ALLOWED  # as an open one is judged anew

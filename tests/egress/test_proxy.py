@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import queue
 import socket
 import ssl
@@ -11,6 +12,7 @@ import ssl
 import pytest
 
 from k8e.egress import proxy, relay
+from k8e.egress.budget import Share
 from tests.egress import diversion
 from tests.egress.diversion import (
     BAD,
@@ -315,3 +317,31 @@ async def test_an_address_that_no_name_led_to_is_refused_before_a_byte_is_read(
     assert await asyncio.to_thread(is_refused, stage, client_hello(GOOD), ELSEWHERE)
     assert [item[3] for item in stage.asked] == [None]
     assert front.names == []
+
+
+async def test_connections_of_one_sandbox_to_neighbours_of_the_host_leave_others_theirs(
+    stage: Diversion,
+) -> None:
+    stage.proxy.near = [ipaddress.ip_network(CDN4), ipaddress.ip_network(CDN6)]
+    stage.proxy.near_share = Share(6, 6, 1)
+    stage.networks |= {(CDN4, 22), (CDN6, 22)}
+    stage.serve(22, lambda accepted: (accepted.sendall(b"hello"), receive_all(accepted)))
+
+    def is_served(address: str) -> bool:
+        with contextlib.suppress(ConnectionError):  # it may be reset before we know of it
+            clients.append(stage.connect(address, 22))
+            return clients[-1].recv(5) == b"hello"
+        return False
+
+    async def served(address: str) -> list[bool]:
+        return [await asyncio.to_thread(is_served, address) for _ in range(4)]
+
+    clients: list[socket.socket] = []
+    try:
+        assert sum(await served(CDN4)) == 3  # half of all, however many it tries
+        assert stage.told == [(diversion.CLIENT4, CDN4, 22)]
+        assert sum(await served(CDN6)) == 2  # another one, since it has another address
+    finally:
+        for client in clients:
+            client.close()
+    await until(lambda: stage.proxy.near_share.taken == 0)

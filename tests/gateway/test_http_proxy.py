@@ -203,9 +203,12 @@ async def test_a_length_beside_chunks_does_not_pass() -> None:
     assert body_of(found) == b"2\r\nhi\r\n0\r\n\r\n"
 
 
-async def test_a_flood_of_tiny_chunks_leaves_everybody_else_their_turn() -> None:
-    chunks = b"1\r\nx\r\n" * 20_000
-    said = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n"
+@pytest.mark.parametrize("whose", ["server", "client"])
+async def test_a_flood_of_tiny_chunks_leaves_everybody_else_their_turn(whose: str) -> None:
+    chunks = b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 20_000 + b"0\r\n\r\n"
+    said, asked = b"HTTP/1.1 200 OK\r\n" + chunks, GET + LAST
+    if whose == "client":
+        said, asked = OK, POST + b"Connection: close\r\n" + chunks
     longest = 0.0
 
     async def watch() -> None:
@@ -217,7 +220,16 @@ async def test_a_flood_of_tiny_chunks_leaves_everybody_else_their_turn() -> None
 
     watching = asyncio.create_task(watch())
     began = time.monotonic()
-    found = await answer_to(GET + LAST, Script(said))
+    if whose == "server":
+        found = await answer_to(asked, Script(said))
+    else:
+        script = Script(ends=False)
+        async with visiting(script) as client:
+            client.say(asked)
+            await script.until(b"0\r\n\r\n")
+            script.say(said)
+            await client.rest()
+        found = bytes(script.heard)
     took = time.monotonic() - began
     watching.cancel()
     assert found.count(b"x") >= 20_000

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from k8e import errors
 from k8e.processes import start_time
-from k8e.rootless import groups, holder, ids
+from k8e.rootless import groups, holder, ids, tether
 from k8e.rootless.ids import Range
 from k8e.runtimes import cgroups, mounts
 from k8e.runtimes.workspaces import Workspaces
@@ -107,3 +108,31 @@ def test_a_workspace_in_memory_has_its_size_and_its_number_of_files(tmp_path: Pa
     finally:
         mounts.unmount(target)
     assert not (tmp_path / "none").exists()
+
+
+class Killed(BaseException):
+    """What stands for the end of a gateway."""
+
+
+def test_what_carries_packets_is_known_also_to_who_comes_after_a_gateway_killed_while_starting_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, tun = tmp_path / "pasta", tmp_path / "tun"
+    program.write_text("#!/bin/sh\nexec sleep 30\n", "ascii")
+    program.chmod(0o700)
+    tun.touch()
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(tether, "TUN", tun)
+
+    def be_killed(_pid: int) -> int:
+        raise Killed
+
+    monkeypatch.setattr(os, "pidfd_open", be_killed)
+    with pytest.raises(Killed):
+        tether.ensure(tmp_path)
+    pid, _ = json.loads((tmp_path / "tether.json").read_text("ascii"))
+    try:
+        assert tether.ensure(tmp_path) == "", "a second one could not serve the same network"
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)

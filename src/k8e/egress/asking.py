@@ -75,6 +75,7 @@ async def _ask_one(
                 reply = read(data)
                 if query.is_response(reply):
                     break
+            await asyncio.sleep(0)  # a flood of others would leave nobody else a turn
     if not reply.flags & dns.flags.TC:
         return reply
     async with _connected(upstream, socket.SOCK_STREAM, make_socket) as connection:

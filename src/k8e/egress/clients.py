@@ -152,11 +152,10 @@ class Client:
             for rule in policy.rules
         ):
             return ALLOWED
-        led = self.pins.names(address).items()
+        led = self.pins.open_names(address).items()
         names = {name for name, ports in led if not ports.isdisjoint((0, port))}
         if not names:
-            unknown = denials.FORGOTTEN if self.pins.dropped else denials.ADDRESS
-            reason = unknown if is_public(address) else denials.PRIVATE
+            reason = self._why_unknown(address, led=bool(led))
         elif said is None:
             return PEEK
         elif said.reason:
@@ -168,6 +167,14 @@ class Client:
         name = said.name if said is not None else ""
         self.deny(reason, name=name, address=str(address), port=port, protocol="tcp")
         return refused(reason[1])
+
+    def _why_unknown(self, address: Address, *, led: bool) -> tuple[str, str]:
+        """Why no name allows an address; ``led`` says that one does on another port."""
+        if self._names(address) and not led:
+            return denials.EXPIRED
+        if not is_public(address):
+            return denials.PRIVATE
+        return denials.FORGOTTEN if self.pins.dropped else denials.ADDRESS
 
 
 def _allows(policy: Policy, name: str, address: Address, port: int) -> bool:

@@ -29,6 +29,7 @@ PORT = "port", "another port than {} allows"
 ADDRESS = "address", "no allowed name led to this address"
 _LATELY = "no allowed name led to this address lately: look its name up again, since this session "
 FORGOTTEN = "address", _LATELY + "has looked up more addresses than are remembered"
+EXPIRED = "address", "the answer that led to this address is over: look its name up again"
 UPSTREAM = "upstream", "the resolvers of the host do not answer"
 STRICT = "strict", "{}"
 

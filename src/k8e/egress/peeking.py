@@ -15,6 +15,7 @@ from k8e.egress.requests import HOST, NOT_CHECKABLE, NotHttp, Request, Unreadabl
 TLS, HTTP = "tls", "http"
 PEEK_LIMIT = 64 * 1024
 MAX_RECORDS = 16  # that one ClientHello may be cut into
+MAX_BETWEEN = 64  # records between two hellos
 
 _HANDSHAKE, _RECORD_HEADER, _MAX_RECORD = 22, 5, 1 << 14
 _BETWEEN_HELLOS = (20, 21, 23)  # change of cipher, alert, early data
@@ -64,8 +65,16 @@ def timed_out(data: bytes) -> Said:
     """What is to be said of a client that did not say enough in time."""
     if not data:
         return Said("", reason=f"the client said nothing; {NOT_CHECKABLE}")
-    protocol = TLS if data[0] == _HANDSHAKE else HTTP if requests.METHOD.match(data) else ""
-    return Said(protocol, reason="the client did not finish its first message")
+    return Said(_protocol(data), reason="the client did not finish its first message")
+
+
+def in_pieces(data: bytes) -> Said:
+    """What is to be said of a client whose message comes in too many pieces."""
+    return Said(_protocol(data), reason="its first message comes in too many small pieces")
+
+
+def _protocol(data: bytes) -> str:
+    return TLS if data[0] == _HANDSHAKE else HTTP if requests.METHOD.match(data) else ""
 
 
 def _other(data: bytes, _port: int) -> Peeked | None:
@@ -190,7 +199,11 @@ def _extensions(data: bytes) -> dict[int, bytes]:
 
 
 def asks_again(answer: bytes) -> bool | None:
-    """Whether a server's answer asks for a second ClientHello; None until that can be told."""
+    """Whether a server's answer asks for a second ClientHello; None until that can be told.
+
+    Raises:
+        Unreadable: records without content, which TLS forbids: one could be read for ever.
+    """
     message = b""
     at = 0
     while at + _RECORD_HEADER <= len(answer) and len(message) < 38:
@@ -198,6 +211,8 @@ def asks_again(answer: bytes) -> bool | None:
             return False
         start = at + _RECORD_HEADER
         at = start + int.from_bytes(answer[at + 3 : start], "big")
+        if at == start:
+            raise Unreadable("its server's TLS records are malformed")
         message += answer[start:at]
     if len(message) >= 38:
         return message[0] == 2 and message[6:38] == _RETRY
@@ -207,9 +222,12 @@ def asks_again(answer: bytes) -> bool | None:
 def peek_again(data: bytes, port: int) -> Peeked | None:
     """The second ClientHello, which could name another host than the first."""
     data = data[:PEEK_LIMIT]
-    at = 0
+    at = records = 0
     while at + _RECORD_HEADER <= len(data) and data[at] in _BETWEEN_HELLOS:
         at += _RECORD_HEADER + int.from_bytes(data[at + 3 : at + _RECORD_HEADER], "big")
+        records += 1
+        if records > MAX_BETWEEN:
+            return Peeked(Said(TLS, reason="its second TLS hello does not come"))
     found = peek(data[at:], port) if at < len(data) and data[at] not in _BETWEEN_HELLOS else None
     if found is None and len(data) == PEEK_LIMIT:
         return Peeked(Said(TLS, reason="its second TLS hello does not come"))

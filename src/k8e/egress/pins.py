@@ -102,6 +102,12 @@ class Pins:
         found = self._pins.get(address)
         return {} if found is None else {name: lead.ports for name, lead in found.leads.items()}
 
+    def open_names(self, address: Address) -> Mapping[str, Ports]:
+        """Those of them whose answers still hold, as they do in the kernel."""
+        now, found = self._clock(), self._pins.get(address)
+        leads = {} if found is None else found.leads
+        return {name: lead.ports for name, lead in leads.items() if now < lead.until + GRACE}
+
     def all_names(self) -> Iterable[tuple[Address, Iterable[str]]]:
         """Every address with the names that led there."""
         return ((address, pin.leads) for address, pin in self._pins.items())

@@ -13,13 +13,13 @@ import contextlib
 import ipaddress
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from k8e.egress import peeking, requests, sockets
+from k8e.egress import peeking, requests, sockets, tproxy
 from k8e.egress.budget import Share
 from k8e.egress.peeking import HTTP, PEEK_LIMIT, TLS, Peeked, Said
-from k8e.egress.policy import Address
+from k8e.egress.policy import Address, Network
 from k8e.egress.relay import Relay, Relays, Until
 from k8e.egress.requests import Chunked, Unreadable
 from k8e.egress.sockets import MakeSocket, Sockets
@@ -31,12 +31,18 @@ log = logging.getLogger(__name__)
 MAX_PER_SOURCE = 256  # connections of one address; a sandbox has two
 LEAST_PER_SOURCE = 8  # that it may always have
 MAX_CONNECTIONS = 4096  # of all; who has many leaves as many to others
+NEAR_PER_SOURCE, LEAST_NEAR = 64, 4  # to neighbours of the host, of which all have few together
 PEEK_SECONDS = 10.0
 DIAL_SECONDS = 10.0
 ANSWER_SECONDS = 60.0  # until a server answers a TLS hello
 LINGER_SECONDS = 1.0
+LINGER_BYTES = 1 << 20  # that are taken of a client that was refused
 PAUSE_SECONDS = 0.2
 READ_SIZE = 16 * 1024
+# Bytes that are looked at until a client has said who is meant. Each piece is looked at with all
+# that came before it, so who sends many small ones would keep the gateway busy.
+MAX_LOOKED_AT = 1 << 21
+FIRST_CHUNKS = 1024  # bytes of a body in chunks that are read with the request
 _ACCEPT_AT_ONCE = 16
 
 
@@ -58,6 +64,7 @@ def refused(reason: str) -> Decision:
 # Asked with the client's address, where it wants to go, and what it said: None before it said
 # anything. Whoever answers must make sure that the address belongs to the name, and logs denials.
 Decide = Callable[[str, Address, int, Said | None], Decision]
+_Look = Callable[[bytes, int], Peeked | None]
 TellTooMany = Callable[[str, Address, int], None]
 
 
@@ -72,6 +79,8 @@ class _Connection:
         self.said: Said | None = None
         self.judged = False
         """Whether it was allowed for good, as far as the policy of that time goes."""
+        self.near = False
+        """Whether it leads to a neighbour of the host."""
         self.server: socket.socket | None = None
         self.relay: Relay | None = None
         self.task: asyncio.Task[bool] | None = None
@@ -109,6 +118,9 @@ class Proxy:
         self._tell = tell
         self.share = Share(MAX_CONNECTIONS, MAX_PER_SOURCE, LEAST_PER_SOURCE)
         """How many connections all have together, and each."""
+        self.near: Sequence[Network] = ()
+        """The networks in which the host has neighbours."""
+        self.near_share = Share(tproxy.MAX_NEAR, NEAR_PER_SOURCE, LEAST_NEAR)
         self._sockets = Sockets(make_socket)
         self._listeners: list[socket.socket] = []
         self._by_source: dict[str, set[_Connection]] = {}
@@ -205,6 +217,8 @@ class Proxy:
     def _finish(self, connection: _Connection, task: asyncio.Task[bool]) -> None:
         self._tasks.discard(task)
         self.share.give_back()
+        if connection.near:
+            self.near_share.give_back()
         connection.close(orderly=not task.cancelled() and task.result())
         others = self._by_source[connection.source]
         others.discard(connection)
@@ -247,12 +261,15 @@ class Proxy:
             return await self._respond(connection, "502 Bad Gateway", text)
 
     async def _connect(self, connection: _Connection, opening: _Opening, *, greeting: bool) -> bool:
+        self._count_near(connection)
         server = connection.server = await self._dial(connection)
         got = b""
         if greeting:
             opening, got = await self._greet(connection, server, opening)
         ends = connection.client, server
-        relay = connection.relay = Relay(self._relays, ends, opening.sent, got, opening.until)
+        unread = b"" if opening.until is None else opening.kept
+        sent = opening.sent
+        relay = connection.relay = Relay(self._relays, ends, sent, got, opening.until, unread)
         relay.start(DIAL_SECONDS, opening.extra)
         orderly = await relay.done
         if isinstance(relay.error, Unreadable):
@@ -262,20 +279,41 @@ class Proxy:
         return orderly
 
     async def _peek(self, connection: _Connection) -> tuple[Peeked, bytes]:
-        data = b""
+        data = bytearray()
         try:
             async with asyncio.timeout(PEEK_SECONDS):
-                while (found := peeking.peek(data, connection.port)) is None:
-                    data += await self._receive(connection.client)
+                found = await self._look(connection, data, peeking.peek)
         except TimeoutError:
-            found = Peeked(peeking.timed_out(data))
-        return found, data
+            found = Peeked(peeking.timed_out(bytes(data)))
+        return found, bytes(data)
+
+    async def _look(self, connection: _Connection, data: bytearray, look: _Look) -> Peeked:
+        """Add to ``data`` what the client says until it can be told what that is."""
+        looked_at = 0
+        while (found := look(bytes(data), connection.port)) is None:
+            data += await self._receive(connection.client)
+            looked_at += len(data)
+            if looked_at > MAX_LOOKED_AT:
+                return Peeked(peeking.in_pieces(bytes(data)))
+        return found
 
     async def _receive(self, end: socket.socket) -> bytes:
         data = await self._loop.sock_recv(end, READ_SIZE)
         if not data:
             raise ConnectionResetError("closed before it was judged")
         return data
+
+    def _count_near(self, connection: _Connection) -> None:
+        """Take a place for who goes to a neighbour of the host; OSError where there is none."""
+        if not any(connection.destination in network for network in self.near):
+            return
+        others = self._by_source[connection.source]
+        if not self.near_share.allows(sum(other.near for other in others)):
+            if self._tell is not None:
+                self._tell(connection.source, connection.destination, connection.port)
+            raise ConnectionRefusedError("too many connections at once to neighbours of the host")
+        connection.near = True
+        self.near_share.take()
 
     async def _dial(self, connection: _Connection) -> socket.socket:
         """Begin to dial: who writes to the socket first finds out whether it was reached."""
@@ -298,22 +336,24 @@ class Proxy:
         It may ask for a second hello, which must not name another host. What is still to be sent
         to the server, and to the client.
         """
-        kept, answer = opening.kept, b""
+        kept, answer = bytearray(opening.kept), b""
         async with asyncio.timeout(DIAL_SECONDS):
             await self._loop.sock_sendall(server, opening.sent)
-        async with asyncio.timeout(ANSWER_SECONDS):
-            while (again := peeking.asks_again(answer)) is None and len(answer) < PEEK_LIMIT:
-                answer += await self._receive(server)
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                while (again := peeking.asks_again(answer)) is None and len(answer) < PEEK_LIMIT:
+                    answer += await self._receive(server)
+        except Unreadable as error:
+            raise ConnectionAbortedError(str(error)) from None
         if again is False:
-            return _Opening(kept), answer
+            return _Opening(bytes(kept)), answer
         async with asyncio.timeout(PEEK_SECONDS):
             await self._loop.sock_sendall(connection.client, answer)
-            while (second := peeking.peek_again(kept, connection.port)) is None:
-                kept += await self._receive(connection.client)
+            second = await self._look(connection, kept, peeking.peek_again)
         if second.said != connection.said:
             said = Said(TLS, reason=second.said.reason or "its second TLS hello names another host")
             raise ConnectionAbortedError(self._ask(connection, said).reason)
-        return _Opening(kept), b""
+        return _Opening(bytes(kept)), b""
 
     # Refusing.
 
@@ -335,8 +375,11 @@ class Proxy:
             async with asyncio.timeout(LINGER_SECONDS):
                 await self._loop.sock_sendall(client, head.encode() + body)
                 client.shutdown(socket.SHUT_WR)
-                while True:  # a close with unread bytes would take the answer back
-                    await self._receive(client)
+                left = LINGER_BYTES  # a close with unread bytes would take the answer back
+                while left > 0:
+                    left -= len(await self._receive(client))
+                    # While there is something to read, reading alone lets nobody else have a turn.
+                    await asyncio.sleep(0)
         return True
 
 
@@ -350,8 +393,11 @@ def _open(peeked: Peeked, data: bytes) -> tuple[Said, _Opening]:
         used = min(length, len(rest))
         return said, _Opening(head + rest[:used], b"", length - used, len(rest) - used)
     chunks = Chunked()
+    first = rest[:FIRST_CHUNKS]
     try:
-        used = chunks.feed(rest)
+        used = chunks.feed(first)
     except Unreadable as error:
         return replace(said, name="", reason=str(error)), _Opening(b"")
-    return said, _Opening(head + rest[:used], b"", chunks, len(rest) - used)
+    if chunks.done:
+        return said, _Opening(head + rest[:used], b"", chunks, len(rest) - used)
+    return said, _Opening(head + first, rest[len(first) :], chunks)

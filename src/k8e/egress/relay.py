@@ -8,11 +8,13 @@ bytes are in it: an idle connection costs two descriptors.
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import fcntl
 import os
 import select
 import socket
+import time
 
 from k8e.egress.requests import Chunked, Unreadable
 
@@ -26,7 +28,10 @@ GRACE_SECONDS = 5.0
 _SPLICE = os.SPLICE_F_MOVE | os.SPLICE_F_NONBLOCK
 _WATCHED = select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
 _BROKEN = select.EPOLLERR | select.EPOLLHUP
-_AT_ONCE = 16
+_AT_ONCE = 4  # events that are taken from the kernel
+TURN_SECONDS = 0.002  # for all relays together, before the loop's other work has its turn
+MAX_LINES = 64  # of a body in chunks that are read at once; it is lines that take time, not bytes
+LEAST_COPY = 256
 
 Pipe = tuple[int, int]
 Until = int | Chunked | None
@@ -41,6 +46,9 @@ class Relays:
         self._epoll = select.epoll()
         self._ends: dict[int, tuple[Relay, _Way, _Way]] = {}
         self._pipes: list[Pipe] = []
+        self._waiting: collections.deque[tuple[Relay, _Way]] = collections.deque()
+        """Directions that had their share and have more to move."""
+        self._going_on = False
         self.loop.add_reader(self._epoll.fileno(), self._on_events)
 
     def close(self) -> None:
@@ -48,6 +56,7 @@ class Relays:
         self.loop.remove_reader(self._epoll.fileno())
         for relay in {id(relay): relay for relay, _, _ in self._ends.values()}.values():
             relay.stop()
+        self._waiting.clear()
         self._epoll.close()
         while self._pipes:
             self.drop_pipe(self._pipes.pop())
@@ -60,21 +69,46 @@ class Relays:
         if self._ends.pop(end, None) is not None:
             self._epoll.unregister(end)
 
+    def later(self, relay: Relay, way: _Way) -> None:
+        """Go on with a direction after what waits already, and after the loop's other work."""
+        self._waiting.append((relay, way))
+        if not self._going_on:
+            self._going_on = True
+            self.loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        until = time.monotonic() + TURN_SECONDS
+        try:
+            while self._waiting and time.monotonic() < until:
+                relay, way = self._waiting.popleft()
+                relay.go_on(way)
+        finally:
+            self._going_on = bool(self._waiting)
+            if self._going_on:
+                self.loop.call_soon(self._go_on)
+
     def _on_events(self) -> None:
-        for end, events in self._epoll.poll(0, _AT_ONCE):
-            found = self._ends.get(end)
-            if found is None:  # ended by an event before this one
-                continue
-            relay, leaving, arriving = found
-            if not relay.dialled:
-                relay.check_dialled(broken=bool(events & _BROKEN))
-                continue
-            if events & ~select.EPOLLOUT:
-                relay.advance(leaving)
-            if events & (select.EPOLLOUT | _BROKEN) and arriving.blocked:
-                relay.advance(arriving)
-            if events & select.EPOLLERR and leaving.finished:
-                relay.fail()  # nobody reads from this end any more, so nobody else would notice
+        until = time.monotonic() + TURN_SECONDS
+        while found := self._epoll.poll(0, _AT_ONCE):
+            for end, events in found:
+                self._on_event(end, events)
+            if len(found) < _AT_ONCE or self._epoll.closed or time.monotonic() > until:
+                break  # what is left is told again
+
+    def _on_event(self, end: int, events: int) -> None:
+        found = self._ends.get(end)
+        if found is None:  # ended by an event before this one
+            return
+        relay, leaving, arriving = found
+        if not relay.dialled:
+            relay.check_dialled(broken=bool(events & _BROKEN))
+            return
+        if events & ~select.EPOLLOUT:
+            relay.advance(leaving)
+        if events & (select.EPOLLOUT | _BROKEN) and arriving.blocked:
+            relay.advance(arriving)
+        if events & select.EPOLLERR and leaving.finished:
+            relay.fail()  # nobody reads from this end any more, so nobody else would notice
 
     def pipe(self) -> Pipe:
         if self._pipes:
@@ -115,6 +149,9 @@ class _Way:
         self._pipe: Pipe | None = None
         self._held = 0
         self.at_end = False
+        self.unread = b""
+        """What was received of the source before, and is to be read first."""
+        self._copy_size = LEAST_COPY
 
     def release(self) -> None:
         self.finished = True
@@ -173,10 +210,17 @@ class _Way:
 
     def _copy(self, chunks: Chunked) -> int:
         """Follow a body in chunks, whose end only its bytes tell."""
-        data = self._source.recv(COPY_SIZE)
+        size, lines = self._copy_size, chunks.lines
+        data, self.unread = self.unread[:size], self.unread[size:]
+        data = data or self._source.recv(size)
         used = chunks.feed(data)
+        few = chunks.lines - lines <= MAX_LINES
+        self._copy_size = min(2 * size, COPY_SIZE) if few else max(size // 2, LEAST_COPY)
         self._first = memoryview(data)[:used]
         self.discarded += len(data) - used
+        if chunks.done:
+            self.discarded += len(self.unread)
+            self.unread = b""
         return len(data)
 
     def _discard(self) -> int:
@@ -189,8 +233,8 @@ class Relay:
     """Connects a client and a server until both are done, either breaks off, or it is stopped.
 
     ``sent`` and ``got`` are what goes to the server and to the client first. With ``until``, the
-    client's bytes go to the server only up to there: a length, or the end of a body in chunks. The
-    server may still be being dialled.
+    client's bytes go to the server only up to there: a length, or the end of a body in chunks, of
+    which ``unread`` has been received already. The server may still be being dialled.
     """
 
     def __init__(
@@ -200,6 +244,7 @@ class Relay:
         sent: bytes = b"",
         got: bytes = b"",
         until: Until = None,
+        unread: bytes = b"",
     ) -> None:
         client, server = ends
         self.done: asyncio.Future[bool] = relays.loop.create_future()
@@ -207,7 +252,7 @@ class Relay:
         self._relays = relays
         self._ends = client.fileno(), server.fileno()
         self._up = _Way(relays, client, server, sent)
-        self._up.until = until
+        self._up.until, self._up.unread = until, unread
         self._down = _Way(relays, server, client, got)
         self._ways = self._up, self._down
         self._limited = until is not None
@@ -273,10 +318,11 @@ class Relay:
                 return
         else:
             way.scheduled = True
-            self._relays.loop.call_soon(self._go_on, way)
+            self._relays.later(self, way)
         self._check()
 
-    def _go_on(self, way: _Way) -> None:
+    def go_on(self, way: _Way) -> None:
+        """Move on what had its share before."""
         way.scheduled = False
         self.advance(way)
 

@@ -18,7 +18,6 @@ NOT_CHECKABLE = "only TLS and HTTP can be checked in strict mode"
 
 METHOD = re.compile(rb"[A-Z][A-Z_-]{0,31}(?: |\Z)")
 _REQUEST_LINE = re.compile(rb"([A-Z][A-Z_-]{0,31}) ([\x21-\x7e]+) HTTP/(\d\.\d)")
-_STRAY = re.compile(rb"(?<!\r)\n|\r(?=[^\n])|\x00")
 _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 HOST = re.compile(rb"([A-Za-z0-9._-]{1,255})(?::([0-9]{1,5}))?")
@@ -70,20 +69,27 @@ def host_name(raw: bytes) -> str:
 def read(data: bytes, port: int) -> tuple[Request, int] | None:
     """The request of a client that connected to ``port``, and the length of its head."""
     line_end = data.find(b"\n") + 1
-    if _STRAY.search(data, 0, line_end or len(data)):
-        raise Unreadable("its HTTP head has stray control characters")
+    _refuse_strays(data[: line_end or len(data)])
     if not line_end:
         return None
     line = _request_line(data[: line_end - 2])
     end = data.find(b"\r\n\r\n", line_end - 2)
-    if _STRAY.search(data, line_end, len(data) if end < 0 else end):
-        raise Unreadable("its HTTP head has stray control characters")
+    head = data[line_end:] if end < 0 else data[line_end : end + 2]
+    _refuse_strays(head)
+    if head.count(b"\r\n") > MAX_HEADERS:  # before any of them is looked at
+        raise Unreadable(f"its HTTP head has more than {MAX_HEADERS} lines")
     if end < 0:
         return None
-    headers = tuple(_header(item) for item in data[line_end : end + 2].split(b"\r\n")[:-1])
-    if len(headers) > MAX_HEADERS:
-        raise Unreadable(f"its HTTP head has more than {MAX_HEADERS} lines")
+    headers = tuple(_header(item) for item in head.split(b"\r\n")[:-1])
     return _request(line, headers, port), end + 4
+
+
+def _refuse_strays(data: bytes) -> None:
+    """Half line ends, and zeros; a regular expression would take thirty times as long."""
+    lines = data.count(b"\r\n")
+    whole = data.count(b"\n") == lines == data.count(b"\r") - data.endswith(b"\r")
+    if not whole or b"\0" in data:
+        raise Unreadable("its HTTP head has stray control characters")
 
 
 def _request_line(line: bytes) -> tuple[bytes, bytes, bytes]:
@@ -179,6 +185,8 @@ class Chunked:
 
     def __init__(self) -> None:
         self.done = False
+        self.lines = 0
+        """How many it has had: what takes time of it."""
         self._left = 0
         self._line = bytearray()
         self._next = "size"
@@ -207,6 +215,7 @@ class Chunked:
 
     def _on_line(self, line: bytes) -> None:
         text = line[:-2]
+        self.lines += 1
         if not line.endswith(b"\r\n") or (self._next == "end" and text):
             raise Unreadable("its chunked body is malformed")
         if self._next == "end":

@@ -344,7 +344,7 @@ class Egress:
         near = await asyncio.to_thread(uplink.near_networks, self._world)
         if near != self._near:
             await asyncio.to_thread(self._router.bound_near, near)
-            self._near = near
+            self._near = self._proxy.near = near
 
     def _on_change(self) -> None:
         """The host's addresses or its firewall changed."""

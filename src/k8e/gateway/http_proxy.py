@@ -39,7 +39,7 @@ MAX_INFORMATION = 16  # answers before the answer, such as 100 and 103
 TURN = 32
 """Events of one message in a row: one byte each would hold everybody else up."""
 CRUMBS = 32 * TURN  # bytes in that many events …
-CRUMBS_PAUSE = 0.002  # … after which a server waits this many seconds: they are work for nothing
+CRUMBS_PAUSE = 0.002  # … after which a side waits this many seconds: they are work for nothing
 
 OpenTunnel = Callable[[], Tunnel]
 
@@ -197,6 +197,7 @@ class Exchange:
             self._tunnel.fail(Gone() if isinstance(error, h11.ProtocolError) else error)
 
     async def _feed_body(self, next_event: Callable[[], Any]) -> None:
+        events = size = 0
         while True:
             async with asyncio.timeout(SLOW_SECONDS):
                 event = await next_event()
@@ -206,6 +207,11 @@ class Exchange:
             if not isinstance(event, h11.Data):
                 raise Gone
             await self._to_server(h11.Data(data=event.data))
+            events += 1
+            size += len(event.data)
+            if events == TURN:  # what is here already comes without a moment for anybody else
+                await asyncio.sleep(CRUMBS_PAUSE if size < CRUMBS else 0)
+                events = size = 0
 
     async def _to_server(self, event: Any) -> None:
         await self._tunnel.send(cast("bytes", self._server.send(event)))

@@ -86,6 +86,10 @@ def _start(argv: list[str], run_dir: Path, file: Path) -> None:
             env={},
             start_new_session=True,
         )
+    _started.append(process)
+    # At once: two of them cannot serve one network, and who is killed now leaves this one behind.
+    record = json.dumps([process.pid, start_time(process.pid)])
+    (run_dir / "tether.json").write_text(record, "ascii")
     fd = os.pidfd_open(process.pid)
     try:
         ended = select.poll()
@@ -102,9 +106,6 @@ def _start(argv: list[str], run_dir: Path, file: Path) -> None:
             raise OSError(f"it was not ready in {START_SECONDS:g} s ({_said(run_dir)})")
     finally:
         os.close(fd)
-    _started.append(process)
-    record = json.dumps([process.pid, start_time(process.pid)])
-    (run_dir / "tether.json").write_text(record, "ascii")
 
 
 def _said(run_dir: Path) -> str:
