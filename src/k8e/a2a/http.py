@@ -12,6 +12,7 @@ from typing import NamedTuple
 import h11
 
 from k8e.admission import Admission, Stranger
+from k8e.http_messages import Connection
 
 MAX_BODY = 8 << 20
 MAX_HEAD = 32 << 10
@@ -110,7 +111,7 @@ class _Connection:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, handler: Handler
     ) -> None:
         self._reader, self._writer, self._handler = reader, writer, handler
-        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
+        self._http = Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
         self.admit: Callable[[], object] = lambda: None
         """Called when a request had a token: nobody else gets to read its body."""
 
