@@ -55,7 +55,8 @@ def test_names_of_megabytes_are_refused_at_once(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr("difflib.get_close_matches", near)
     long = "x" * (8 << 20)
-    for name, arguments in ((long, {}), ("sandbox_run", {long: 1}), ("sandbox_run", {"code": {}})):
+    given: list[tuple[str, dict[str, Any]]] = [(long, {}), ("sandbox_run", {long: 1})]
+    for name, arguments in given:
         with pytest.raises(errors.InvalidRequest) as refused:
             checking.arguments(name, arguments)
         assert len(str(refused.value)) < 1000

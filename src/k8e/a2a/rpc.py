@@ -63,7 +63,7 @@ class Refused(Exception):
 def _parse(body: bytes) -> Mapping[str, Any]:
     if json_size.is_too_large(body):
         told = f"the body has more than {json_size.MAX_VALUES} JSON values; send fewer"
-        raise Refused(None, Fault(faults.INVALID_REQUEST, told))
+        raise Refused(None, Fault(faults.PARSE, told))
     try:
         found = json.loads(body)
     except (ValueError, RecursionError):
