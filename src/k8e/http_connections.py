@@ -9,14 +9,17 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from k8e.admission import ADMIT, Admission, Stranger
+from k8e.http_messages import Connection
 
 MAX_STRANGERS = 512
 MAX_STRANGERS_OF_ADDRESS = 512  # they are of this machine, or behind one proxy
 MAX_CONNECTIONS = 1024
 """All of them together."""
+MAX_HEAD = 16 << 10
 HEAD_SECONDS = 5.0
 """How long a connection may take until its first request is there."""
 STRANGER_SECONDS = 30.0
@@ -32,16 +35,28 @@ class Protocol(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        address = self.client[0] if self.client else ""
+        self.conn = Connection(h11.SERVER, MAX_HEAD)
         if len(self.connections) > MAX_CONNECTIONS:
             transport.abort()
             return
-        self._stranger = self.admission.enter(address, transport.abort)
         self.app_state = {**self.app_state, ADMIT: self._admit}
-        self._waiting = self.loop.call_later(HEAD_SECONDS, self._expect_head)
+        self._enter()
 
-    def _expect_head(self) -> None:
-        if self.scope is None:  # pyright: ignore[reportUnnecessaryComparison]
+    def _enter(self) -> None:
+        """Take a place among the strangers: nothing is known of the request that comes next."""
+        address = self.client[0] if self.client else ""
+        self._leave()
+        self._stranger = self.admission.enter(address, self.transport.abort)
+        self._waiting = self.loop.call_later(HEAD_SECONDS, self._expect_head, self.scope)
+
+    def _leave(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+        if self._stranger is not None:
+            self._stranger.leave()
+
+    def _expect_head(self, before: object) -> None:
+        if self.scope is before:
             self.transport.abort()
         else:
             rest = STRANGER_SECONDS - HEAD_SECONDS
@@ -55,11 +70,24 @@ class Protocol(H11Protocol):
         if self._stranger is not None and self._stranger.pool is not None:
             self.admission.admit(self._stranger)
 
+    def on_response_complete(self) -> None:
+        """One that is open and asks nothing holds a place like any other that says nothing."""
+        if not self.transport.is_closing():
+            self._enter()
+        super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP; an answer that is under way ends with it."""
+        if self.cycle is not None and not self.cycle.response_complete:  # pyright: ignore[reportUnnecessaryComparison]
+            self.cycle.disconnected = True  # else its app would go on, and fail
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.abort()
+
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._waiting is not None:
-            self._waiting.cancel()
-        if self._stranger is not None:
-            self._stranger.leave()
+        self._leave()
         super().connection_lost(exc)
 
 

@@ -249,6 +249,22 @@ async def test_silent_connections_lock_nobody_out(tmp_path: Path, secured: bool)
             item.close()
 
 
+async def test_connections_of_callers_that_ask_no_more_lock_nobody_out(front: Front) -> None:
+    body = json.dumps(CALL).encode()
+    head = f"POST / HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {front.token}\r\n"
+    sized = f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    held: list[asyncio.StreamWriter] = []
+    async with asyncio.timeout(30):
+        for _ in range(http.MAX_CONNECTIONS + 10):
+            reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+            held.append(writer)
+            writer.write(sized.encode() + body)
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        assert (await front.rpc(CALL))["error"]["code"] == -32001
+    for writer in held:
+        writer.close()
+
+
 async def test_task_that_is_cancelled_before_it_began_is_over(tmp_path: Path) -> None:
     async with AsyncSandboxClient(f"unix:{tmp_path}/nobody") as client:
         desk = Desk(client, Terms(running=1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 import socket
 import time
@@ -15,7 +16,7 @@ import httpx2
 import pytest
 from mcp_types import Implementation
 
-from k8e import errors, settings
+from k8e import errors, http_connections, settings
 from k8e.gateway import http_front
 from tests.gateway import http_gateways
 from tests.gateway.http_gateways import Caller, HttpGateway
@@ -101,6 +102,78 @@ async def test_stranger_gets_an_answer_before_the_body_is_read(gateway: HttpGate
         assert (await reader.readline()).split()[1] in (b"401", b"429")
         await reader.read()
     writer.close()
+
+
+def dial(gateway: HttpGateway, data: bytes) -> socket.socket:
+    """A connection on which this has been said."""
+    address = ("127.0.0.1", int(gateway.root.rpartition(":")[2]))
+    made = socket.create_connection(address, timeout=PATIENCE)
+    made.sendall(data)
+    return made
+
+
+def health(caller: HttpGateway | Caller) -> bytes:
+    credential = caller.headers["authorization"]
+    return (
+        f"GET /healthz HTTP/1.1\r\nHost: localhost\r\nAuthorization: {credential}\r\n\r\n".encode()
+    )
+
+
+@pytest.fixture
+def many_files() -> Generator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], 4096), before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_connections_of_one_caller_that_ask_no_more_lock_nobody_out(
+    gateway: HttpGateway, many_files: None
+) -> None:
+    greedy = health(gateway.key("greedy"))
+    right = health(gateway)
+    with contextlib.ExitStack() as held:
+        for _ in range(http_connections.MAX_CONNECTIONS + 20):
+            made = held.enter_context(dial(gateway, greedy))
+            assert made.recv(4096).startswith(b"HTTP/1.1 200")
+            made.sendall(b"GET /healthz HTTP/1.1\r\nX: ")  # and so on, as slowly as it likes
+        for _ in range(3):
+            with dial(gateway, right) as made:
+                assert made.recv(4096).startswith(b"HTTP/1.1 200")
+
+
+async def test_body_of_too_many_values_is_never_read(gateway: HttpGateway) -> None:
+    """To read it would hold everybody up for seconds, and take the memory of the machine."""
+    body = b'{"jsonrpc":"2.0","id":1,"method":"ping","params":{"a":[' + b"[]," * 100_000 + b"1]}}"
+    async with web(gateway) as client:
+        for more in ({}, {"mcp-protocol-version": MODERN}):
+            headers = {**EVERY, **more, "content-type": "application/json"}
+            found = await client.post(gateway.url, content=body, headers=headers)
+            assert (found.status_code, "JSON values" in found.text) == (413, True)
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [b"zz\r\n", b"1\r\na\r\n" * 10_000, b"a:\r\n"],
+    ids=["no chunk", "single bytes", "trailer"],
+)
+async def test_what_is_no_http_is_refused_without_a_trace_in_the_log(
+    gateway: HttpGateway, rest: bytes
+) -> None:
+    before = http_gateways.log(gateway.place).read_text()
+    for head in (b"", f"Authorization: Bearer {gateway.token}\r\n".encode()):
+        start = b"POST /mcp HTTP/1.1\r\nHost: localhost\r\n" + head
+        with dial(gateway, start + b"Transfer-Encoding: chunked\r\n\r\n" + rest) as made:
+            assert made.recv(4096).startswith(b"HTTP/1.1 400")
+    stream = f"GET /mcp HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {gateway.token}\r\n"
+    chunked = f"{stream}Accept: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with dial(gateway, chunked.encode()) as made:
+        assert made.recv(4096).startswith(b"HTTP/1.1 200")
+        made.sendall(rest)
+        with contextlib.suppress(ConnectionResetError):
+            while made.recv(4096):
+                pass
+    assert "Traceback" not in http_gateways.log(gateway.place).read_text()[len(before) :]
 
 
 async def test_flood_of_wrong_credentials_harms_no_right_one(gateway: HttpGateway) -> None:

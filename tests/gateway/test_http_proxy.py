@@ -85,6 +85,34 @@ async def test_an_answer_reaches_the_client_while_it_is_made() -> None:
         assert await client.until(b"0\r\n\r\n")
 
 
+async def test_an_answer_of_thousands_of_fields_is_no_answer() -> None:
+    """To read and judge them all would hold everybody else up."""
+    for status in (b"103 Early", b"200 OK"):
+        said = b"HTTP/1.1 " + status + b"\r\n" + b"a:\r\n" * 10_000 + b"\r\n"
+        assert status_of(await answer_to(GET + LAST, Script(said))) == 502
+    assert status_of(await answer_to(GET + b"a:\r\n" * 10_000 + LAST, Script())) == 431
+
+
+async def test_a_request_in_single_bytes_holds_nobody_up() -> None:
+    script, ticks = Script(ends=False), 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0.001)
+            ticks += 1
+
+    async with visiting(script) as client:
+        ticking = asyncio.create_task(tick())
+        client.say(POST + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\na\r\n" * 4000)
+        client.say(b"0\r\n\r\n")
+        await script.until(b"\r\n0\r\n\r\n")
+        ticking.cancel()
+        script.say(OK)
+        assert status_of(await client.until(b"hi")) == 200
+    assert ticks > 50, "others had their turns"
+
+
 async def test_a_head_has_the_length_and_not_the_body() -> None:
     script = Script(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n", ends=False)
     found = await answer_to(b"HEAD / HTTP/1.1\r\n" + HEAD + LAST, script)

@@ -107,9 +107,20 @@ def test_secrets_are_hidden_also_where_they_come_in_pieces() -> None:
     output.add(wire.OUT, b"hunter2!-and-more")
     output.add(wire.ERR, b"hunt")
     output.add(wire.ERR, b"er2!.")
-    assert read(transcript).printed == (
-        b"it is ********, abc, " + b"*" * 17 + b"hunt" + b"****."
-    ), "what had been told before the rest came stays; three letters are no secret"
+    assert read(transcript).printed == (b"it is ********, abc, " + b"*" * 17 + b"********."), (
+        "three letters are no secret"
+    )
+
+
+def test_a_secret_that_is_printed_byte_by_byte_is_hidden_and_what_is_none_is_told() -> None:
+    transcript = Transcript()
+    transcript.hide(["hunter2!"])
+    output = program(transcript, "1")
+    for byte in b"a hunter2! and a hunter3, hunt":
+        output.add(wire.OUT, bytes([byte]))
+    assert read(transcript).printed == b"a ******** and a hunter3, "
+    transcript.end("1", 0)
+    assert read(transcript).printed == b"a ******** and a hunter3, hunt"
 
 
 def test_results_of_contexts_are_not_in_it() -> None:

@@ -45,6 +45,24 @@ def test_every_tool_has_a_handler_and_no_handler_is_left_over() -> None:
     assert set(tools.HANDLERS) == set(catalog.TOOLS)
 
 
+@pytest.mark.timeout(20)
+def test_names_of_megabytes_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[int] = []
+
+    def near(word: str, *_: Any) -> list[str]:
+        compared.append(len(word))
+        return []
+
+    monkeypatch.setattr("difflib.get_close_matches", near)
+    long = "x" * (8 << 20)
+    given: list[tuple[str, dict[str, Any]]] = [(long, {}), ("sandbox_run", {long: 1})]
+    for name, arguments in given:
+        with pytest.raises(errors.InvalidRequest) as refused:
+            checking.arguments(name, arguments)
+        assert len(str(refused.value)) < 1000
+    assert max(compared) < 100
+
+
 def test_versions_are_those_of_the_sdk() -> None:
     assert tuple(HANDSHAKE_PROTOCOL_VERSIONS) == greeting.HANDSHAKE_VERSIONS
     assert tuple(MODERN_PROTOCOL_VERSIONS) == greeting.MODERN_VERSIONS

@@ -321,3 +321,30 @@ async def test_what_a_paused_session_asked_for_can_be_decided_on(
     await sessions.pause(ME, "mine")
     assert (await approvals.decide(ME, asked.approval_id, approved=True)).status == "approved"
     assert (await approvals.wait(ME, asked.approval_id)).approval_id == asked.approval_id
+
+
+async def test_who_asks_for_much_hides_nothing_that_others_ask_for(
+    approvals: Approvals, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_LISTED", 1 << 20)
+    loud = [await sessions.create(OTHER, SessionSpec()) for _ in range(2)]
+    for session in loud:
+        for _ in range(MAX_PENDING):
+            approvals.ask(OTHER, session.session_id, "\U0001f4a3" * module.MAX_ACTION)
+    session = await sessions.create(ME, SessionSpec())
+    asked = [approvals.ask(ME, session.session_id, f"action {n}").approval_id for n in range(3)]
+    told = approvals.pending(Principal("approver", frozenset({Role.APPROVER})))
+    assert [item.approval_id for item in told if item.owner == ME.name] == asked
+    assert 3 < len(told) < 20
+    assert sum(len(item.action.encode()) for item in told) < 1 << 20
+    assert [item.approval_id for item in approvals.pending(ME)] == asked
+
+
+async def test_a_yes_of_before_there_was_an_approver_is_of_no_use_after(
+    approvals: Approvals, asked: Approval
+) -> None:
+    await approvals.decide(ME, asked.approval_id, approved=True)
+    await approvals.approver.configure(SECRET, "")
+    assert approvals.get(ME, asked.approval_id).status == "expired"
+    with pytest.raises(errors.TimedOut, match="expired"):
+        await approvals.wait(ME, asked.approval_id)

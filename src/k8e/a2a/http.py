@@ -12,6 +12,7 @@ from typing import NamedTuple
 import h11
 
 from k8e.admission import Admission, Stranger
+from k8e.http_messages import Connection
 
 MAX_BODY = 8 << 20
 MAX_HEAD = 32 << 10
@@ -71,13 +72,14 @@ class Server:
         address = str((writer.get_extra_info("peername") or [""])[0])
         if task is None:
             return
-        stranger = self._places.enter(address, task.cancel)
+        place = [self._places.enter(address, task.cancel)]
         self._open.add(task)
         try:
             if self._security is not None:  # here, so that a silent handshake has a place as well
                 await writer.start_tls(self._security, ssl_handshake_timeout=HANDSHAKE_SECONDS)
             connection = _Connection(reader, writer, self._handler)
-            connection.admit = lambda: self._admit(stranger)
+            connection.admit = lambda: self._admit(place[0])
+            connection.rest = lambda: self._rest(place, task.cancel)
             await connection.serve()
         except (OSError, TimeoutError, h11.ProtocolError):
             pass  # whoever was there has left, or does not speak HTTP
@@ -86,7 +88,7 @@ class Server:
         except Exception:
             logger.exception("a connection failed for a reason that nobody thought of")
         finally:
-            stranger.leave()
+            place[0].leave()
             self._open.discard(task)
             writer.close()
 
@@ -97,6 +99,11 @@ class Server:
         if len(self._open) - len(self._places) >= MAX_CONNECTIONS:
             raise Problem(503, "too many connections are open; try again later")
         self._places.admit(stranger)
+
+    def _rest(self, place: list[Stranger], expel: Callable[[], object]) -> None:
+        """Nothing is known of the next request: else one caller could keep all connections."""
+        if place[0].pool is None:
+            place[0] = self._places.enter(place[0].address, expel)
 
     async def close(self) -> None:
         for task in list(self._open):
@@ -110,9 +117,11 @@ class _Connection:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, handler: Handler
     ) -> None:
         self._reader, self._writer, self._handler = reader, writer, handler
-        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
+        self._http = Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
         self.admit: Callable[[], object] = lambda: None
         """Called when a request had a token: nobody else gets to read its body."""
+        self.rest: Callable[[], object] = lambda: None
+        """Called when a request was answered, and another may follow."""
 
     async def serve(self) -> None:
         while True:
@@ -133,6 +142,7 @@ class _Connection:
             if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
                 return
             self._http.start_next_cycle()
+            self.rest()
 
     async def _next(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         while True:

@@ -9,6 +9,7 @@ import logging
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any, cast
 
+from k8e import json_size
 from k8e.a2a import asking, dialects, faults
 from k8e.a2a.desk import Desk
 from k8e.a2a.dialects import Dialect
@@ -60,6 +61,9 @@ class Refused(Exception):
 
 
 def _parse(body: bytes) -> Mapping[str, Any]:
+    if json_size.is_too_large(body):
+        told = f"the body has more than {json_size.MAX_VALUES} JSON values; send fewer"
+        raise Refused(None, Fault(faults.PARSE, told))
     try:
         found = json.loads(body)
     except (ValueError, RecursionError):

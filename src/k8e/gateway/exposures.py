@@ -10,8 +10,9 @@ from collections.abc import AsyncGenerator
 from typing import NamedTuple
 
 from k8e import errors
+from k8e.admission import Admission
 from k8e.gateway import listening
-from k8e.gateway.service_doors import ServiceDoor
+from k8e.gateway.service_doors import MAX_STRANGERS, ServiceDoor
 from k8e.guest.ports import DEFAULT_HOST
 from k8e.model import Phase, Principal, Session
 from k8e.sessions import operations
@@ -38,6 +39,7 @@ class Exposures:
         self._store = store
         self._sessions = sessions
         self._doors: dict[tuple[str, int], ServiceDoor] = {}
+        self._places = Admission(MAX_STRANGERS, MAX_STRANGERS)
         self._lock = asyncio.Lock()  # protects the choice of a new place, one at a time
         sessions.on_end.append(self._session_ended)
 
@@ -121,7 +123,7 @@ class Exposures:
         return Exposed(exposure, door.url, place.warning)
 
     async def _open(self, exposure: Exposure, place: listening.Place) -> ServiceDoor:
-        door = ServiceDoor(self._sessions, exposure)
+        door = ServiceDoor(self._sessions, exposure, self._places)
         self._doors[exposure.session_id, exposure.port] = door
         try:
             await door.open(place.socket)

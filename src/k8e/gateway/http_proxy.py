@@ -24,6 +24,7 @@ from k8e.gateway.http_checks import Admitted, Door, Refused
 from k8e.gateway.http_headers import Headers
 from k8e.gateway.tunnels import Broken, Tunnel
 from k8e.gateway.visitors import SLOW_SECONDS, Gone, Visitor
+from k8e.http_messages import Stream
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ class Visit:
         self._visitor = visitor
         self._open_tunnel = open_tunnel
         self._admit = admit
-        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
+        self._http = Stream(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
 
     async def run(self) -> None:
         """Serve until either side has had enough."""
@@ -167,7 +168,7 @@ class Exchange:
         self._visitor = visitor
         self._tunnel = tunnel
         self._admitted = admitted
-        self._server = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD)
+        self._server = Stream(h11.CLIENT, max_incomplete_event_size=MAX_HEAD)
 
     async def run(self, next_event: Callable[[], Any]) -> None:
         asked = self._admitted

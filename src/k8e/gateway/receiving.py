@@ -21,13 +21,56 @@ from k8e.model import Principal
 PLACES = 8
 """Requests of one caller that are read, or are large and being worked on, at once."""
 LARGE = 1 << 20  # bytes of a request that keeps its place until its call has ended
+MANY = 64 << 10  # bytes of a message that could have more fields than …
+MAX_FIELDS = 20_000
+"""… this: to read millions of empty ones would hold everybody up for seconds."""
 SECONDS = 120.0  # for a request to come in
+
+
+def has_too_many(data: bytes) -> bool:
+    """Whether a message has more fields than any needs; told without reading what is in them."""
+    at, fields = 0, 0
+    with contextlib.suppress(IndexError):  # it ends too early, which is not for us to say
+        while at < len(data):
+            fields += 1
+            if fields > MAX_FIELDS:
+                return True
+            tag, at = _varint(data, at)
+            match tag & 7:
+                case 0:
+                    _, at = _varint(data, at)
+                case 1:
+                    at += 8
+                case 2:
+                    size, at = _varint(data, at)
+                    at += size
+                case 3 | 4:  # groups: what is in them follows
+                    pass
+                case _:
+                    at += 4
+    return False
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number, and where it ends."""
+    number = shift = 0
+    while True:
+        byte = data[at]
+        number |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80 or shift > 63:
+            return number, at
 
 
 def reading(kind: Any) -> Callable[[bytes], Any]:
     """How messages of a kind are read; what is none is the client's mistake, not ours."""
 
     def read(data: bytes) -> Any:
+        if len(data) > MANY and has_too_many(data):
+            raise errors.InvalidRequest(
+                f"this {kind.DESCRIPTOR.name} has more than {MAX_FIELDS} fields and items",
+                hint="send fewer hosts, variables or packages",
+            )
         try:
             return kind.FromString(data)
         except DecodeError:

@@ -7,6 +7,7 @@ import logging
 import socket
 from importlib import import_module
 
+from k8e.admission import Admission, Stranger
 from k8e.gateway.http_checks import Door
 from k8e.gateway.tunnels import Tunnel
 from k8e.gateway.visitors import Visitor
@@ -18,22 +19,26 @@ log = logging.getLogger(__name__)
 
 MAX_KNOWN = 128
 """Connections of clients that have shown the token."""
-MAX_STRANGERS = 128
-"""Connections of clients that have not: the oldest has to leave when another comes."""
+MAX_STRANGERS = 512
+"""Connections of clients that have not, of all exposed ports together."""
+WELCOMES = 16
+"""Connections that are taken in a row: whoever was taken before is heard first."""
 CLOSE_SECONDS = 5.0
 
 
 class ServiceDoor:
     """One exposed port, from its first connection to its last."""
 
-    def __init__(self, sessions: Sessions, exposure: Exposure) -> None:
+    def __init__(self, sessions: Sessions, exposure: Exposure, places: Admission) -> None:
+        """``places`` are for strangers, and shared by all exposed ports."""
         self.exposure = exposure
+        self._places = places
         authority = f"{exposure.address}:{exposure.listen_port}"
         self._door = Door(authority.encode(), exposure.token.encode(), exposure.cookie_key.encode())
         self._sessions = sessions
         self._server: asyncio.Server | None = None
         self._visits: dict[asyncio.Task[None], Visitor] = {}
-        self._strangers: dict[Visitor, None] = {}  # oldest first
+        self._strangers: dict[Visitor, Stranger] = {}
         self._closing = False
 
     @property
@@ -46,8 +51,9 @@ class ServiceDoor:
             # Now, and not at the start: most gateways expose nothing.
             await asyncio.to_thread(import_module, "k8e.gateway.http_proxy")
             self._server = await loop.create_server(
-                lambda: Visitor(self._welcome), sock=listening, backlog=MAX_KNOWN
+                lambda: Visitor(self._welcome), sock=listening, backlog=WELCOMES
             )
+            listening.listen(MAX_KNOWN)  # those may wait for that
         except BaseException:
             listening.close()
             raise
@@ -60,11 +66,9 @@ class ServiceDoor:
         if self._closing:
             visitor.abort()
             return
-        self._strangers[visitor] = None
-        if len(self._strangers) > MAX_STRANGERS:
-            oldest = next(iter(self._strangers))
-            del self._strangers[oldest]
-            oldest.abort()
+        # Who floods one port drives out others of this port, and not those of the next.
+        stranger = self._places.enter(self.exposure.address, visitor.abort, group=self.url)
+        self._strangers[visitor] = stranger
         visit = Visit(self._door, visitor, self._open_tunnel, lambda: self._admit(visitor))
         task = asyncio.get_running_loop().create_task(visit.run())
         self._visits[task] = visitor
@@ -75,11 +79,13 @@ class ServiceDoor:
         if visitor in self._strangers:
             if len(self._visits) - len(self._strangers) >= MAX_KNOWN:
                 return False
-            del self._strangers[visitor]
+            self._strangers.pop(visitor).leave()
         return True
 
     def _left(self, task: asyncio.Task[None]) -> None:
-        self._strangers.pop(self._visits.pop(task), None)
+        stranger = self._strangers.pop(self._visits.pop(task), None)
+        if stranger is not None:
+            stranger.leave()
         if not task.cancelled() and task.exception() is not None:
             log.error("a connection to an exposed port failed", exc_info=task.exception())
 

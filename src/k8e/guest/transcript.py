@@ -37,7 +37,7 @@ class Transcript:
         self._code = 0  # of what ended last
         self._began = time.monotonic()
         self._secrets: list[bytes] = []
-        self._tails = {OUT: b"", ERR: b""}
+        self._held = {OUT: b"", ERR: b""}
 
     def hide(self, values: list[str]) -> None:
         """Never show these values; asterisks stand for them, as many as they have bytes."""
@@ -58,21 +58,33 @@ class Transcript:
             self._running.remove(exec_id)
             self._code = code
             if not self._running:
+                self._release()
                 self._output.finish()
+
+    def _release(self) -> None:
+        """Show what might have become a secret; nothing follows that would make it one."""
+        for kind, held in self._held.items():
+            if held:
+                self._held[kind] = b""
+                self._output.add(kind, held)
 
     def _add(self, kind: int, data: bytes) -> None:
         if kind != SHOW:
-            self._output.add(kind, self._hidden(kind, data) if self._secrets else data)
+            shown = self._hidden(kind, data) if self._secrets else data
+            if shown:
+                self._output.add(kind, shown)
 
     def _hidden(self, kind: int, data: bytes) -> bytes:
-        """``data`` without secrets, also where one begins in what came before."""
-        before = self._tails[kind]
-        both = before + data
+        """What can be shown by now; a secret may come in pieces, and its first is held until then.
+
+        Else somebody who prints it byte by byte would show all of it but for the last one.
+        """
+        both = self._held[kind] + data
         for secret in self._secrets:
             both = both.replace(secret, b"*" * len(secret))
-        # What is hidden stays hidden in there, and no secret begins with it.
-        self._tails[kind] = both[-len(self._secrets[0]) + 1 :]
-        return both[len(before) :]
+        shown = len(both) - max(_begun(both, secret) for secret in self._secrets)
+        self._held[kind] = both[shown:]
+        return both[:shown]
 
     def attach(self, channel: Any, spec: dict[str, Any]) -> None:
         start, credit = int(spec.get("seq") or 0), int(spec.get("window") or WINDOW)
@@ -92,6 +104,16 @@ class Transcript:
             "truncated": False,
             "seq": self._output.end,
         }
+
+
+def _begun(text: bytes, secret: bytes) -> int:
+    """How many bytes of a secret, but not all, ``text`` ends with."""
+    start = max(0, len(text) - len(secret) + 1)
+    while (start := text.find(secret[:1], start)) >= 0:
+        if secret.startswith(text[start:]):
+            return len(text) - start
+        start += 1
+    return 0
 
 
 class TranscriptReader:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
 from typing import Any, cast
 
 from k8e import errors
 from k8e.mcp import catalog
 
+MAX_COMPARED = 80  # characters; to compare megabytes would hold everybody up
 _KINDS: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "integer": (int,),
@@ -21,7 +23,7 @@ def tool(name: str) -> dict[str, Any]:
     """The tool of this name."""
     found = catalog.TOOLS.get(name)
     if found is None:
-        near = difflib.get_close_matches(name, catalog.TOOLS, 1, 0.5)
+        near = _near(name, catalog.TOOLS)
         advice = f"did you mean {near[0]}?" if near else "tools/list tells which there are"
         raise errors.InvalidRequest(f"there is no tool {name[:80]!r}", hint=advice)
     return found
@@ -60,8 +62,13 @@ def _empty(key: str, value: Any) -> bool:
     return value == "" or (key == "timeout" and type(value) in (int, float) and not value)
 
 
+def _near(name: str, known: Iterable[str]) -> list[str]:
+    """What may be meant; of a name that is long only its beginning is compared."""
+    return difflib.get_close_matches(name[:MAX_COMPARED], known, 1, 0.5)
+
+
 def _unknown(name: str, key: str, properties: dict[str, Any]) -> errors.InvalidRequest:
-    near = difflib.get_close_matches(key, properties, 1, 0.5)
+    near = _near(key, properties)
     known = ", ".join(properties) or "none"
     advice = f"did you mean {near[0]!r}? " if near else ""
     return errors.InvalidRequest(
@@ -114,5 +121,6 @@ def _items(where: str, value: list[Any], schema: dict[str, Any]) -> None:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}…"
+    # A long text is cut before it is quoted.
+    text = repr(value[:MAX_COMPARED] if isinstance(value, str) else value)
+    return text if len(text) <= MAX_COMPARED else f"{text[:MAX_COMPARED]}…"

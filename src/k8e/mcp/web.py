@@ -17,6 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from k8e import admission, doors
 from k8e.doors import Door
+from k8e.json_size import MAX_VALUES, JsonSize
 from k8e.mcp import server
 from k8e.mcp.greeting import fields
 from k8e.mcp.lines import MAX_LINE
@@ -99,7 +100,7 @@ class App:
         session = headers.get(b"mcp-session-id", b"").decode("latin-1")
         if scope["method"] == "GET" and not session:
             await self._streams.stream(scope, receive, send)
-        elif scope["method"] == "POST" and b"mcp-protocol-version" not in headers:
+        elif scope["method"] == "POST":
             await self._post(headers, session, scope, receive, send)
         else:
             await self._modern(session, scope, receive, send)
@@ -112,12 +113,16 @@ class App:
         receive: Receive,
         send: Send,
     ) -> None:
-        """A client that names no version of the protocol: its handshake, or one of K8E's."""
-        body = await _body(receive)
-        if body is None:
-            answer = PlainTextResponse(f"the body has more than {MAX_LINE} bytes\n", 413)
-            await answer(scope, receive, send)
-        elif session in self._streams or (not session and not _is_handshake(headers, body)):
+        """A message; of a client that names no version of the protocol, it may be K8E's way."""
+        try:
+            body = await _body(receive)
+        except TooLarge as error:
+            await PlainTextResponse(f"{error}\n", 413)(scope, receive, send)
+            return
+        older = b"mcp-protocol-version" not in headers
+        if older and (
+            session in self._streams or (not session and not _is_handshake(headers, body))
+        ):
             await self._streams.post(body, scope, receive, send)
         else:
             await self._modern(session, scope, _replayed(body, receive), send)
@@ -163,16 +168,24 @@ class App:
         task.add_done_callback(self._leaving.discard)
 
 
-async def _body(receive: Receive) -> bytes | None:
-    """The whole body; None if it is too long."""
-    found = bytearray()
+class TooLarge(Exception):
+    """A body has more than any message may; the text says of what."""
+
+
+async def _body(receive: Receive) -> bytes:
+    """The whole body, judged while it comes: what is too large is never parsed."""
+    found, size = bytearray(), JsonSize()
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             return bytes(found)
-        found += message.get("body", b"")
+        piece = message.get("body", b"")
+        found += piece
+        size.feed(piece)
         if len(found) > MAX_LINE:
-            return None
+            raise TooLarge(f"the body has more than {MAX_LINE} bytes")
+        if size.too_large:
+            raise TooLarge(f"the body has more than {MAX_VALUES} JSON values; send fewer")
         if not message.get("more_body"):
             return bytes(found)
 

@@ -5,9 +5,11 @@ A file of its own: it is written seldom, and must be on the disk before anybody 
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from k8e import database
 from k8e.sessions import clock
@@ -85,6 +87,17 @@ class Approval:
         }
 
 
+class Waiting(NamedTuple):
+    """An action on which nobody has decided, as far as it takes little to know it."""
+
+    approval_id: str
+    owner: str
+    session_id: str
+    sandbox_id: str
+    length: int
+    """Characters of its text."""
+
+
 class ApprovalStore:
     """The approvals of one gateway."""
 
@@ -145,8 +158,20 @@ class ApprovalStore:
         found = self._select("approval_id=?", approval_id)
         return found[0] if found else None
 
-    def pending(self, now: float) -> list[Approval]:
-        return self._select("status='pending' AND deadline > ? ORDER BY created_at", now)
+    def pending(self, now: float, owner: str = "") -> list[Waiting]:
+        """What waits for a decision, of one owner or of all, oldest first; without the texts."""
+        condition, values = "status='pending' AND deadline > ?", [now]
+        if owner:
+            condition, values = f"{condition} AND owner=?", [now, owner]
+        query = "SELECT approval_id, owner, session_id, sandbox_id, length(action) FROM approvals"
+        found = self._db.execute(f"{query} WHERE {condition} ORDER BY created_at, rowid", values)
+        return [Waiting(*row) for row in found]
+
+    def several(self, approval_ids: Iterable[str]) -> list[Approval]:
+        """These approvals, oldest first."""
+        wanted = json.dumps(list(approval_ids))
+        condition = "approval_id IN (SELECT value FROM json_each(?)) ORDER BY created_at, rowid"
+        return self._select(condition, wanted)
 
     def count_pending(self, sandbox_id: str, now: float) -> int:
         """How many actions of one sandbox wait for a decision."""

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Generator
 from dataclasses import replace
 
@@ -21,6 +22,7 @@ from k8e.sessions.approval_store import (
     USED,
     Approval,
     ApprovalStore,
+    Waiting,
 )
 from k8e.sessions.approver import Approver
 from k8e.sessions.service import Sessions
@@ -32,6 +34,9 @@ MAX_REASON = 4 << 10
 MAX_PENDING = 100  # of one session
 MAX_KEPT = 1000
 """Approvals of one session that are kept, those included on which nobody can act any more."""
+MAX_LISTED = 8 << 20
+"""Bytes of one list of approvals, about: clients take frames of 16 MiB."""
+LISTED_EACH = 1 << 10  # of them, for one approval beside its text
 EXPIRES = 3600.0
 """Seconds in which an action can be approved and acted on, unless the asker says otherwise."""
 MAX_EXPIRES = 7 * 24 * 3600.0
@@ -222,16 +227,18 @@ class Approvals:
 
     def pending(self, principal: Principal, session_id: str = "") -> list[Approval]:
         """Those that wait for a decision, oldest first; for an approver, of all owners."""
-        waiting = [item for item in self._store.pending(clock.now()) if _may_see(principal, item)]
+        owner = "" if Role.APPROVER in principal.roles else principal.name
+        waiting = self._store.pending(clock.now(), owner)
         owners = {item.owner for item in waiting}
         living = {
             item.sandbox_id for owner in owners for item in self._sessions.listing(Principal(owner))
         }
-        return [
-            self._seen(item)
+        meant = [
+            item
             for item in waiting
             if item.sandbox_id in living and session_id in ("", item.session_id)
         ]
+        return [self._seen(item) for item in self._store.several(_fair(meant))]
 
     def _seen(self, approval: Approval) -> Approval:
         """An approval as it is now: time passes, and an approver may have come."""
@@ -239,9 +246,11 @@ class Approvals:
         approval = replace(approval, expires_at=told)
         if approval.status in (PENDING, APPROVED) and approval.deadline <= clock.now():
             return replace(approval, status=EXPIRED)
-        if approval.status == PENDING:
-            return replace(approval, advisory=not self.approver.configured)
-        return approval
+        binding = self.approver.configured
+        if approval.status == APPROVED and approval.advisory and binding:
+            # Anybody could say this yes before there was an approver.
+            return replace(approval, status=EXPIRED)
+        return replace(approval, advisory=not binding) if approval.status == PENDING else approval
 
     def _living(self, principal: Principal, session_id: str, sandbox_id: str = "") -> Session:
         session = self._sessions.get(principal, session_id)
@@ -259,6 +268,25 @@ class Approvals:
             log.exception("approvals of session %s could not be removed", session.session_id)
         for approval_id in list(self._waiting):  # those of other sessions find nothing changed
             self._wake(approval_id)
+
+
+def _fair(waiting: list[Waiting]) -> list[str]:
+    """Which fit into one answer: of each owner the oldest, then the second, and so on.
+
+    So whoever asks for much, and at length, hides nothing that others ask for.
+    """
+    turns: Counter[str] = Counter()
+    order: list[tuple[int, int]] = []
+    for place, item in enumerate(waiting):
+        order.append((turns[item.owner], place))
+        turns[item.owner] += 1
+    left, found = MAX_LISTED, list[str]()
+    for _, place in sorted(order):
+        left -= LISTED_EACH + 4 * waiting[place].length
+        if left < 0:
+            break
+        found.append(waiting[place].approval_id)
+    return found
 
 
 def _may_see(principal: Principal, approval: Approval) -> bool:

@@ -1,0 +1,57 @@
+"""Messages of HTTP from somebody who is not trusted: h11's, within bounds of the work they make.
+
+h11 bounds the bytes of a head. But to read one of one-letter fields takes a hundred times as long
+as one of the same size that a browser sends, and so does a body of chunks that have a byte each.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import h11
+
+MAX_FIELDS = 200
+"""Lines of a head. Browsers send some twenty."""
+MAX_CRUMBS = 1024
+"""Pieces of a body that may be small …"""
+CRUMB = 16  # … which means fewer bytes than this, on average
+_SHORTEST = 4 * MAX_FIELDS  # bytes of a head with more fields; shorter ones need no look
+
+
+class Connection(h11.Connection):
+    """One side of a connection, and what the other side says."""
+
+    _pieces = _size = 0
+
+    def next_event(self) -> Any:
+        """As h11 has it; RemoteProtocolError for a message that is only there to make work."""
+        if self.their_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self._check_fields()
+        event = super().next_event()
+        if self.our_role is h11.SERVER:
+            self._check_piece(event)
+        return event
+
+    def _check_fields(self) -> None:
+        head = self.trailing_data[0]
+        if len(head) < _SHORTEST:
+            return
+        ends = [at for end in (b"\n\r\n", b"\n\n") if (at := head.find(end)) >= 0]
+        if head.count(b"\n", 0, min(ends, default=len(head))) > MAX_FIELDS:
+            raise h11.RemoteProtocolError(f"more than {MAX_FIELDS} header fields", 431)
+
+    def _check_piece(self, event: Any) -> None:
+        if isinstance(event, h11.Request):
+            self._pieces = self._size = 0
+        elif isinstance(event, h11.Data):
+            self._pieces += 1
+            self._size += len(event.data)
+            if self._pieces > MAX_CRUMBS and self._size < CRUMB * self._pieces:
+                raise h11.RemoteProtocolError("the body comes in too many small pieces", 400)
+
+
+class Stream(Connection):
+    """The same for bodies that go on to somebody else, who may want them piece by piece."""
+
+    def _check_piece(self, event: Any) -> None:
+        pass
