@@ -25,7 +25,7 @@ from k8e.guest.wire import (
 )
 
 SHORTEST_SECRET = 4  # bytes: shorter ones are words of every output
-HELD_MOST = 4096  # bytes that wait for what follows; of a longer secret, the first bytes may be told
+HELD_MOST = 4096  # bytes that wait for what follows; a longer beginning of a secret is told
 
 
 class Veil:
