@@ -179,7 +179,7 @@ def test_promises_hold_without_root(user_place: UserPlace, runtime: str, areas: 
     broken = [row for row in told["results"] if row["verdict"] == "fail"]
     assert not broken, broken
     # Of a container's pauses nothing is left to check without a control group.
-    assert told["passed"] > told["not_applicable"] or (runtime, areas[0][:5]) == (
+    assert told["passed"] >= told["not_applicable"] or (runtime, areas[0][:5]) == (
         "container",
         "pause",
     )

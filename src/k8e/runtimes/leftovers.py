@@ -20,6 +20,7 @@ from k8e import errors
 NOTE = "left.json"
 FIRST_DELAY, LONGEST_DELAY = 1.0, 60.0  # seconds between two tries
 _MOST_DOUBLINGS = 6
+MOST_WORDS = 500  # characters of a note that are believed
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,8 @@ class Leftovers:
         for file in self._sandboxes.glob(f"sb-*/{NOTE}"):
             with contextlib.suppress(*errors.UNREADABLE):
                 data: dict[str, Any] = json.loads(file.read_text("utf-8"))
-                found = Leftover(file.parent.name, str(data["what"]), float(data["since"]))
+                what = str(data["what"])[:MOST_WORDS]
+                found = Leftover(file.parent.name, what, float(data["since"]))
                 self._known[found.sandbox_id] = found
 
     def note(self, sandbox_id: str, what: str) -> None:

@@ -28,8 +28,9 @@ from k8e.runtimes.workspaces import round_up
 RUN_SECONDS = 30.0
 DELETE_SECONDS = 10.0  # for the runtime; what it leaves, we remove
 AGAIN_SECONDS = 0.5  # for the processes of a sandbox that resisted before
-FREEZE_SECONDS = 30.0
-FREEZE_TRIES = 3
+FREEZE_SECONDS = 15.0
+FREEZE_TRIES = 6
+FREEZE_DELAY = 0.05  # seconds before the second try, doubled for each one after it
 
 log = logging.getLogger(__name__)
 
@@ -289,7 +290,8 @@ class OciRuntime:
     async def switch(self, verb: str, sandbox_id: str, wanted: str) -> None:
         """Have the runtime's program ``pause`` or ``resume``; no error if it is as ``wanted``.
 
-        Several times: runc gives up where the kernel cannot stop all processes at once.
+        Several times: runc gives up where the kernel cannot stop all processes at once, which on a
+        busy host may take it a second.
         """
         log = self.host.folder(sandbox_id) / "log"
         for left in reversed(range(FREEZE_TRIES)):
@@ -308,6 +310,7 @@ class OciRuntime:
                         "on, in time",
                         hint="they wait for the kernel; try again later, or destroy the session",
                     ) from None
+                await asyncio.sleep(FREEZE_DELAY * 2 ** (FREEZE_TRIES - 1 - left))
 
     async def _status(self, sandbox_id: str) -> str:
         """What the runtime's program says of a sandbox: ``running``, ``paused`` or another word."""
