@@ -77,6 +77,8 @@ WEAKER: dict[str, tuple[Weaken, dict[str, str]]] = {
         {"container": "hoard.filters hoard.groups"},
     ),
     "all sockets": (_allow_call("socket"), {"container": "attacks.sockets attacks.protocols"}),
+    "all words for descriptors": (_allow_call("fcntl"), {"container": "maze.leases"}),
+    "all words for devices": (_allow_call("ioctl"), {"container": "attacks.line-disciplines"}),
     "filters of calls": (_allow_call("seccomp"), {"container": "hoard.filters"}),
     "new privileges": (_privileges, {"container": "confinement.no-new-privileges"}),
     "more rights to gain": (_more_rights, {"container": "confinement.no-capabilities"}),

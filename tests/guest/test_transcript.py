@@ -107,20 +107,40 @@ def test_secrets_are_hidden_also_where_they_come_in_pieces() -> None:
     output.add(wire.OUT, b"hunter2!-and-more")
     output.add(wire.ERR, b"hunt")
     output.add(wire.ERR, b"er2!.")
-    assert read(transcript).printed == (b"it is ********, abc, " + b"*" * 17 + b"********."), (
-        "three letters are no secret"
-    )
-
-
-def test_a_secret_that_is_printed_byte_by_byte_is_hidden_and_what_is_none_is_told() -> None:
-    transcript = Transcript()
-    transcript.hide(["hunter2!"])
-    output = program(transcript, "1")
-    for byte in b"a hunter2! and a hunter3, hunt":
-        output.add(wire.OUT, bytes([byte]))
-    assert read(transcript).printed == b"a ******** and a hunter3, "
     transcript.end("1", 0)
-    assert read(transcript).printed == b"a ******** and a hunter3, hunt"
+    found = read(transcript).printed
+    assert found == b"it is ********, abc, " + b"*" * 17 + b"********.", "abc is no secret"
+
+
+def test_no_way_to_cut_a_secret_into_pieces_tells_a_part_of_it() -> None:
+    text = b"<tokenton>token-2< tok toke tokenton>tokent"
+    for size in range(1, len(text) + 1):
+        transcript = Transcript()
+        transcript.hide(["tokenton", "token-2", "tokent"])
+        output = program(transcript, "1")
+        for at in range(0, len(text), size):
+            output.add(wire.OUT, text[at : at + size])
+        waiting = read(transcript).printed
+        transcript.end("1", 0)
+        printed = read(transcript).printed
+        assert printed.startswith(waiting)
+        assert printed == b"<********>*******< tok toke ********>******", size
+
+
+def test_what_only_looks_like_the_beginning_of_a_secret_is_told_in_the_end() -> None:
+    transcript = Transcript()
+    transcript.hide(["x" * 5000])
+    output = program(transcript, "1")
+    output.add(wire.OUT, b"x" * 100)
+    assert read(transcript).printed == b""
+    output.add(wire.OUT, b"y")
+    assert read(transcript).printed == b"x" * 100 + b"y"
+    output.add(wire.OUT, b"x")
+    transcript.end("1", 0)
+    assert read(transcript).printed == b"x" * 100 + b"yx"
+    output = program(transcript, "2")
+    output.add(wire.OUT, b"x" * 5001)
+    assert b"x" not in read(transcript, seq=102).printed
 
 
 def test_results_of_contexts_are_not_in_it() -> None:

@@ -280,6 +280,17 @@ def test_no_program_filters_its_own_calls() -> None:
         assert answer_to("prctl", option, 0, 0) == ALLOWED
 
 
+def test_no_program_leases_files_or_changes_the_discipline_of_a_terminal() -> None:
+    for word in (37, 38, 1024, 1040, HIGH | 1024):
+        assert answer_to("fcntl", 3, word, 0) == "SCMP_ACT_ERRNO 22"
+    assert answer_to("fcntl", 3, 1039, 0) == REFUSED
+    for word in (1, 5, 6, 7, 1025, 1030, 1031, 1033, 1038):
+        assert answer_to("fcntl", 3, word, 0) == ALLOWED
+    assert answer_to("ioctl", 3, 0x5423, 0) == answer_to("ioctl", 3, HIGH | 0x5423, 0) == REFUSED
+    for request in (0x5401, 0x5413, 0x5422, 0x5424, 0x541B, 0x80045430, 0x8912, 0x40049409):
+        assert answer_to("ioctl", 3, request, 0) == ALLOWED
+
+
 def test_blocks_are_the_same_numbers() -> None:
     for numbers in ({0}, {1, 2, 3}, set(range(22)), {5, 6, 7, 8, 9, 200}, set(range(3, 97, 2))):
         pairs = seccomp.blocks(numbers)

@@ -323,6 +323,25 @@ async def link(stage: Stage) -> None:
     equal(await ask(await stage.shared(), _LINK), [], "what became of the link")
 
 
+@behaviour("attacks.line-disciplines")
+async def line_disciplines(stage: Stage) -> None:
+    """A terminal is a terminal: no program makes it speak PPP, HDLC or GSM, nor load modules."""
+    sandbox = await stage.shared()
+    script = (
+        "import ctypes, os; found = []\n"
+        "libc = ctypes.CDLL(None, use_errno=True)\n"
+        "call = {'x86_64': 16, 'aarch64': 29}[os.uname().machine]\n"
+        "for end in os.openpty():\n"
+        "    for request in (0x5423, 0x5423 | 1 << 32):\n"
+        "        for kind in (0, 3, 13, 21, 27):\n"  # the usual one, PPP, HDLC, GSM, none
+        "            wanted = ctypes.byref(ctypes.c_int(kind))\n"
+        "            failed = libc.syscall(call, end, ctypes.c_ulong(request), wanted)\n"
+        "            if not failed or ctypes.get_errno() not in (1, 25): found.append(kind)\n"
+        "print(found)"
+    )
+    equal(await ask(sandbox, script), [], "what terminals were made to speak")
+
+
 @behaviour("attacks.devices")
 async def devices(stage: Stage) -> None:
     """Device nodes cannot be made, and those that exist lead nowhere."""

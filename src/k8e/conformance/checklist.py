@@ -45,7 +45,8 @@ _PARTS: Mapping[str, tuple[Try, ...]] = {
         Try(
             "cgroup release_agent, core_pattern, binfmt_misc, uevent_helper and modprobe cannot be "
             "written; no core dumps; /dev/mem and its kin are not there",
-            "attacks.kernel-files attacks.devices limits.core-dumps confinement.writable-places "
+            "attacks.kernel-files attacks.devices attacks.line-disciplines limits.core-dumps "
+            "confinement.writable-places "
             "confinement.kernel-facts confinement.usual-files",
         ),
         Try(

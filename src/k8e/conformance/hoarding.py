@@ -10,7 +10,7 @@ import sys
 import tempfile
 
 from k8e import errors
-from k8e.conformance.behaviours import NotApplicable, behaviour, equal, expect, in_a_room
+from k8e.conformance.behaviours import Broken, NotApplicable, behaviour, equal, expect, in_a_room
 from k8e.conformance.confinement import ask
 from k8e.conformance.lab.rooms import Room
 from k8e.conformance.sandbox import PATIENCE, PYTHON, Program, Sandbox
@@ -115,6 +115,21 @@ async def watchers(stage: Stage) -> None:
 async def terminals(stage: Stage) -> None:
     """A sandbox has so many terminals and no more; others and the host still get some."""
     await _hoard(stage, "terminals")
+
+
+@behaviour("bounds.terminals", gvisor="its terminals are memory of its own, which is counted")
+async def terminals_told(stage: Stage) -> None:
+    """Who wants one terminal more than there may be is told so, and not of a full disk."""
+    sandbox = await stage.launch()
+    program = await sandbox.start([PYTHON, "-I", "-c", _HOARD, "terminals", "10000", _TMP])
+    await program.until(b"\n")
+    try:
+        await sandbox.run(["true"], tty=[24, 80])
+    except OSError as error:
+        equal(error.errno, errno.EMFILE, "what is missing")
+        expect("terminals" in str(error), f"it says {error}")
+    else:
+        raise Broken("a terminal more than there may be")
 
 
 @behaviour("hoard.kernel-objects")

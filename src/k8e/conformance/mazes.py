@@ -10,7 +10,7 @@ from typing import Any
 
 from k8e.conformance.behaviours import behaviour, equal, expect
 from k8e.conformance.refusals import refused
-from k8e.conformance.sandbox import PATIENCE, Sandbox
+from k8e.conformance.sandbox import PATIENCE, PYTHON, Sandbox
 from k8e.conformance.stage import Stage
 from k8e.link import request
 
@@ -41,6 +41,18 @@ DEEP = (
     "    if n % 200 == 0: print(n, flush=True)\n"  # so that somebody who waits sees that it goes on
 )
 """Made from the bottom up, so that its maker needs no descriptor for each level."""
+LEASES = (
+    "import fcntl, os, signal, time\n"
+    "signal.signal(signal.SIGIO, signal.SIG_IGN)\n"
+    "with open('tool', 'w') as file: file.write('#!/bin/sh\\necho run\\n')\n"
+    "os.chmod('tool', 0o755)\n"
+    "kept = [os.open(name, os.O_RDWR | os.O_CREAT) for name in ('tool', 'file')]\n"
+    "for fd in kept:\n"
+    "    try: fcntl.fcntl(fd, 1024, fcntl.F_WRLCK)\n"
+    "    except OSError as error: print(error.errno)\n"
+    "print('done', flush=True); time.sleep(600)\n"
+)
+"""Whoever opens a file with a lease, or starts it, waits up to 45 seconds for whoever holds it."""
 
 
 async def at_once(sandbox: Sandbox, what: str, work: Awaitable[Any]) -> Any:
@@ -140,3 +152,17 @@ async def depth(stage: Stage) -> None:
     equal((await sandbox.shell("chmod 700 pit/closed/in; echo on")).text, "on\n", "a run after it")
     await at_once(sandbox, "removing", remove(sandbox, "pit"))
     equal((await sandbox.shell("ls -A; echo on")).text, "on\n", "what is left, and a run after it")
+
+
+@behaviour("maze.leases")
+async def leases(stage: Stage) -> None:
+    """No program makes the guest wait for a file that it starts or opens: there are no leases."""
+    sandbox = await stage.launch()
+    program = await sandbox.start([PYTHON, "-I", "-c", LEASES])
+    await program.until(b"done\n")
+    equal(program.outcome.text, f"{errno.EINVAL}\n{errno.EINVAL}\ndone\n", "leases")
+    try:
+        await at_once(sandbox, "starting", sandbox.run(["/workspace/tool"], timeout=PATIENCE))
+    except OSError as error:  # a kernel starts no file that somebody could write
+        equal(error.errno, errno.ETXTBSY, "why it is not started")
+    await at_once(sandbox, "reading", sandbox.read("file"))

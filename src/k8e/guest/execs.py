@@ -14,7 +14,7 @@ from typing import Any, Callable
 
 from k8e.guest.apart import in_image
 from k8e.guest.hits import limits_met
-from k8e.guest.inputs import Input, set_terminal_size, terminal_name
+from k8e.guest.inputs import Input, open_terminal, set_terminal_size, terminal_name
 from k8e.guest.languages import is_script, language_command, need_language
 from k8e.guest.loop import READ, Loop, Timer
 from k8e.guest.output import Output, Reader
@@ -154,7 +154,7 @@ class Exec:
         self._read_from(mine[-1], ERR)
 
     def _start_on_tty(self, env: dict[str, str], cwd: str) -> None:
-        master, slave = os.openpty()
+        master, slave = open_terminal()
         try:
             os.fchown(slave, UID, GID)
             set_terminal_size(master, int(self.tty[0]), int(self.tty[1]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import Any
 
@@ -71,6 +72,18 @@ class Input:
         for data, channel in self._pending:
             self._give_credit(channel, len(data))
         self._pending.clear()
+
+
+def open_terminal() -> tuple[int, int]:
+    """Both ends of a new terminal."""
+    try:
+        return os.openpty()
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        # What the kernel says of terminals would be taken for a full disk.
+        text = "the sandbox has as many terminals as it may have; end some of them"
+        raise OSError(errno.EMFILE, text) from None
 
 
 def set_terminal_size(fd: int, rows: int, cols: int) -> None:

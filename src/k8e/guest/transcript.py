@@ -25,6 +25,54 @@ from k8e.guest.wire import (
 )
 
 SHORTEST_SECRET = 4  # bytes: shorter ones are words of every output
+HELD_MOST = 4096  # bytes that wait for what follows; a longer beginning of a secret is told
+
+
+class Veil:
+    """Covers secrets in one stream, in whatever pieces they come.
+
+    What could be the beginning of a secret waits until more has come, or nothing runs any more.
+    """
+
+    def __init__(self, secrets: list[bytes]) -> None:
+        self._secrets = secrets  # the longest first
+        self._seen = b""  # the newest bytes, of which so many were given away
+        self._given = 0
+
+    def cover(self, data: bytes) -> bytes:
+        """What can be told now."""
+        self._seen += data
+        end = len(self._seen) - self._waiting()
+        told = self._covered()[self._given : end]
+        start = max(0, end - len(self._secrets[0]) + 1)
+        self._seen, self._given = self._seen[start:], end - start
+        return told
+
+    def lift(self) -> bytes:
+        """What has waited, since nothing follows."""
+        told = self._covered()[self._given :]
+        self._seen, self._given = b"", 0
+        return told
+
+    def _covered(self) -> bytes:
+        text = self._seen
+        for secret in self._secrets:
+            text = text.replace(secret, b"*" * len(secret))
+        return text
+
+    def _waiting(self) -> int:
+        """How many bytes at the end are the beginning of a secret."""
+        most = 0
+        for secret in self._secrets:
+            longest = min(len(secret) - 1, HELD_MOST, len(self._seen) - self._given)
+            tail = self._seen[len(self._seen) - longest :]
+            at = tail.find(secret[:1])
+            while 0 <= at < longest - most:
+                if secret.startswith(tail[at:]):
+                    most = longest - at
+                    break
+                at = tail.find(secret[:1], at + 1)
+        return most
 
 
 class Transcript:
@@ -36,15 +84,14 @@ class Transcript:
         self._running: set[str] = set()
         self._code = 0  # of what ended last
         self._began = time.monotonic()
-        self._secrets: list[bytes] = []
-        self._held = {OUT: b"", ERR: b""}
+        self._veils: dict[int, Veil] = {}  # by stream; none where there are no secrets
 
     def hide(self, values: list[str]) -> None:
         """Never show these values; asterisks stand for them, as many as they have bytes."""
         found = {value.encode("utf-8", "surrogateescape") for value in values}
-        self._secrets = sorted(
-            (value for value in found if len(value) >= SHORTEST_SECRET), key=len, reverse=True
-        )
+        secrets = [value for value in found if len(value) >= SHORTEST_SECRET]
+        secrets.sort(key=len, reverse=True)
+        self._veils = {kind: Veil(secrets) for kind in (OUT, ERR)} if secrets else {}
 
     def begin(self, exec_id: str, output: Output) -> None:
         """A program starts: follow what it prints."""
@@ -58,33 +105,14 @@ class Transcript:
             self._running.remove(exec_id)
             self._code = code
             if not self._running:
-                self._release()
+                for kind, veil in self._veils.items():
+                    self._output.add(kind, veil.lift())
                 self._output.finish()
-
-    def _release(self) -> None:
-        """Show what might have become a secret; nothing follows that would make it one."""
-        for kind, held in self._held.items():
-            if held:
-                self._held[kind] = b""
-                self._output.add(kind, held)
 
     def _add(self, kind: int, data: bytes) -> None:
         if kind != SHOW:
-            shown = self._hidden(kind, data) if self._secrets else data
-            if shown:
-                self._output.add(kind, shown)
-
-    def _hidden(self, kind: int, data: bytes) -> bytes:
-        """What can be shown by now; a secret may come in pieces, and its first is held until then.
-
-        Else somebody who prints it byte by byte would show all of it but for the last one.
-        """
-        both = self._held[kind] + data
-        for secret in self._secrets:
-            both = both.replace(secret, b"*" * len(secret))
-        shown = len(both) - max(_begun(both, secret) for secret in self._secrets)
-        self._held[kind] = both[shown:]
-        return both[:shown]
+            veil = self._veils.get(kind)
+            self._output.add(kind, data if veil is None else veil.cover(data))
 
     def attach(self, channel: Any, spec: dict[str, Any]) -> None:
         start, credit = int(spec.get("seq") or 0), int(spec.get("window") or WINDOW)
@@ -104,16 +132,6 @@ class Transcript:
             "truncated": False,
             "seq": self._output.end,
         }
-
-
-def _begun(text: bytes, secret: bytes) -> int:
-    """How many bytes of a secret, but not all, ``text`` ends with."""
-    start = max(0, len(text) - len(secret) + 1)
-    while (start := text.find(secret[:1], start)) >= 0:
-        if secret.startswith(text[start:]):
-            return len(text) - start
-        start += 1
-    return 0
 
 
 class TranscriptReader:

@@ -6,8 +6,8 @@ mounts, modules, keyrings, bpf, perf, userfaultfd, io_uring, handles, clocks, qu
 memory (it splits the pages of the whole kernel), and filters of a program's own.
 
 Calls that lead to many different things are allowed by their arguments: ``socket`` by family, type
-and protocol, ``setsockopt`` and ``prctl`` by option. The kernel looks at the lower 32 bits of these
-arguments, whatever is above them; so do the rules.
+and protocol, ``setsockopt``, ``prctl``, ``fcntl`` and ``ioctl`` by option. The kernel looks at the
+lower 32 bits of these arguments, whatever is above them; so do the rules.
 """
 
 from __future__ import annotations
@@ -70,8 +70,12 @@ _PROCESS_OPTIONS = [
 """Of ``prctl``. Without filters (22), without scheduling that keeps others off a core (62), and
 without what needs a capability."""
 _SET_SECCOMP = 22
-_OF_DESCRIPTORS = [*range(32), 36, *range(1024, 1056)]
-"""Of ``fcntl``. Without locks that belong to an open file (37, 38): see locks.py."""
+_OF_DESCRIPTORS = [*range(32), 36, *range(1025, 1039)]
+"""Of ``fcntl``. Without locks that belong to an open file (37, 38): see locks.py. Without leases on
+files and folders (1024, 1040): whoever opens or starts what is leased waits for the holder."""
+_MISSING_LOCKS = (37, 38, 1024, 1040)
+_SET_LINE_DISCIPLINE = 0x5423
+"""Of ``ioctl``: it makes a terminal speak PPP, HDLC or GSM, and the host load a module for that."""
 _PERSONALITIES = (0x0, 0x0008, 0x20000, 0x20008, 0xFFFFFFFF)
 _ARCHITECTURES = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}
 
@@ -87,7 +91,7 @@ getcwd getdents getdents64 getegid geteuid getgid getgroups getitimer getpeernam
 getpid getppid getpriority getrandom getresgid getresuid getrlimit getrusage getsid getsockname
 getsockopt gettid gettimeofday getuid getxattr getxattrat inotify_add_watch inotify_init
 inotify_init1 inotify_rm_watch
-ioctl ioprio_get ioprio_set kill landlock_add_rule landlock_create_ruleset landlock_restrict_self
+ioprio_get ioprio_set kill landlock_add_rule landlock_create_ruleset landlock_restrict_self
 lchown lgetxattr link linkat listen listmount listxattr listxattrat llistxattr lremovexattr lseek
 lsetxattr lstat madvise map_shadow_stack mbind membarrier memfd_create mincore mkdir
 mkdirat mknod mknodat mlock mlock2 mlockall mmap modify_ldt mprotect mq_getsetattr mq_notify mq_open
@@ -131,6 +135,15 @@ def blocks(numbers: Iterable[int]) -> list[tuple[int, int]]:
             size *= 2
         left.difference_update(range(first, first + size))
         found.append((first, _INT & ~(size - 1)))
+    return found
+
+
+def all_but(number: int) -> list[tuple[int, int]]:
+    """All numbers that differ from this one in their lower 16 bits, as pairs of value and mask."""
+    found: list[tuple[int, int]] = []
+    for bit in range(16):
+        mask = 0xFFFF & ~((1 << bit) - 1)
+        found.append(((number ^ 1 << bit) & mask, mask))
     return found
 
 
@@ -180,7 +193,8 @@ def _own_filters() -> list[dict[str, Any]]:
 def _descriptor_rules() -> list[dict[str, Any]]:
     return [
         *(_allow("fcntl", _is(1, word, mask)) for word, mask in blocks(_OF_DESCRIPTORS)),
-        *(_answer("fcntl", EINVAL, _is(1, word)) for word in (37, 38)),
+        *(_answer("fcntl", EINVAL, _is(1, word)) for word in _MISSING_LOCKS),
+        *(_allow("ioctl", _is(1, *pair)) for pair in all_but(_SET_LINE_DISCIPLINE)),
     ]
 
 
