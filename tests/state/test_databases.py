@@ -84,7 +84,9 @@ def check_sessions(path: Path) -> None:
 def check_approvals(path: Path) -> None:
     store = ApprovalStore(path)
     waiting = store.pending(make.NOW + clock.offset())
-    assert [item.action for item in waiting] == ["rm -r /workspace"]
+    (found,) = (store.get(item.approval_id) for item in waiting)
+    assert found is not None
+    assert found.action == "rm -r /workspace"
     assert store.approver() == (b"salt", b"hash")
     store.close()
 
