@@ -119,3 +119,21 @@ def test_bare_handshake_and_last_line_without_an_end_are_answered(place: Place) 
     early.stdin.close()
     assert early.hear() == {"jsonrpc": "2.0", "id": 3, "result": {}}
     early.close()
+
+
+async def test_progress_token_of_megabytes_is_not_repeated(http: HttpServer) -> None:
+    more = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
+    async with httpx2.AsyncClient(headers=http.headers | more, timeout=PATIENCE) as client:
+        hello = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": HELLO}
+        opened = await client.post(http.url, json=hello)
+        client.headers["mcp-session-id"] = opened.headers["mcp-session-id"]
+        client.headers["mcp-protocol-version"] = "2025-06-18"
+        code = "echo a; sleep 0.3; echo b; sleep 0.3; echo c"
+        for size, heard in ((20, True), (1 << 20, False)):
+            meta = {"progressToken": "x" * size}
+            params = {"name": "sandbox_run", "arguments": {"code": code}, "_meta": meta}
+            asked = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": params}
+            answer = await client.post(http.url, json=asked)
+            assert "a\\nb\\nc\\n" in answer.text
+            assert ("x" * size in answer.text) == heard
+        await client.delete(http.url)

@@ -27,6 +27,7 @@ T = TypeVar("T")
 ANSWER = "approval"
 """The key of our one question in a result that asks for input."""
 CLOSE_SECONDS = 15.0
+MAX_TOKEN = 1000  # characters of a progress token
 LISTED_MS = 3600_000  # how long a client may keep the list of tools
 NOT_FOUND = -32002  # the protocol's own, of resources
 FORM: dict[str, Any] = {
@@ -89,7 +90,9 @@ class _Teller:
 
     def __init__(self, ctx: Context) -> None:
         self._session = ctx.session
-        self.heard = bool(ctx.meta) and (ctx.meta or {}).get("progress_token") is not None
+        token = (ctx.meta or {}).get("progress_token")
+        # Each message repeats the token; one of megabytes would be sent ten times a second.
+        self.heard = token is not None and len(str(token)) <= MAX_TOKEN
 
     async def tell(self, progress: float, message: str, total: float | None = None) -> None:
         await self._session.report_progress(progress, total, message)
