@@ -201,8 +201,8 @@ def _extensions(data: bytes) -> dict[int, bytes]:
 def asks_again(answer: bytes) -> bool | None:
     """Whether a server's answer asks for a second ClientHello; None until that can be told.
 
-    Raises:
-        Unreadable: records without content, which TLS forbids: one could be read for ever.
+    Records without content, which TLS forbids, could be read for ever. They count as asking, so
+    that nothing goes on unchecked.
     """
     message = b""
     at = 0
@@ -212,7 +212,7 @@ def asks_again(answer: bytes) -> bool | None:
         start = at + _RECORD_HEADER
         at = start + int.from_bytes(answer[at + 3 : start], "big")
         if at == start:
-            raise Unreadable("its server's TLS records are malformed")
+            return True
         message += answer[start:at]
     if len(message) >= 38:
         return message[0] == 2 and message[6:38] == _RETRY

@@ -339,12 +339,9 @@ class Proxy:
         kept, answer = bytearray(opening.kept), b""
         async with asyncio.timeout(DIAL_SECONDS):
             await self._loop.sock_sendall(server, opening.sent)
-        try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                while (again := peeking.asks_again(answer)) is None and len(answer) < PEEK_LIMIT:
-                    answer += await self._receive(server)
-        except Unreadable as error:
-            raise ConnectionAbortedError(str(error)) from None
+        async with asyncio.timeout(ANSWER_SECONDS):
+            while (again := peeking.asks_again(answer)) is None and len(answer) < PEEK_LIMIT:
+                answer += await self._receive(server)
         if again is False:
             return _Opening(bytes(kept)), answer
         async with asyncio.timeout(PEEK_SECONDS):
