@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from k8e import AsyncSandboxClient
-from k8e.a2a import asking, http, server
+from k8e.a2a import asking, http, rpc, server
 from k8e.a2a.desk import Desk, Terms
 from k8e.a2a.tokens import Caller, Tokens
 from tests.a2a import certificates
@@ -272,6 +272,29 @@ async def test_task_that_is_cancelled_before_it_began_is_over(tmp_path: Path) ->
         for _ in range(3):  # each one makes room for the next
             task = desk.submit(ME, ask)
             assert (await desk.cancel(ME, task.id)).status.state == "canceled"
+        await desk.close()
+
+
+async def test_task_has_only_so_many_streams_and_one_that_ends_makes_room(tmp_path: Path) -> None:
+    async with AsyncSandboxClient(f"unix:{tmp_path}/nobody") as client:
+        desk = Desk(client, Terms())
+        service = rpc.Service(desk)
+        ask = asking.Ask(asking.Job("x", "bash", 1), "", "", blocking=False)
+        task = desk.submit(ME, ask)  # it has not begun, and does not while we do not wait
+        wanted = {"jsonrpc": "2.0", "id": 1, "method": "tasks/resubscribe"}
+        body = json.dumps({**wanted, "params": {"id": task.id}}).encode()
+        streams: list[AsyncGenerator[bytes]] = []
+        for _ in range(rpc.MAX_STREAMS):
+            found = await service.answer(ME, rpc.Call(body, ""))
+            assert not isinstance(found, bytes)
+            assert (await anext(found)).startswith(b"data: ")
+            streams.append(found)
+        with pytest.raises(rpc.Refused, match="8 streams"):
+            await service.answer(ME, rpc.Call(body, ""))
+        await streams.pop().aclose()
+        assert not isinstance(await service.answer(ME, rpc.Call(body, "")), bytes)
+        for found in streams:
+            await found.aclose()
         await desk.close()
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any, cast
 
@@ -14,10 +15,12 @@ from k8e.a2a import asking, dialects, faults
 from k8e.a2a.desk import Desk
 from k8e.a2a.dialects import Dialect
 from k8e.a2a.faults import Fault
-from k8e.a2a.tasks import Task
+from k8e.a2a.tasks import Event, Task
 from k8e.a2a.tokens import Caller
 
 PING_SECONDS = 15.0
+MAX_STREAMS = 8
+"""Streams of one task at a time. Each keeps a connection, of which all callers have so many."""
 logger = logging.getLogger(__name__)
 
 
@@ -83,6 +86,7 @@ class Service:
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
+        self._streams: Counter[Task] = Counter()
 
     async def answer(self, caller: Caller, call: Call) -> bytes | AsyncGenerator[bytes]:
         """One answer, or the lines of a stream of them."""
@@ -123,6 +127,8 @@ class Service:
             return call.result(call.dialect.task(task))
         if task.over:
             raise Fault(faults.UNSUPPORTED, f"task {task.id} is over; get it instead")
+        if self._streams[task] >= MAX_STREAMS:
+            raise Fault(faults.BUSY, f"task {task.id} has {MAX_STREAMS} streams; end one of them")
         return self._events(call, task)
 
     def _events(self, call: Call, task: Task) -> AsyncGenerator[bytes]:
@@ -131,15 +137,21 @@ class Service:
         return self._follow(call, task, at, _event(call.result(call.dialect.sent(task))))
 
     async def _follow(self, call: Call, task: Task, at: int, first: bytes) -> AsyncGenerator[bytes]:
-        dialect = call.dialect
-        yield first
-        async with contextlib.aclosing(task.follow(at, PING_SECONDS)) as events:
-            async for event in events:
-                if event is None:
-                    yield b": ping\n\n"
-                else:
-                    yield _event(call.result(dialect.event(task, event)))
-                await asyncio.sleep(0)  # let the program's next output join
+        self._streams[task] += 1
+        try:
+            yield first
+            async with contextlib.aclosing(task.follow(at, PING_SECONDS)) as events:
+                async for event in events:
+                    yield b": ping\n\n" if event is None else _told(call, task, event)
+                    await asyncio.sleep(0)  # let the program's next output join
+        finally:
+            self._streams[task] -= 1
+            if not self._streams[task]:
+                del self._streams[task]
+
+
+def _told(call: Call, task: Task, event: Event) -> bytes:
+    return _event(call.result(call.dialect.event(task, event)))
 
 
 def _event(body: bytes) -> bytes:
