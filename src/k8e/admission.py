@@ -87,7 +87,10 @@ class Pool:
             self._expel_one([item for item in group if item.address == newcomer.address])
         elif len(self._all) >= self._room:
             largest = max(self._groups.values(), key=len)
-            self._expel_one(list(largest if len(largest) > len(group) + 1 else self._all))
+            if len(largest) <= len(group) + 1:  # then of groups as large as the newcomer's own
+                large = (found for found in self._groups.values() if len(found) >= len(group))
+                largest = sorted((item for found in large for item in found), key=_since)
+            self._expel_one(list(largest))
 
     def _expel_one(self, oldest_first: list[Stranger]) -> None:
         leaves = oldest_first[0]
@@ -95,6 +98,10 @@ class Pool:
             leaves = secrets.choice(oldest_first)
         self.remove(leaves)
         leaves.expel()
+
+
+def _since(stranger: Stranger) -> float:
+    return stranger.since
 
 
 class Admission:

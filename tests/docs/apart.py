@@ -12,7 +12,7 @@ import os
 import sys
 from pathlib import Path
 
-CLONE_NEWNS = 0x20000
+CLONE_NEWNS, MNT_DETACH = 0x20000, 2
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 FOLDERS = {"d": Path("/var/lib/k8e"), "r": Path("/run/k8e")}
 
@@ -30,9 +30,17 @@ def mount(source: str, target: Path, kind: str = "", flags: int = 0, data: str =
     check(_libc.mount(*words), f"mounting {target}")
 
 
+def let_disks_go() -> None:
+    """Give up our copies of mounted disks: a copy keeps the disk of somebody else's session."""
+    for line in Path("/proc/self/mountinfo").read_text("utf-8", "replace").splitlines():
+        if " /dev/loop" in line:
+            _libc.umount2(line.split()[4].encode(), MNT_DETACH)
+
+
 def make(folder: Path) -> None:
     check(_libc.unshare(CLONE_NEWNS), "unshare")
     mount("", Path("/"), flags=MS_REC | MS_PRIVATE)
+    let_disks_go()
     for name, usual in FOLDERS.items():
         (folder / name).mkdir(mode=0o711, exist_ok=True)
         if not usual.is_dir():

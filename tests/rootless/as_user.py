@@ -13,7 +13,7 @@ import stat
 import sys
 from pathlib import Path
 
-CLONE_NEWNS, CLONE_NEWNET = 0x20000, 0x40000000
+CLONE_NEWNS, CLONE_NEWNET, MNT_DETACH = 0x20000, 0x40000000, 2
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 TUN = Path("/dev/net/tun")
 
@@ -42,10 +42,18 @@ def open_way(to: Path) -> None:
         os.close(fd)
 
 
+def let_disks_go() -> None:
+    """Give up our copies of mounted disks: a copy keeps the disk of somebody else's session."""
+    for line in Path("/proc/self/mountinfo").read_text("utf-8", "replace").splitlines():
+        if " /dev/loop" in line:
+            _libc.umount2(line.split()[4].encode(), MNT_DETACH)
+
+
 def main() -> None:
     etc, network, uid, *command = sys.argv[1:]
     check(_libc.unshare(CLONE_NEWNS), "unshare")
     mount("", Path("/"), flags=MS_REC | MS_PRIVATE)
+    let_disks_go()
     for file in Path(etc).iterdir():
         if file.name != "tun":
             mount(str(file), Path("/etc", file.name), flags=MS_BIND)

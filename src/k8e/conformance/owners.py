@@ -34,7 +34,7 @@ _NAMES = ("session_id", "parent_session_id", "run_id", "terminal_id")
 _OTHERS = frozenset(
     "CreateSession ListSessions ListApprovals ApproveAction GetAudit SnapshotGet SnapshotList "
     "SnapshotPut Login GetCACert Run ListTemplates GetTemplate ApplyTemplate DeleteTemplate "
-    "VerifyAudit SetSecret ListSecrets DeleteSecret".split()
+    "VerifyAudit PollRun SetSecret ListSecrets DeleteSecret".split()
 )
 """Lists and names, which are tried by themselves, and what is the gateway's and no owner's."""
 _OPERATIONS = (
@@ -128,6 +128,8 @@ def _lists(there: grpc.Channel, key: str, mine: dict[str, str]) -> None:
     equal([it.session_id for it in sessions], [], "sessions that a stranger sees")
     snapshots = listed("SnapshotList", pb.SnapshotListRequest()).names
     equal(list(snapshots), [], "snapshots that a stranger sees")
+    polled = listed("PollRun", pb.PollRunRequest(run_id=mine["run_id"]))
+    equal((polled.status, polled.stdout), ("not_found", ""), "another one's run")
     secret = pb.DeleteSecretRequest(name=mine["secret"])
     equal(calling.status(there, "DeleteSecret", secret, key), "NOT_FOUND", "another one's secret")
     known = listed("ListSecrets", pb.ListSecretsRequest()).secrets

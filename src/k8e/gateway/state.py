@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import logging
 import os
 import sqlite3
 import time
@@ -37,6 +39,8 @@ DATABASES: dict[str, Sequence[str]] = {
 """Every database of the data folder, with its schema."""
 AUDIT = "audit"
 """The folder of the audit trail."""
+log = logging.getLogger(__name__)
+
 MADE = "databases.json"
 """The file that says which of them were made here, so that one which is gone is missed."""
 _BESIDE = ("", "-wal", "-shm")
@@ -98,10 +102,16 @@ def _made(data_dir: Path) -> set[str]:
 
 
 def remember(data_dir: Path) -> None:
-    """Write down what there is."""
+    """Write down what there is; on a full disk, the next start or end of a gateway does."""
     there = _there(data_dir)
-    if there != _made(data_dir):
+    if there == _made(data_dir):
+        return
+    try:
         _write_made(data_dir, there)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        log.warning("%s is not up to date: %s", MADE, error.strerror)
 
 
 def _write_made(data_dir: Path, names: Iterable[str]) -> None:
