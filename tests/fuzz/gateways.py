@@ -311,6 +311,7 @@ def quiet(gateway: Gateway, neighbour: str) -> Generator[Use]:
     """Afterwards the gateway has no more than before, and the neighbour is served."""
     with gateway.connect() as caller:
         caller.run(neighbour, "true")
+        caller.call(op="list_snapshots")  # whose database is opened when it is first needed
     before = gateway.use()
     yield before
     with gateway.connect() as caller:
