@@ -809,6 +809,14 @@ remove_parts() {
     if rmdir "$1" 2>/dev/null; then note "removed $1"; else note "removed what is ours in $1; other files are in it"; fi
 }
 
+# remove_published: remove the gateway's CA from where K8E's clients look. What K8E's own server wrote there stays.
+remove_published() {
+    for place in serving-kube-apiserver.crt sandbox-ca.crt; do
+        if cmp -s "$data_dir/tls/ca.crt" "$data_dir/server/tls/$place"; then rm -f "$data_dir/server/tls/$place"; fi
+    done
+    for part in "$data_dir/server/tls" "$data_dir/server"; do rmdir "$part" 2>/dev/null || :; done
+}
+
 uninstall() {
     step_count=1
     step "Removing k8e"
@@ -836,6 +844,7 @@ uninstall() {
     stays=no
     if [ "$purge" = yes ]; then
         remove_parts "$run_dir" "$run_parts"
+        remove_published
         remove_parts "$data_dir" "$data_parts"
         remove_parts "$client_dir" "sandbox a2a agents"
         say "k8e and all that it kept is removed. Debian packages stay as they are."

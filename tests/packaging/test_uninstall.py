@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.places import NewPlace, Place
+from tests.places import NewPlace, Place, eventually, free_port
 
 REPO = Path(__file__).resolve().parents[2]
 SCRIPT = (REPO / "install.sh").read_text("utf-8")
@@ -91,7 +91,10 @@ def test_a_gateway_in_folders_of_its_own_is_found_by_its_process(installed: Inst
 
 def test_purging_removes_all_that_was_kept_and_nothing_else(installed: Installed) -> None:
     place = installed.place
+    place.environ["K8E_LISTEN"] = f"127.0.0.1:{free_port()}"
     session = place.json("sandbox", "run", "echo kept >kept")["session_id"]
+    place.listening()
+    eventually((place.data / "server/tls/sandbox-ca.crt").exists)
     place.json("sandbox", "snapshot", "save", session, "kept")
     place.json("sandbox", "api-key", "create", "somebody")
     (place.data / "of-k8e").write_text("not ours")
