@@ -94,6 +94,7 @@ async def resists(stage: Stage) -> None:
             program = await sandbox.start(["/bin/sh", "-c", "echo go; echo > /workspace/file"])
             await program.until(b"go\n")
             async with asyncio.timeout(PATIENCE):
+                # Nobody reports that a process has begun to wait for the kernel.
                 while not await asyncio.to_thread(waits_for_kernel, sandbox_id):  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             try:
