@@ -1,0 +1,276 @@
+"""The npm package as its users get it: packed, installed into an empty folder, used."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.sdk.conftest import SDK
+
+pytestmark = pytest.mark.timeout(300)
+ROOT = SDK.parents[1]
+NODE = shutil.which("node") or "node"
+BLOCK = re.compile(r"^```ts\n(.*?)^```\n\n```output\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PAGES = ("sdk/typescript/README.md", "docs/howto/typescript.md")
+CODE = """
+const client = new SandboxClient();
+const result = await client.run("echo " + version);
+console.log(result.stdout.trim() === version, errors.K8eError === K8eError);
+await client.close();
+"""
+# Everything that a strict user would have an opinion on, with declarations of libraries checked.
+STRICT = {
+    "strict": True,
+    "noUncheckedIndexedAccess": True,
+    "exactOptionalPropertyTypes": True,
+    "noImplicitAny": True,
+    "skipLibCheck": False,
+    "target": "es2022",
+    "lib": ["es2023", "esnext.disposable"],
+    "types": ["node"],
+    "module": "nodenext",
+    "noEmit": True,
+}
+
+
+@pytest.fixture(scope="module")
+def environ(gateways: dict[str, str]) -> dict[str, str]:
+    """What a program needs to find the gateway."""
+    return gateways | {"K8E_SANDBOX_ENDPOINT": gateways["K8E_TEST_ENDPOINT"]}
+
+
+@pytest.fixture(scope="module")
+def installed(
+    npm: str,
+    packages: Path,
+    clean_environ: dict[str, str],
+    run: Callable[..., str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """A folder with nothing but the package and its dependencies, installed without a network."""
+    folder = tmp_path_factory.mktemp("user")
+    (folder / "package.json").write_text('{"private": true}', "utf-8")
+    tarballs: list[str] = []
+    for source in (SDK, packages / "yaml", packages / "@bufbuild/protobuf"):
+        options = ["--json", "--pack-destination", str(folder)]
+        scripts = [] if source is SDK else ["--ignore-scripts"]
+        told = run([npm, "pack", *options, *scripts], cwd=source, environ=clean_environ)
+        [packed] = json.loads(told[told.index("[\n") :])
+        tarballs.append(f"./{packed['filename']}")
+        if source is SDK:
+            names = {item["path"] for item in packed["files"]}
+            assert {"README.md", "LICENSE", "dist/index.mjs", "dist/index.cjs"} <= names
+            assert not [
+                name
+                for name in names
+                if not name.startswith(("dist/", "README", "LICENSE", "package"))
+            ]
+    install = [
+        npm,
+        "install",
+        "--offline",
+        "--ignore-scripts",
+        "--no-audit",
+        "--no-fund",
+        *tarballs,
+    ]
+    run(install, cwd=folder, environ=clean_environ)
+    return folder
+
+
+def script(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(text, "utf-8")
+    return path
+
+
+def test_it_works_from_esm(
+    installed: Path, environ: dict[str, str], run: Callable[..., str]
+) -> None:
+    names = "SandboxClient, K8eError, errors, version"
+    path = script(installed, "esm.mjs", f'import {{ {names} }} from "k8e";\n{CODE}')
+    assert run([NODE, path], cwd=installed, environ=environ) == "true true\n"
+
+
+def test_it_works_from_commonjs(
+    installed: Path, environ: dict[str, str], run: Callable[..., str]
+) -> None:
+    names = "SandboxClient, K8eError, errors, version"
+    code = f'const {{ {names} }} = require("k8e");\n(async () => {{{CODE}}})();\n'
+    path = script(installed, "common.cjs", code)
+    assert run([NODE, path], cwd=installed, environ=environ) == "true true\n"
+
+
+def test_an_error_is_of_the_same_class_however_it_was_loaded(
+    installed: Path, environ: dict[str, str], run: Callable[..., str]
+) -> None:
+    code = """
+        import { createRequire } from "node:module";
+        import { errors } from "k8e";
+        const required = createRequire(import.meta.url)("k8e");
+        console.log(required.errors.SessionNotFound === errors.SessionNotFound);
+    """
+    path = script(installed, "both.mjs", code)
+    assert run([NODE, path], cwd=installed, environ=environ) == "true\n"
+
+
+def test_a_bundler_takes_it_in(
+    installed: Path, packages: Path, environ: dict[str, str], run: Callable[..., str]
+) -> None:
+    names = "SandboxClient, K8eError, errors, version"
+    path = script(installed, "bundled.ts", f'import {{ {names} }} from "k8e";\n{CODE}')
+    argv = [packages / ".bin/esbuild", path, "--bundle", "--platform=node", "--format=esm"]
+    # What is CommonJS in there, of dependencies, needs a `require`.
+    banner = 'import {createRequire} from "module"; const require = createRequire(import.meta.url);'
+    made = installed / "alone/program.mjs"
+    run([*argv, f"--banner:js={banner}", f"--outfile={made}"], cwd=installed, environ=environ)
+    alone = script(installed.parent, "program.mjs", made.read_text("utf-8"))  # without packages
+    assert run([NODE, alone], cwd=alone.parent, environ=environ) == "true true\n"
+
+
+def test_a_program_that_forgets_to_close_ends_all_the_same(
+    installed: Path, environ: dict[str, str], run: Callable[..., str]
+) -> None:
+    code = """
+        import { SandboxClient } from "k8e";
+        console.log((await new SandboxClient().status()).version !== "");
+    """
+    path = script(installed, "open.mjs", code)
+    assert run([NODE, path], cwd=installed, environ=environ, seconds=20) == "true\n"
+
+
+@pytest.fixture(scope="module")
+def typed(installed: Path, packages: Path) -> Path:
+    """The same folder with the types of Node.js, which users have."""
+    (installed / "node_modules/@types").mkdir(exist_ok=True)
+    for name in ("@types/node", "undici-types"):
+        (installed / "node_modules" / name).symlink_to(packages / name)
+    return installed
+
+
+@pytest.mark.parametrize("kind", ["mts", "cts"])
+def test_strict_typescript_has_no_complaint(
+    typed: Path, packages: Path, environ: dict[str, str], run: Callable[..., str], kind: str
+) -> None:
+    code = """
+        import { errors, Sandbox, SandboxClient, type ExecResult, type SessionInfo } from "k8e";
+        export async function use(): Promise<ExecResult> {
+          const allowedHosts = ["pkg.test"];
+          await using sandbox = await Sandbox.create({ memory: "2G", allowedHosts, cpus: 1 });
+          const infos: SessionInfo[] = await Sandbox.list();
+          console.log(infos.length);
+          // @ts-expect-error: there is no such language
+          await sandbox.run("x", "cobol").catch((e: unknown) => e instanceof errors.Denied);
+          const client: SandboxClient = sandbox.client;
+          const signal = AbortSignal.timeout(1);
+          const text: string = await client.readFile(sandbox.id, "a.txt", { signal });
+          return await sandbox.run(text, "python", { timeout: 5, env: { A: "b" } });
+        }
+    """
+    path = script(typed, f"use.{kind}", code)
+    config = script(
+        typed, "tsconfig.json", json.dumps({"compilerOptions": STRICT, "files": [path.name]})
+    )
+    run([NODE, packages / "typescript/bin/tsc", "-p", config], cwd=typed, environ=environ)
+
+
+def test_no_public_type_is_any(installed: Path) -> None:
+    found = [
+        f"{path.name}: {line}"
+        for path in (installed / "node_modules/k8e/dist/types").glob("*.d.ts")
+        for line in path.read_text("utf-8").splitlines()
+        if re.search(r"[:<|,] ?any\b", line) and not line.lstrip().startswith("*")
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_examples_of_a_page_print_what_it_shows(
+    typed: Path, packages: Path, environ: dict[str, str], run: Callable[..., str], page: str
+) -> None:
+    text = (ROOT / page).read_text("utf-8")
+    examples = BLOCK.findall(text)
+    assert len(examples) == text.count("```ts\n") >= 3
+    assert page != PAGES[0] or len(examples) == 5
+    paths = [script(typed, f"example{at}.mts", code) for at, (code, _) in enumerate(examples)]
+    # `await using` is newer than Node.js 20; compilers translate it.
+    options = {**STRICT, "noEmit": False, "outDir": "made"}
+    config = script(
+        typed,
+        "tsconfig.json",
+        json.dumps({"compilerOptions": options, "files": [path.name for path in paths]}),
+    )
+    run([NODE, packages / "typescript/bin/tsc", "-p", config], cwd=typed, environ=environ)
+    for path, (_, shown) in zip(paths, examples, strict=True):
+        made = typed / "made" / f"{path.stem}.mjs"
+        assert run([NODE, made], cwd=typed, environ=environ) == shown
+
+
+def test_the_tool_for_the_ai_sdk_runs_code(
+    installed: Path, packages: Path, environ: dict[str, str], run: Callable[..., str]
+) -> None:
+    told = run([packages / ".bin/tsx", "examples/ai-sdk.ts"], cwd=SDK, environ=environ)
+    assert "stdout: '42\\n'" in told
+    assert told.endswith("It is 42.\n")
+
+
+def test_the_mcp_server_runs_code(
+    installed: Path, packages: Path, environ: dict[str, str], run: Callable[..., str]
+) -> None:
+    tsx = packages / ".bin/tsx"
+    argv = [tsx, "examples/mcp-client.ts", tsx, "examples/mcp-server.ts"]
+    assert json.loads(run(argv, cwd=SDK, environ=environ)) == [{"type": "text", "text": "42\n"}]
+
+
+def test_a_clone_is_imported_without_any_package(
+    packages: Path, environ: dict[str, str], run: Callable[..., str], tmp_path: Path
+) -> None:
+    shutil.copytree(SDK / "src", tmp_path / "sdk/typescript/src")
+    shutil.copy(SDK / "sandbox_client.ts", tmp_path / "sdk/typescript")
+    shutil.copy(SDK / "package.json", tmp_path / "sdk/typescript")
+    code = """
+        import { sandboxRun } from "./sdk/typescript/sandbox_client";
+        const { stdout } = await sandboxRun("echo hello");
+        console.log(stdout.trim());
+    """
+    path = script(tmp_path, "program.mts", code)
+    assert run([packages / ".bin/tsx", path], cwd=tmp_path, environ=environ) == "hello\n"
+
+
+def test_what_is_generated_is_current(packages: Path, clean_environ: dict[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, SDK / "generate.py", "--check"],
+        env=clean_environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_public_name_of_python_is_there() -> None:
+    page = (ROOT / "docs/reference/sdk-parity.md").read_text("utf-8")
+    assert "**missing**" not in page
+    assert page.count("\n| `") > 300
+
+
+def test_it_has_the_version_of_k8e() -> None:
+    import k8e
+
+    package = json.loads((SDK / "package.json").read_text("utf-8"))
+    assert package["version"] == k8e.__version__
+    assert f'"{k8e.__version__}"' in (SDK / "src/version.ts").read_text("utf-8")
+
+
+def test_the_lock_file_names_no_registry() -> None:
+    lock = (SDK / "package-lock.json").read_text("utf-8")
+    assert '"resolved"' not in lock
+    assert "registry." not in lock
