@@ -1,0 +1,369 @@
+"""The Kubernetes API over a few connections: small enough for a supervisor that idles.
+
+Only what the distribution itself needs: requests, server-side apply, and following a list.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import ssl
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+import h11
+
+from k8e import errors
+
+MANAGER = "k8e"
+_SECONDS = 30.0
+_WATCH_SECONDS = 240
+_CHUNK = 1 << 16
+_MOST_IDLE = 4
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0
+NOT_FOUND, CONFLICT, GONE = 404, 409, 410
+
+Object = dict[str, Any]
+
+
+class ApiError(errors.K8eError):
+    """What the API server answered that is no success."""
+
+    def __init__(self, status: int, body: Object, what: str) -> None:
+        message = str(body.get("message") or body.get("reason") or "no reason given")
+        super().__init__(f"the API server refused {what} ({status}): {message}")
+        self.status = status
+        self.body = body
+
+
+class ApiUnreachable(errors.K8eError):
+    """The API server does not answer."""
+
+    def __init__(self, server: str, error: BaseException | str) -> None:
+        super().__init__(
+            f"the API server {server} does not answer: {error}",
+            hint="k8e status shows what runs; its log is kube-apiserver.log",
+        )
+
+
+def section(found: Object, *names: str) -> Object:
+    """A part of an object, by the names on the way to it; empty where there is none."""
+    for name in names:
+        found = found.get(name) or {}
+    return found
+
+
+def entries(found: Object, *names: str) -> list[Object]:
+    """A list in an object, by the names on the way to it; empty where there is none."""
+    return section(found, *names[:-1]).get(names[-1]) or []
+
+
+class Api:
+    """One caller at one API server."""
+
+    def __init__(self, server: str, context: ssl.SSLContext, *, token: str = "") -> None:
+        self.server = server.rstrip("/")
+        parts = urlsplit(self.server)
+        self._host, self._port = parts.hostname or "", parts.port or 6443
+        self._context = context
+        self._token = token
+        self._plurals: dict[tuple[str, str], tuple[str, bool]] = {}
+        self._idle: list[_Connection] = []
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        kind: str = "application/json",
+        seconds: float = _SECONDS,
+    ) -> Object:
+        """One request; the answer, which must be a success."""
+        data = json.dumps(body).encode() if body is not None else b""
+        try:
+            async with asyncio.timeout(seconds):
+                status, answer = await self._exchange(method, path, data, kind)
+        except (OSError, TimeoutError, h11.ProtocolError, EOFError) as error:
+            raise ApiUnreachable(self.server, error or "no answer in time") from None
+        read = _decode(answer)
+        if status >= 300:
+            raise ApiError(status, read, f"{method} {path.partition('?')[0]}")
+        return read
+
+    async def _exchange(self, method: str, path: str, data: bytes, kind: str) -> tuple[int, bytes]:
+        while self._idle and method != "POST":
+            connection = self._idle.pop()
+            # The server may have closed it meanwhile; whatever else was done can be done twice.
+            with contextlib.suppress(OSError, h11.ProtocolError, EOFError):
+                return await self._on(connection, method, path, data, kind)
+            connection.close()
+        return await self._on(await self._connect(), method, path, data, kind)
+
+    async def _on(
+        self, connection: _Connection, method: str, path: str, data: bytes, kind: str
+    ) -> tuple[int, bytes]:
+        try:
+            status = await connection.send(method, path, self._headers(data, kind), data)
+            answer = b"".join([part async for part in connection.body()])
+        except BaseException:
+            connection.close()
+            raise
+        if connection.again() and len(self._idle) < _MOST_IDLE:
+            self._idle.append(connection)
+        else:
+            connection.close()
+        return status, answer
+
+    async def _connect(self) -> _Connection:
+        reader, writer = await asyncio.open_connection(
+            self._host, self._port, ssl=self._context, limit=_CHUNK
+        )
+        return _Connection(reader, writer)
+
+    def _headers(self, data: bytes, kind: str) -> list[tuple[str, str]]:
+        headers = [("Host", f"{self._host}:{self._port}"), ("Accept", "application/json")]
+        if self._token:
+            headers.append(("Authorization", f"Bearer {self._token}"))
+        if data:
+            headers += [("Content-Type", kind), ("Content-Length", str(len(data)))]
+        return headers
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+
+    # Reading.
+
+    async def get(self, path: str) -> Object:
+        return await self.call("GET", path)
+
+    async def find(self, path: str) -> Object | None:
+        """An object, or None where there is none."""
+        try:
+            return await self.call("GET", path)
+        except ApiError as error:
+            if error.status != NOT_FOUND:
+                raise
+            return None
+
+    async def list(self, path: str) -> list[Object]:
+        return entries(await self.call("GET", path), "items")
+
+    async def follow(self, path: str, **query: str) -> AsyncGenerator[tuple[str, Object]]:
+        """What is there, and then each change, for ever: ``ADDED``, ``MODIFIED``, ``DELETED``.
+
+        After a lost connection all is told again as ``ADDED``; ``SYNCED`` ends each list.
+        """
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                listed = await self.call("GET", _with(path, query))
+                for item in entries(listed, "items"):
+                    yield "ADDED", item
+                yield "SYNCED", {}
+                pause = _FIRST_PAUSE
+                version = str(listed["metadata"]["resourceVersion"])
+                async with contextlib.aclosing(self._watch(path, query, version)) as events:
+                    async for event in events:
+                        yield event
+            except (ApiError, ApiUnreachable):
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, _LONGEST_PAUSE)
+
+    async def _watch(
+        self, path: str, query: dict[str, str], version: str
+    ) -> AsyncGenerator[tuple[str, Object]]:
+        while True:
+            asked = {**query, "watch": "1", "allowWatchBookmarks": "true"}
+            asked |= {"resourceVersion": version, "timeoutSeconds": str(_WATCH_SECONDS)}
+            async with contextlib.aclosing(self._lines(_with(path, asked))) as lines:
+                async for line in lines:
+                    event: Object = json.loads(line)
+                    found: Object = event["object"]
+                    if event["type"] == "ERROR":
+                        raise ApiError(int(found.get("code", GONE)), found, f"watching {path}")
+                    version = found["metadata"]["resourceVersion"]
+                    if event["type"] != "BOOKMARK":
+                        yield event["type"], found
+
+    async def _lines(self, path: str) -> AsyncGenerator[bytes]:
+        """An answer that goes on for minutes, line by line."""
+        try:
+            async with asyncio.timeout(_SECONDS):
+                connection = await self._connect()
+        except (OSError, TimeoutError) as error:
+            raise ApiUnreachable(self.server, error or "no answer in time") from None
+        try:
+            async with asyncio.timeout(_SECONDS):
+                status = await connection.send("GET", path, self._headers(b"", ""), b"")
+            if status >= 300:
+                answer = b"".join([part async for part in connection.body()])
+                raise ApiError(status, _decode(answer), f"watching {path.partition('?')[0]}")
+            rest = b""
+            async with asyncio.timeout(_WATCH_SECONDS + _SECONDS):
+                async for part in connection.body():
+                    *lines, rest = (rest + part).split(b"\n")
+                    for line in lines:
+                        yield line
+        except (OSError, TimeoutError, h11.ProtocolError, EOFError) as error:
+            raise ApiUnreachable(self.server, error or "no answer in time") from None
+        finally:
+            connection.close()
+
+    async def wait_until(
+        self, path: str, holds: Callable[[Object], bool], *, seconds: float, **query: str
+    ) -> Object:
+        """Follow a list until one of its objects is as wanted; TimeoutError if none is in time."""
+        async with (
+            asyncio.timeout(seconds),
+            contextlib.aclosing(self.follow(path, **query)) as all_,
+        ):
+            async for change, found in all_:
+                if change in ("ADDED", "MODIFIED") and holds(found):
+                    return found
+        raise AssertionError("a list is followed for ever")
+
+    # Writing.
+
+    async def apply(self, wanted: Object) -> Object:
+        """Server-side apply of one object, whose other owners' fields stay theirs."""
+        path = await self.path_of(wanted)
+        query = urlencode({"fieldManager": MANAGER, "force": "true"})
+        return await self.call(
+            "PATCH", f"{path}?{query}", wanted, kind="application/apply-patch+yaml"
+        )
+
+    async def delete(self, wanted: Object) -> bool:
+        """Delete an object; False if there was none."""
+        try:
+            path = await self.path_of(wanted)
+            await self.call("DELETE", f"{path}?propagationPolicy=Background")
+        except ApiError as error:
+            if error.status != NOT_FOUND:
+                raise
+            return False
+        return True
+
+    async def path_of(self, wanted: Object) -> str:
+        """Where an object is, by its kind, namespace and name."""
+        version, kind = str(wanted["apiVersion"]), str(wanted["kind"])
+        plural, namespaced = await self._plural(version, kind)
+        metadata = wanted["metadata"]
+        base = _group(version)
+        if namespaced:
+            base += f"/namespaces/{quote(metadata.get('namespace') or 'default', safe='')}"
+        return f"{base}/{plural}/{quote(str(metadata['name']), safe='')}"
+
+    async def _plural(self, version: str, kind: str) -> tuple[str, bool]:
+        if (version, kind) not in self._plurals:
+            listed = await self.get(_group(version))
+            for item in entries(listed, "resources"):
+                if "/" not in item["name"]:
+                    self._plurals[version, item["kind"]] = item["name"], bool(item["namespaced"])
+        try:
+            return self._plurals[version, kind]
+        except KeyError:
+            body = {"message": f"there is no kind {kind} in {version}"}
+            raise ApiError(NOT_FOUND, body, f"{kind} of {version}") from None
+
+
+class _Connection:
+    """One HTTP/1.1 connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._http = h11.Connection(h11.CLIENT)
+
+    async def send(
+        self, method: str, path: str, headers: list[tuple[str, str]], data: bytes
+    ) -> int:
+        """Send a request; the status of the answer."""
+        request = h11.Request(method=method, target=path, headers=headers)
+        out = self._http.send(request) or b""
+        if data:
+            out += self._http.send(h11.Data(data=data)) or b""
+        self._writer.write(out + (self._http.send(h11.EndOfMessage()) or b""))
+        await self._writer.drain()
+        while True:
+            event = await self._event()
+            if isinstance(event, h11.Response):
+                return event.status_code
+
+    async def body(self) -> AsyncGenerator[bytes]:
+        while not isinstance(event := await self._event(), h11.EndOfMessage):
+            if isinstance(event, h11.Data):
+                yield bytes(event.data)
+
+    async def _event(self) -> Any:
+        while (event := self._http.next_event()) is h11.NEED_DATA:
+            self._http.receive_data(await self._reader.read(_CHUNK))
+        if isinstance(event, h11.ConnectionClosed):
+            raise EOFError("it closed the connection")
+        return event
+
+    def again(self) -> bool:
+        """Whether another request may follow on this connection."""
+        try:
+            self._http.start_next_cycle()
+        except h11.ProtocolError:
+            return False
+        return True
+
+    def close(self) -> None:
+        self._writer.transport.abort()
+
+
+def _decode(answer: bytes) -> Object:
+    try:
+        read: Any = json.loads(answer) if answer else {}
+    except ValueError:
+        read = {"message": answer[:500].decode("utf-8", "replace")}
+    return read if isinstance(read, dict) else {"value": read}  # pyright: ignore[reportUnknownVariableType]
+
+
+def _group(version: str) -> str:
+    return f"/apis/{version}" if "/" in version else f"/api/{version}"
+
+
+def _with(path: str, query: dict[str, str]) -> str:
+    return f"{path}?{urlencode(query)}" if query else path
+
+
+def by_certificate(server: str, *, authority: Path, certificate: Path, key: Path) -> Api:
+    """A caller who is told by a client certificate."""
+    context = ssl.create_default_context(cafile=str(authority))
+    context.load_cert_chain(certificate, key)
+    return Api(server, context)
+
+
+def by_kubeconfig(path: Path) -> Api:
+    """The caller of a kubeconfig that this program wrote."""
+    import base64
+    import os
+    import tempfile
+
+    import yaml
+
+    config: Any = yaml.safe_load(path.read_bytes())
+    cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
+    if "client-certificate" in user:
+        return by_certificate(
+            cluster["server"],
+            authority=Path(cluster["certificate-authority"]),
+            certificate=Path(user["client-certificate"]),
+            key=Path(user["client-key"]),
+        )
+    authority = base64.b64decode(cluster["certificate-authority-data"]).decode()
+    context = ssl.create_default_context(cadata=authority)
+    # The library takes a client's certificate from a file alone.
+    with tempfile.NamedTemporaryFile(suffix=".pem") as pair:
+        os.fchmod(pair.fileno(), 0o600)
+        pair.write(base64.b64decode(user["client-certificate-data"]))
+        pair.write(base64.b64decode(user["client-key-data"]))
+        pair.flush()
+        context.load_cert_chain(pair.name)
+    return Api(cluster["server"], context)

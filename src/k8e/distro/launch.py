@@ -1,0 +1,201 @@
+"""Starting and stopping a server or an agent as one process of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import select
+import signal
+import socket
+from collections.abc import Generator, Mapping
+from pathlib import Path
+
+from k8e import errors, settings
+from k8e.distro import cleanup, components, preflight
+from k8e.distro.component_store import ComponentStore, State
+from k8e.distro.configuration import ADDONS, Configuration
+from k8e.distro.layout import Layout
+from k8e.distro.node_services import Tell
+
+STOP_SECONDS = 120.0
+SKILL = "k8e-sandbox-skill"
+DETACH_SECONDS = 330.0
+_READY, _LATE = b"ready", b"late"
+
+
+def components_folder(config: Configuration) -> Path:
+    return settings.load(components_dir=config.components_dir).components_dir
+
+
+def check(config: Configuration, role: str) -> None:
+    """Everything that can be known before a component runs; errors say what to do."""
+    preflight.check(config, role)
+    store = ComponentStore(components_folder(config))
+    # An agent learns when it joins which network its cluster has.
+    for component in components.needed(config.cni if role == "server" else "none"):
+        addon = component.name.removesuffix("-provisioner")
+        if addon in config.disable:
+            continue
+        finding = store.look(component)
+        if addon in ADDONS and role == "agent" and finding.state is State.MISSING:
+            continue  # its pods may run on other nodes alone
+        if finding.state is not State.PRESENT:
+            detail = finding.detail or f"it is {finding.state}"
+            raise errors.ToolFailed(
+                f"the component {component.name} in {store.folder} cannot be used: {detail}",
+                hint=f"k8e components install {component.name}",
+            )
+
+
+def stage_skills(config: Configuration, texts: Mapping[str, bytes]) -> None:
+    """Put the skill for agents where K8E's tools take it from."""
+    for name, text in texts.items():
+        path = config.layout.skills / SKILL / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text)
+
+
+async def run(config: Configuration, role: str, tell: Tell, ready_descriptor: int = -1) -> None:
+    """Be the server or agent until SIGTERM."""
+    from k8e.distro import agent, server
+
+    def ready() -> None:
+        _notify_systemd()
+        if ready_descriptor >= 0:
+            os.write(ready_descriptor, _READY)
+            os.close(ready_descriptor)
+
+    kind = server.Server if role == "server" else agent.Agent
+    with _locked(config.layout):
+        await kind(config, components_folder(config), tell).run(ready)
+
+
+@contextlib.contextmanager
+def _locked(layout: Layout) -> Generator[None]:
+    """Be the only supervisor of this machine."""
+    layout.run.mkdir(mode=0o711, parents=True, exist_ok=True)
+    with layout.lock.open("a+", encoding="ascii") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise errors.Conflict(
+                f"k8e runs on this machine already, as pid {file.read().strip() or 'unknown'}",
+                hint="k8e status shows it; k8e server stop, or k8e agent stop, ends it",
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+        file.truncate(0)
+
+
+def _notify_systemd() -> None:
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if address:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
+            out.connect("\0" + address[1:] if address.startswith("@") else address)
+            out.send(b"READY=1")
+
+
+def detach(config: Configuration, role: str, tell: Tell) -> int:
+    """Start it in the background; return when its node is ready, or raise why it is not."""
+    config.layout.make()
+    reading, writing = os.pipe()
+    if os.fork():
+        os.close(writing)
+        said = os.read(reading, 1 << 16) if _is_readable(reading) else _LATE
+        if said == _LATE:
+            raise errors.TimedOut(
+                f"the node is not ready after {DETACH_SECONDS:g} s; it goes on in the background",
+                hint="k8e status tells what is missing",
+            )
+        if said != _READY:
+            raise _why_not(said, role, config.layout.logs / "k8e.log")
+        tell("in the background")
+        return 0
+    os.close(reading)
+    os.setsid()
+    os.chdir("/")
+    _log_to_file(config.layout.logs / "k8e.log")
+    try:
+        asyncio.run(run(config, role, tell, writing))
+    except errors.K8eError as error:
+        with contextlib.suppress(OSError):
+            os.write(writing, json.dumps(error.to_wire()).encode())
+        raise
+    os._exit(0)
+
+
+def _is_readable(descriptor: int) -> bool:
+    return bool(select.select([descriptor], [], [], DETACH_SECONDS)[0])
+
+
+def _why_not(said: bytes, role: str, log: Path) -> Exception:
+    """The error of the process in the background, as it told it."""
+    try:
+        return errors.from_wire(json.loads(said))
+    except errors.UNREADABLE:
+        return errors.ToolFailed(
+            f"k8e {role} ended before its node was ready", hint=f"its log is {log}"
+        )
+
+
+def _log_to_file(path: Path) -> None:
+    import logging
+
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+
+
+def running(layout: Layout) -> int:
+    """The pid of the supervisor that runs; 0 if none does."""
+    try:
+        with layout.lock.open("r+", encoding="ascii") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return int(file.read().strip() or 0)
+    except (OSError, ValueError):
+        pass
+    return 0
+
+
+def stop(config: Configuration) -> None:
+    """End the supervisor and its components; pods go on."""
+    pid = running(config.layout)
+    if pid:
+        _end(pid)
+    else:  # a supervisor that was killed has left its components
+        cleanup.stop_components(config.layout)
+
+
+def _end(pid: int) -> None:
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:
+        return
+    signal.pidfd_send_signal(descriptor, signal.SIGTERM)
+    ended = select.select([descriptor], [], [], STOP_SECONDS)[0]
+    os.close(descriptor)
+    if not ended:
+        raise errors.TimedOut(
+            f"k8e (pid {pid}) was told to stop, and still runs after {STOP_SECONDS:g} s",
+            hint="its log says what it waits for",
+        )
+
+
+def uninstall(config: Configuration, tell: Tell) -> list[str]:
+    """Remove everything of a server or agent from this machine; what was removed."""
+    if os.geteuid() != 0:
+        raise errors.Denied("uninstalling needs root", hint="use sudo")
+    stop(config)
+    tell("components have ended")
+    return cleanup.remove_all(config, tell)

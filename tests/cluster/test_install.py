@@ -1,0 +1,125 @@
+"""``install.sh server`` and ``k8e-uninstall.sh`` on a machine, with all that they really do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from k8e import settings
+from k8e.distro.component_store import ComponentStore, State
+from k8e.distro.components import needed
+from tests.cluster import machine as machines
+from tests.cluster import traces
+from tests.cluster.machine import Lan, Machine
+
+REPO = Path(__file__).resolve().parents[2]
+INSTALL_SECONDS = 240.0
+SOURCE = (
+    "src proto sdk requirements install.sh pyproject.toml hatch_build.py README.md LICENSE"
+).split()
+KUBELET_S_OWN = "/.written/usr/libexec/kubernetes"
+"""Where kubelet makes a folder for drivers, whether it has any or not."""
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+class Prepared:
+    """Folders that a machine can share: k8e as it was installed, and components to remove."""
+
+    def __init__(self, folder: Path) -> None:
+        self.home, self.bin = folder / "home", folder / "command"
+        self.source, self.components = folder / "source", folder / "components"
+        for name in SOURCE:
+            path = REPO / name
+            if path.is_dir():
+                ignored = shutil.ignore_patterns("__pycache__")
+                shutil.copytree(path, self.source / name, ignore=ignored)
+            else:
+                shutil.copy(path, self.source / name)
+        self._copy_components(ComponentStore(settings.load({}).components_dir))
+        # What comes from a package index is got here: a machine has an internet of its own.
+        done = subprocess.run(
+            ["sh", str(self.source / "install.sh"), "--quiet"],
+            env={**os.environ, **self.environ},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=INSTALL_SECONDS,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    @property
+    def environ(self) -> dict[str, str]:
+        return {
+            "K8E_HOME": str(self.home),
+            "K8E_BIN_DIR": str(self.bin),
+            "K8E_COMPONENTS_DIR": str(self.components),
+        }
+
+    def _copy_components(self, store: ComponentStore) -> None:
+        self.components.mkdir(parents=True)
+        shutil.copy2(store.folder / "manifest.json", self.components)
+        for component in needed("basic"):
+            if store.look(component).state is not State.PRESENT:
+                pytest.skip(f"there is no {component.name}; make components gets it")
+            for name in component.files:
+                (self.components / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(store.folder / name, self.components / name)
+
+
+@pytest.fixture
+def prepared() -> Generator[Prepared]:
+    if os.geteuid() != 0:
+        pytest.skip("a machine needs root")
+    # Not in /tmp, of which a machine has one of its own.
+    folder = Path(tempfile.mkdtemp(prefix="k8e-install-", dir="/var/tmp"))
+    folder.chmod(0o755)
+    yield Prepared(folder)
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def machine(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> Generator[Machine]:
+    monkeypatch.setattr(machines, "COMPONENTS", prepared.components)
+    lan = Lan()
+    try:
+        found = Machine(lan, 1)
+        yield found
+        found.close()
+    finally:
+        lan.close()
+
+
+def test_a_server_is_installed_runs_and_is_removed_without_a_trace(
+    machine: Machine, prepared: Prepared
+) -> None:
+    def run(*command: str) -> str:
+        return machine.run(*command, check=False).stdout
+
+    before = traces.of_machine(run)
+    environ = {**prepared.environ, "INSTALL_K8E_EXEC": "server --cni basic"}
+    installer = str(prepared.source / "install.sh")
+    install = ("sh", installer, "--quiet")
+    machine.run(*install, check=True, seconds=INSTALL_SECONDS, **environ)
+    assert " Ready " in machine.kubectl("get", "nodes")
+    uninstaller = str(prepared.bin / "k8e-uninstall.sh")
+    machine.run(uninstaller, seconds=INSTALL_SECONDS)
+    after = traces.of_machine(run)
+    more = {kind: after[kind] - before[kind] for kind in before}
+    own = {str(prepared.bin / name) for name in ("k8e", "k8e-sandbox", "k8e-sandbox-cli")}
+    more["files"] = {
+        name
+        for name in more["files"]
+        if not name.startswith(KUBELET_S_OWN)
+        and name.removeprefix("/.written") not in own  # an overlay's note that they are gone
+    }
+    assert not any(more.values()), {kind: lines for kind, lines in more.items() if lines}
+    left = run("find", str(prepared.bin.parent), "-not", "-path", f"{prepared.source}*")
+    kept = {str(prepared.bin.parent), str(prepared.bin), str(prepared.components)}
+    assert set(left.split()) <= kept, left
