@@ -16,6 +16,10 @@ PYTEST_ARGS ?=
 # files come first.
 WORKERS ?= 4
 VM_ARGS ?=
+LONG_ARGS ?=
+NODES ?= 1
+NODE ?= node-1
+CNI ?= cilium
 FUZZ_SECONDS ?= 600
 FUZZ_SEED ?= 0
 FUZZ_ARGS ?=
@@ -30,7 +34,7 @@ FIND_PYTHON := for p in /usr/bin/python3 python3 python3.14 python3.13 python3.1
 LOCK := $(VENV)/bin/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--no-emit-find-links --no-annotate --no-header --quiet
 
-.PHONY: help setup deps check format test test-packages test-vm chaos soak fuzz bench bench-peers bench-publish gen lock clean
+.PHONY: help setup deps check format components cluster cluster-shell cluster-down test test-long test-packages test-vm chaos soak fuzz bench bench-peers bench-publish gen lock clean
 
 help: ## Print this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -54,17 +58,38 @@ check: setup ## Lint, check formatting, types and layers
 	$(VENV)/bin/lint-imports --no-cache
 	$(VENV)/bin/pyright --warnings
 	$(PY) proto/generate.py --check
+	$(PY) tools/generate_client.py --check
+	$(PY) sdk/typescript/generate.py --check
+	@sh sdk/typescript/check.sh
 
 format: setup ## Format, and fix what ruff can fix
 	$(VENV)/bin/ruff check --fix-only .
 	$(VENV)/bin/ruff format .
 
-test-packages: $(VENV)/.ready # Debian packages that only the tests use
+test-packages: $(VENV)/.ready # Packages of Debian and npm that only the tests use
 	@sh tests/packages.sh $(VENV)/packages
 	@sh tests/mcp/clients.sh $(VENV)/mcp-clients
+	@sh sdk/typescript/setup.sh
 
-test: setup test-packages ## Run the tests (as root all of them; PYTEST_ARGS="-k word")
+# Half an hour on a new machine with two CPUs, seconds on others: what is there and right is kept, outside of this folder.
+components: setup ## Get the upstream programs of a cluster, building them where that is needed
+	@if [ "$$(id -u)" = 0 ]; then nice -n 10 $(PY) -m k8e components install >/dev/null; \
+	else echo "not root: tests that need a cluster's programs will be skipped"; fi
+
+test: setup test-packages components ## Run the tests (as root all of them; PYTEST_ARGS="-k word")
 	$(PY) -m pytest -rs -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+
+test-long: setup components ## What takes too long for make test; writes tests/cluster/loops.json (LONG_ARGS="--kills 100")
+	$(PY) -m tests.cluster.loops $(LONG_ARGS)
+
+cluster: setup ## Start a Kubernetes cluster on machines of its own (NODES=2 CNI=basic)
+	@$(PY) -m tests.cluster up --nodes $(NODES) --cni $(CNI)
+
+cluster-shell: ## Enter a machine of it (NODE=node-2)
+	@$(PY) -m tests.cluster shell --node $(NODE)
+
+cluster-down: ## End it, and remove its machines
+	@$(PY) -m tests.cluster down
 
 chaos: setup test-packages ## Kill gateways at random moments (CHAOS_ARGS="--count 500 --seed 1 --runtime gvisor")
 	$(PY) -m tests.chaos $(CHAOS_ARGS)
@@ -87,17 +112,19 @@ bench-peers: ## Install what `make bench` compares with, if it is there: podman,
 bench-publish: setup ## Measure everything and write docs/performance.* (half an hour on a quiet machine)
 	$(PY) -m benchmarks --publish --cycles 1000 $(BENCH_ARGS)
 
-gen: setup ## Regenerate src/k8e/_generated from proto/
+gen: setup ## Regenerate src/k8e/_generated, the synchronous client and generated parts of the TypeScript SDK
 	$(PY) proto/generate.py
+	$(PY) tools/generate_client.py
+	$(PY) sdk/typescript/generate.py
 
 lock: setup ## Pin the newest allowed versions in requirements/
 	$(LOCK) --upgrade pyproject.toml --extra gateway -o requirements/gateway.txt
 	$(LOCK) --upgrade --group build -o requirements/build.txt
 	$(LOCK) --upgrade pyproject.toml --extra gateway --group dev \
 		-c requirements/gateway.txt -c requirements/build.txt -o requirements/dev.txt
-	for folder in tools mcp-clients; do (cd requirements/$$folder && npm install --package-lock-only \
+	for folder in requirements/tools requirements/mcp-clients sdk/typescript; do (cd $$folder && npm install --package-lock-only \
 		--omit-lockfile-registry-resolved --ignore-scripts --no-audit --no-fund); done
 
 clean: ## Remove .venv, caches and build output
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build dist sdk/typescript/dist sdk/typescript/node_modules .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,7 +1,9 @@
 #!/bin/sh
-# Installs k8e on this machine from a git clone. `sh install.sh --help` tells how.
+# Installs k8e on this machine: from a git clone, or from the source that INSTALL_K8E_SOURCE names, which is also how
+# `curl … | sh -` works. `sh install.sh --help` tells how.
 #
-# POSIX sh, and safe to run again: a step whose result is already in place is not repeated.
+# POSIX sh, and safe to run again: a step whose result is already in place is not repeated. All of it is functions but
+# the last line, so that a script that was cut off on its way does nothing.
 
 set -eu
 
@@ -28,10 +30,15 @@ NODE_OLDEST_MAJOR=18   # for tsx
 usage() {
     cat <<USAGE
 usage: sh install.sh [--quiet] [--deps-only | --uninstall | --purge]
+       sh install.sh [--quiet] server|agent [FLAG...]
 
 Installs k8e from this git clone: Debian packages (where root or sudo without a
 password allows), gVisor's runsc, runc, the TypeScript runner, a Python virtual
 environment and the command "k8e". A second run is quick and changes nothing.
+
+With "server" or "agent", also gets the upstream programs of a cluster, and lets
+"k8e server" or "k8e agent" start with these flags, now and with the machine. As
+root; k8e-uninstall.sh, beside the command, removes all of it.
 
   --deps-only   everything but the virtual environment and the command
   --uninstall   end the gateway and its sandboxes, remove what this script put
@@ -41,6 +48,20 @@ environment and the command "k8e". A second run is quick and changes nothing.
   --help        print this
 
 Environment:
+  INSTALL_K8E_SOURCE
+                install this instead: a folder, an archive (.tar.gz), or the URL
+                of one; needed where there is no clone: curl … | sh -
+  INSTALL_K8E_SOURCE_SHA256
+                the archive's checksum; needed for a URL
+  INSTALL_K8E_EXEC
+                "server FLAG..." or "agent FLAG...", as above
+  INSTALL_K8E_SKIP_START
+                "true": prepare the server or agent, and do not start it
+  K8E_URL, K8E_TOKEN
+                the cluster to join, and the token for it; with K8E_URL, and no
+                word of INSTALL_K8E_EXEC that says otherwise, it is an agent
+  K8E_KUBECONFIG_OUTPUT
+                where a server writes the administrator's kubeconfig
   K8E_HOME      where to install; now $home
   K8E_BIN_DIR   where the command goes; now $bin_dir
   K8E_DATA_DIR, K8E_RUN_DIR
@@ -585,7 +606,7 @@ install_tsx() {
 source_hash() {
     (
         cd "$source_dir"
-        find src/k8e pyproject.toml README.md LICENSE requirements/build.txt -type f ! -name '*.pyc' \
+        find src/k8e pyproject.toml hatch_build.py README.md LICENSE requirements/build.txt -type f ! -name '*.pyc' \
             -exec sha256sum {} + 2>/dev/null | sort -k 2 | sha256sum | cut -d ' ' -f 1
     )
 }
@@ -822,6 +843,9 @@ uninstall() {
     step "Removing k8e"
     log=$(mktemp)
     work_dir=$(mktemp -d)
+    if is_ours "$bin_dir/k8e-uninstall.sh"; then
+        fail "this machine is a server or an agent of a cluster; nothing was removed" "run $bin_dir/k8e-uninstall.sh"
+    fi
     end_all
     if [ "$purge" = yes ] && [ -n "$client_dir" ] && [ -d "$client_dir/agents" ]; then
         installed_k8e sandbox-install-skill all --uninstall >>"$log" 2>&1 ||
@@ -832,7 +856,7 @@ uninstall() {
         rm -f "$part" || fail "cannot remove $part" "run as the user who installed it"
         note "removed $part"
     done
-    for part in venv tools launcher.py install.log .install.lock bin/runsc bin/runc bin/crun \
+    for part in venv tools launcher.py install.sh install.log .install.lock bin/runsc bin/runc bin/crun \
         bin/.runsc.stamp bin/.runc.stamp bin/.crun.stamp; do
         if [ ! -e "$home/$part" ] && [ ! -L "$home/$part" ]; then continue; fi
         rm -rf "${home:?}/$part" || fail "cannot remove $home/$part" "run as the user who installed it"
@@ -889,82 +913,233 @@ summary() {
     fi
 }
 
-# ---- Main -----------------------------------------------------------------------------------------------------------
+# ---- Another source than this clone ---------------------------------------------------------------------------------
 
-umask 022
-if [ "$(id -u)" = 0 ]; then export HOME="${HOME:-/root}"; fi
-source_dir=$(cd "$(dirname "$0")" && pwd -P)
-if [ "$(id -u)" = 0 ]; then
-    default_home=/opt/k8e
-    default_bin_dir=/usr/local/bin
-else
-    default_home=${HOME:?}/.local/share/k8e/home
-    default_bin_dir=$HOME/.local/bin
-fi
-machine_home=/opt/k8e
-machine_owner=0
-home=${K8E_HOME:-$default_home}
-bin_dir=${K8E_BIN_DIR:-$default_bin_dir}
-case $home in /*) ;; *) home=$(pwd -P)/$home ;; esac
-case $bin_dir in /*) ;; *) bin_dir=$(pwd -P)/$bin_dir ;; esac
-
-quiet=no
-deps_only=no
-remove=no
-purge=no
-unit=$(printf '\037')
-terminal=no
-if [ -t 1 ]; then terminal=yes; fi
-apt_updated=no
-child=
-work_status=0
-go=
-log=
-work_dir=
-step_name=
-step_number=0
-step_count=6
-
-for argument in "$@"; do
-    case $argument in
-    -h | --help)
-        usage
-        exit 0
-        ;;
-    -q | --quiet) quiet=yes ;;
-    --deps-only)
-        deps_only=yes
-        step_count=5
-        ;;
-    --uninstall) remove=yes ;;
-    --purge)
-        remove=yes
-        purge=yes
-        ;;
-    *)
-        printf 'install.sh: unknown argument: %s\n\n' "$argument" >&2
-        usage >&2
-        exit 2
-        ;;
-    esac
-done
-
-trap cleanup EXIT
-trap 'exit 130' INT
-trap 'exit 143' TERM HUP
-
-if [ "$remove" = yes ]; then
-    uninstall
-    exit 0
-fi
-[ -f "$source_dir/pyproject.toml" ] || {
-    echo "install.sh: there is no pyproject.toml beside it: run it from a git clone of k8e" >&2
+# refuse WHY WHAT-TO-DO: say it before there are steps.
+refuse() {
+    printf 'install.sh: %s\n  what to do: %s\n' "$1" "$2" >&2
     exit 1
 }
-check_machine
-system_packages
-install_gvisor
-install_runc
-install_tsx
-if [ "$deps_only" = no ]; then install_k8e; fi
-summary
+
+download() {
+    if have curl; then
+        curl -fsSL --connect-timeout 10 -o "$2" "$1"
+    elif have wget; then
+        wget -q --timeout=30 -O "$2" "$1"
+    elif python=$(find_python sys); then
+        "$python" -I -c 'import sys, urllib.request; urllib.request.urlretrieve(*sys.argv[1:])' "$1" "$2"
+    else
+        echo "there is no curl, wget or python3" >&2
+        return 1
+    fi
+}
+
+# unpack ARCHIVE: check the archive and unpack it; set other_source to the folder in it that has k8e.
+unpack() {
+    if [ -n "$checksum" ] && [ "$(sha256 "$1")" != "$checksum" ]; then
+        refuse "$INSTALL_K8E_SOURCE has the checksum $(sha256 "$1"), not $checksum; nothing of it was used" \
+            "check INSTALL_K8E_SOURCE_SHA256, and where the archive comes from"
+    fi
+    mkdir "$fetched/source"
+    tar -xf "$1" -C "$fetched/source" --no-same-owner || refuse "$INSTALL_K8E_SOURCE is no archive that tar can read" \
+        "name a .tar.gz of k8e, such as git archive makes"
+    for other_source in "$fetched/source" "$fetched/source"/*; do
+        [ ! -f "$other_source/pyproject.toml" ] || return 0
+    done
+    refuse "there is no k8e in $INSTALL_K8E_SOURCE" "name an archive of the whole source of k8e"
+}
+
+# install_other_source ARGUMENTS: run the install.sh of INSTALL_K8E_SOURCE, which fits that source.
+install_other_source() {
+    checksum=${INSTALL_K8E_SOURCE_SHA256:-}
+    fetched=$(mktemp -d)
+    trap 'rm -rf "$fetched"' EXIT
+    case $INSTALL_K8E_SOURCE in
+    http://* | https://*)
+        [ -n "$checksum" ] || refuse "INSTALL_K8E_SOURCE is a URL, and INSTALL_K8E_SOURCE_SHA256 is not set" \
+            "set it to the archive's SHA-256, which whoever publishes it tells"
+        printf 'fetching %s\n' "$INSTALL_K8E_SOURCE" >&2
+        download "$INSTALL_K8E_SOURCE" "$fetched/archive" || refuse "$INSTALL_K8E_SOURCE cannot be fetched" \
+            "check the address and the network, then run this again"
+        unpack "$fetched/archive"
+        ;;
+    *)
+        if [ -d "$INSTALL_K8E_SOURCE" ]; then
+            other_source=$(cd "$INSTALL_K8E_SOURCE" && pwd -P)
+        elif [ -f "$INSTALL_K8E_SOURCE" ]; then
+            unpack "$INSTALL_K8E_SOURCE"
+        else
+            refuse "there is no $INSTALL_K8E_SOURCE" "set INSTALL_K8E_SOURCE to a folder, an archive, or a URL"
+        fi
+        ;;
+    esac
+    [ -f "$other_source/install.sh" ] || refuse "there is no install.sh in $INSTALL_K8E_SOURCE" \
+        "name the whole source of k8e"
+    other_status=0
+    # Not from our own input: this may be the rest of a script that sh reads from there.
+    (unset INSTALL_K8E_SOURCE INSTALL_K8E_SOURCE_SHA256 && sh "$other_source/install.sh" "$@" </dev/null) ||
+        other_status=$?
+    exit "$other_status"
+}
+
+# ---- A server or an agent -------------------------------------------------------------------------------------------
+
+# choose_role WORDS: set role and its flags from arguments, INSTALL_K8E_EXEC and K8E_URL.
+choose_role() {
+    case ${1:-} in
+    server | agent)
+        role=$1
+        shift
+        ;;
+    *) if [ -n "${K8E_URL:-}" ]; then role=agent; elif [ $# -gt 0 ]; then role=server; fi ;;
+    esac
+    role_flags=$*
+    network=all # what an agent needs is known when it has joined
+    if [ "$role" = server ]; then
+        network=cilium
+        for choose_role_word in "$@"; do
+            case $choose_role_word in
+            --cni=*) network=${choose_role_word#--cni=} ;;
+            *) if [ "${choose_role_last:-}" = --cni ]; then network=$choose_role_word; fi ;;
+            esac
+            choose_role_last=$choose_role_word
+        done
+    fi
+    if [ -n "$role" ] && [ "$(id -u)" != 0 ]; then
+        refuse "k8e $role needs root" "run this as root, for example: curl … | sudo INSTALL_K8E_EXEC=$role sh -"
+    fi
+}
+
+# as_installed ARGUMENTS: the command that was just installed, with its own output; components take as long as they take.
+as_installed() { K8E_HOME=$home K8E_BIN_DIR=$bin_dir "$venv/bin/python" -I -m k8e "$@" </dev/null 9>&-; }
+
+install_role() {
+    step "k8e $role"
+    as_installed components install --cni "$network" >>"$log" ||
+        fail "the programs of a cluster could not be installed" "see the error above, then run install.sh again"
+    cp "$source_dir/install.sh" "$home/install.sh"
+    write_if_changed "$bin_dir/k8e-uninstall.sh" "$(uninstall_script)"
+    start=
+    if [ "${INSTALL_K8E_SKIP_START:-}" = true ]; then start=--no-start; fi
+    # Word splitting makes the flags, as it does for everybody who sets INSTALL_K8E_EXEC.
+    # shellcheck disable=SC2086
+    as_installed service install $start "$role" $role_flags >>"$log" ||
+        fail "k8e $role did not start" "see the error above, and the logs in /var/lib/k8e/logs"
+    note "it starts with the machine; k8e status tells how it is, k8e-uninstall.sh removes it"
+}
+
+uninstall_script() {
+    cat <<SCRIPT
+#!/bin/sh
+# The command k8e, written by install.sh: its end. Removes k8e with its cluster, and all that they keep.
+set -eu
+if [ "\$(id -u)" != 0 ]; then
+    echo "k8e-uninstall.sh: run it as root" >&2
+    exit 1
+fi
+export K8E_HOME=$(quoted "$home") K8E_BIN_DIR=$(quoted "$bin_dir")
+${K8E_COMPONENTS_DIR:+export K8E_COMPONENTS_DIR=$(quoted "${K8E_COMPONENTS_DIR:-}")}
+k8e=\$K8E_BIN_DIR/k8e
+components=\$("\$k8e" components list etcd --json | sed -n 's/.*"dir":"\\([^"]*\\)".*/\\1/p')
+"\$k8e" service remove
+"\$k8e" $role uninstall
+if [ -f "\$components/manifest.json" ]; then find "\$components" -mindepth 1 -delete; fi
+rmdir "\$components" "\$(dirname "\$components")" 2>/dev/null || : # others may have mounted it, or use what is above
+rm -f "\$K8E_BIN_DIR/k8e-uninstall.sh"
+exec sh "\$K8E_HOME/install.sh" --purge
+SCRIPT
+}
+
+# ---- Main -----------------------------------------------------------------------------------------------------------
+
+main() {
+    umask 022
+    if [ "$(id -u)" = 0 ]; then export HOME="${HOME:-/root}"; fi
+    # Read from a pipe, the script is nowhere.
+    if [ -f "$0" ]; then source_dir=$(cd "$(dirname "$0")" && pwd -P); else source_dir=/nowhere; fi
+    if [ "$(id -u)" = 0 ]; then
+        default_home=/opt/k8e
+        default_bin_dir=/usr/local/bin
+    else
+        default_home=${HOME:?}/.local/share/k8e/home
+        default_bin_dir=$HOME/.local/bin
+    fi
+    machine_home=/opt/k8e
+    machine_owner=0
+    home=${K8E_HOME:-$default_home}
+    bin_dir=${K8E_BIN_DIR:-$default_bin_dir}
+    case $home in /*) ;; *) home=$(pwd -P)/$home ;; esac
+    case $bin_dir in /*) ;; *) bin_dir=$(pwd -P)/$bin_dir ;; esac
+
+    quiet=no
+    deps_only=no
+    remove=no
+    purge=no
+    unit=$(printf '\037')
+    terminal=no
+    if [ -t 1 ]; then terminal=yes; fi
+    apt_updated=no
+    child=
+    work_status=0
+    go=
+    log=
+    work_dir=
+    step_name=
+    step_number=0
+    step_count=6
+
+    if [ -n "${INSTALL_K8E_SOURCE:-}" ]; then install_other_source "$@"; fi
+    while [ $# -gt 0 ]; do
+        case $1 in
+        -h | --help)
+            usage
+            exit 0
+            ;;
+        -q | --quiet) quiet=yes ;;
+        --deps-only)
+            deps_only=yes
+            step_count=5
+            ;;
+        --uninstall) remove=yes ;;
+        --purge)
+            remove=yes
+            purge=yes
+            ;;
+        server | agent) break ;;
+        *)
+            printf 'install.sh: unknown argument: %s\n\n' "$1" >&2
+            usage >&2
+            exit 2
+            ;;
+        esac
+        shift
+    done
+    role=
+    if [ "$deps_only" = no ] && [ "$remove" = no ]; then
+        # Word splitting makes the words.
+        # shellcheck disable=SC2086
+        if [ $# -gt 0 ]; then choose_role "$@"; else choose_role ${INSTALL_K8E_EXEC:-}; fi
+    fi
+
+    trap cleanup EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM HUP
+
+    if [ "$remove" = yes ]; then
+        uninstall
+        exit 0
+    fi
+    [ -f "$source_dir/pyproject.toml" ] || refuse "there is no pyproject.toml beside it" \
+        "run it from a git clone of k8e, or set INSTALL_K8E_SOURCE to a folder, an archive, or a URL"
+    if [ -n "$role" ]; then step_count=7; fi
+    check_machine
+    system_packages
+    install_gvisor
+    install_runc
+    install_tsx
+    if [ "$deps_only" = no ]; then install_k8e; fi
+    if [ -n "$role" ]; then install_role; fi
+    summary
+}
+
+main "$@"

@@ -14,8 +14,8 @@ from typing import Any
 from benchmarks import interactive, machine, publishing, reporting
 from benchmarks.stage import RUNTIMES, Amount, Stage, staged
 from benchmarks.subjects import SUBJECTS
-from k8e.bench import tables
-from k8e.bench.samples import Row, Skipped
+from k8e.bench import measure
+from k8e.bench.measure import Skipped, TableRow
 
 RESULTS = Path(__file__).parent / "results"
 TERMINATED = 143  # 128 + SIGTERM, as shells report it
@@ -29,14 +29,14 @@ def main(arguments: list[str] | None = None) -> int:
     # Ended from outside, a run still removes what it made.
     signal.signal(signal.SIGTERM, _terminate)
     now = datetime.datetime.now(datetime.UTC)
-    found: list[Row | Skipped] = []
+    found: list[TableRow | Skipped] = []
     errors: dict[str, str] = {}
     runtimes = options.runtime or list(RUNTIMES)
     with staged(Amount(runtimes, options.quick, options.scale, options.cycles)) as stage:
         facts = machine.facts(stage.host)
         ended = _measure_all(stage, options.only or list(SUBJECTS), found, errors)
         facts["load_after"] = round(os.getloadavg()[0], 2)
-    rows = [item for item in found if isinstance(item, Row)]
+    rows = [item for item in found if isinstance(item, TableRow)]
     skipped = list(dict.fromkeys(item for item in found if isinstance(item, Skipped)))
     document: dict[str, Any] = {
         "date": now.isoformat(timespec="seconds"),
@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
     reporting.write(written[0], document)
     if options.publish and not ended:
         written += publishing.publish(document)
-    print(_describe(facts), tables.table(rows), sep="\n")
+    print(_describe(facts), measure.table(rows), sep="\n")
     print(*(item.text() for item in skipped), sep="\n")
     print(*(f"{name}: not measured: {error}" for name, error in errors.items()), sep="\n")
     print(publishing.summary(rows), *(f"written: {path}" for path in written), sep="\n")
@@ -64,7 +64,7 @@ def _terminate(*_: object) -> None:
 
 
 def _measure_all(
-    stage: Stage, names: list[str], found: list[Row | Skipped], errors: dict[str, str]
+    stage: Stage, names: list[str], found: list[TableRow | Skipped], errors: dict[str, str]
 ) -> int:
     """All subjects; where somebody ends that early, the exit code, and what was found stays."""
     for name in names:
@@ -76,7 +76,9 @@ def _measure_all(
     return 0
 
 
-def _measure(stage: Stage, name: str, found: list[Row | Skipped], errors: dict[str, str]) -> None:
+def _measure(
+    stage: Stage, name: str, found: list[TableRow | Skipped], errors: dict[str, str]
+) -> None:
     """One subject; what goes wrong in it does not keep the others from being measured."""
     print(f"measuring {name} …", file=sys.stderr)
     try:

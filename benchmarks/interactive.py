@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from k8e.bench.samples import Row, Series, percentile
+from k8e.bench.measure import Series, TableRow, percentile
 
 MODES = ("sequential", "staggered", "burst")
 WORST_MS = 10_000.0
@@ -29,7 +29,7 @@ def score(samples: Sequence[float]) -> float:
     return round(sum(points), 2)
 
 
-def documents(rows: Iterable[Row]) -> list[dict[str, Any]]:
+def documents(rows: Iterable[TableRow]) -> list[dict[str, Any]]:
     """One document for each system and mode that the rows of ``first echo`` have."""
     series: dict[str, Series] = {}
     for row in rows:

@@ -14,7 +14,7 @@ from collections.abc import Generator
 
 from benchmarks.stage import Stage
 from k8e import SandboxClient, errors
-from k8e.conformance.noise import BALLOON, BOMB, FILL, FLOOD, SOCKETS, SPIN
+from k8e.conformance.promises.noise import BALLOON, BOMB, FILL, FLOOD, SOCKETS, SPIN
 
 MOST_SECONDS = 240  # after which a neighbour that was forgotten ends
 LOUD_SECONDS = 1.5  # for it to get loud

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from benchmarks import chart, reporting
-from k8e.bench.samples import Row, Series, ratio_text
+from k8e.bench.measure import Series, TableRow, ratio_text
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -43,7 +43,7 @@ TITLES = {
 }
 
 
-def summary(rows: Sequence[Row]) -> str:
+def summary(rows: Sequence[TableRow]) -> str:
     """One line: how many bars are reached, and which are not."""
     judged = [row for row in rows if row.passed is not None]
     missed = [f"{row.ours.name} ({row.runtime})" for row in judged if not row.passed]

@@ -1,4 +1,4 @@
-"""Timing of whole programs, beside what :mod:`k8e.bench.timing` has."""
+"""Timing of whole programs, beside what :mod:`k8e.bench.measure` has."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from k8e.bench.timing import Timed, interleave, megabytes_per_second, milliseconds, timed
+from k8e.bench.measure import Timed, interleave, megabytes_per_second, milliseconds, timed
 
 __all__ = [
     "Timed",

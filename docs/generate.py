@@ -13,8 +13,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from k8e.cli import parsing
-from k8e.conformance import describing
+from k8e.cli import parser
+from k8e.conformance import report
 
 # argparse has no public way to ask a parser for its commands and arguments.
 # pyright: reportPrivateUsage=false, reportUnknownVariableType=false
@@ -23,7 +23,7 @@ from k8e.conformance import describing
 _OPTIONAL = {"?": "[{}]", "*": "[{} ...]"}
 REFERENCE = Path(__file__).parent / "reference"
 HEAD = """\
-<!-- Written by docs/generate.py. Change src/k8e/cli/parsing.py, then run it again. -->
+<!-- Written by docs/generate.py. Change the command in src/k8e/cli, then run it again. -->
 
 # Command line
 
@@ -52,7 +52,7 @@ Flags that name a variable in brackets, such as `[K8E_SANDBOX_TENANT]`, take the
 
 def main(arguments: list[str]) -> int:
     """Write the pages, or compare them; the exit code."""
-    pages = {"cli.md": page(), "conformance.md": describing.page()}
+    pages = {"cli.md": page(), "conformance.md": report.page()}
     old = [name for name, text in pages.items() if _read(REFERENCE / name) != text]
     if arguments == ["--check"]:
         for name in old:
@@ -69,7 +69,7 @@ def _read(path: Path) -> str:
 
 def page() -> str:
     """The whole page."""
-    return HEAD + "".join(_command(parsing.build(), []))
+    return HEAD + "".join(_command(parser.build(), []))
 
 
 def _command(

@@ -9,8 +9,9 @@ from collections.abc import Generator
 import pytest
 
 from k8e import SandboxClient
+from k8e.conformance.lab.ports import free_port
 from tests import ordering
-from tests.places import NewPlace, Place, free_port
+from tests.places import NewPlace, Place
 
 RUNTIMES = ("container", "gvisor")
 

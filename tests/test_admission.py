@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from k8e import addresses, admission
-from k8e.admission import Admission, Stranger
+from k8e import access, admission
+from k8e.admission import Admission, UnknownConnection
 
 ROOM, OF_ADDRESS = 20, 8
 
@@ -17,7 +17,7 @@ class Crowd:
         self.places = Admission(ROOM, OF_ADDRESS)
         self.expelled: list[str] = []
 
-    def come(self, address: str, group: str = "") -> Stranger:
+    def come(self, address: str, group: str = "") -> UnknownConnection:
         return self.places.enter(address, lambda: self.expelled.append(address), group=group)
 
 
@@ -121,4 +121,4 @@ def test_what_is_remembered_of_addresses_is_bounded(
     ],
 )
 def test_addresses_stand_for_hosts_and_networks(address: str, host: str, network: str) -> None:
-    assert (addresses.group(address), addresses.span(address)) == (host, network)
+    assert (access.group(address), access.span(address)) == (host, network)

@@ -7,13 +7,13 @@ from typing import Any
 import h11
 import pytest
 
-from k8e.http_messages import CRUMB, MAX_CRUMBS, MAX_FIELDS, Connection, Stream
+from k8e.http_messages import CRUMB, MAX_CRUMBS, MAX_FIELDS, HttpConnection, HttpStream
 
 POST = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
 MAX_HEAD = 64 << 10
 
 
-def served(data: bytes, kind: type[Connection] = Connection) -> list[Any]:
+def served(data: bytes, kind: type[HttpConnection] = HttpConnection) -> list[Any]:
     """All events of one request."""
     http = kind(h11.SERVER, MAX_HEAD)
     http.receive_data(data)
@@ -44,7 +44,7 @@ def test_lines_of_a_body_are_no_fields() -> None:
 
 
 def test_an_answer_of_too_many_fields_is_refused_too() -> None:
-    http = Stream(h11.CLIENT, MAX_HEAD)
+    http = HttpStream(h11.CLIENT, MAX_HEAD)
     http.send(h11.Request(method="GET", target="/", headers=[("Host", "a")]))
     http.send(h11.EndOfMessage())
     http.receive_data(b"HTTP/1.1 200 OK\r\n" + b"a:\r\n" * (MAX_FIELDS + 1) + b"\r\n")
@@ -57,4 +57,4 @@ def test_a_body_of_single_bytes_is_refused_and_one_of_fair_pieces_is_not() -> No
         served(POST + crumbs(MAX_CRUMBS + 1, 1))
     assert len(served(POST + crumbs(MAX_CRUMBS, 1))) == MAX_CRUMBS + 2
     assert len(served(POST + crumbs(4 * MAX_CRUMBS, CRUMB))) == 4 * MAX_CRUMBS + 2
-    assert len(served(POST + crumbs(2 * MAX_CRUMBS, 1), Stream)) == 2 * MAX_CRUMBS + 2
+    assert len(served(POST + crumbs(2 * MAX_CRUMBS, 1), HttpStream)) == 2 * MAX_CRUMBS + 2

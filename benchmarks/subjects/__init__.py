@@ -20,11 +20,12 @@ from benchmarks.subjects import (
     parallel,
     sdk,
     standing,
+    typescript,
     warm,
 )
-from k8e.bench.samples import Row, Skipped
+from k8e.bench.measure import Skipped, TableRow
 
-Subject = Callable[[Stage], Iterator[Row | Skipped]]
+Subject = Callable[[Stage], Iterator[TableRow | Skipped]]
 
 SUBJECTS: dict[str, Subject] = {
     "footprint": footprint.measure,
@@ -33,6 +34,7 @@ SUBJECTS: dict[str, Subject] = {
     "exec": execs.measure,
     "warm": warm.measure,
     "sdk": sdk.measure,
+    "typescript": typescript.measure,
     "cli": commands.measure,
     "mcp": agents.measure,
     "files": files.measure,

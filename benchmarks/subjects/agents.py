@@ -15,12 +15,12 @@ from mcp import Client, StdioServerParameters
 from benchmarks import timing
 from benchmarks.stage import Stage
 from k8e import AsyncSandboxClient
-from k8e.bench.samples import Bar, Row, Series
+from k8e.bench.measure import Goal, Series, TableRow
 
 STARTS = 30
 CALLS = 200
-HANDSHAKE = Bar("ratio", 15)
-ADDED = Bar("most", 5)
+HANDSHAKE = Goal("ratio", 15)
+ADDED = Goal("most", 5)
 PEER = "python3 -c pass"
 CODE = "true"
 HELLO = {
@@ -35,7 +35,7 @@ HELLO = {
 }
 
 
-def measure(stage: Stage) -> Iterator[Row]:
+def measure(stage: Stage) -> Iterator[TableRow]:
     stage.gateway()
     command = [sys.executable, "-I", str(stage.launcher), "sandbox-mcp"]
     env = stage.environment()
@@ -45,7 +45,7 @@ def measure(stage: Stage) -> Iterator[Row]:
         warm_up=2,
     )
     ours = Series("initialize answered", "ms", timing.milliseconds(took["hello"]))
-    yield Row("mcp", "", ours, Series(PEER, "ms", timing.milliseconds(took[PEER])), HANDSHAKE)
+    yield TableRow("mcp", "", ours, Series(PEER, "ms", timing.milliseconds(took[PEER])), HANDSHAKE)
     yield asyncio.run(_adding(stage, command))
 
 
@@ -66,7 +66,7 @@ def _handshake(command: list[str], env: dict[str, str]) -> float:
     return took
 
 
-async def _adding(stage: Stage, command: list[str]) -> Row:
+async def _adding(stage: Stage, command: list[str]) -> TableRow:
     """A tool call and the SDK's own call of the same code, in turns and in the same session."""
     server = StdioServerParameters(command=command[0], args=command[1:], env=stage.environment())
     plain: list[float] = []
@@ -87,4 +87,6 @@ async def _adding(stage: Stage, command: list[str]) -> Row:
                 plain.append(middle - began)
                 added.append(end - middle - (middle - began))
     ours = Series("sandbox_run adds", "ms", timing.milliseconds(added))
-    return Row("mcp", "", ours, Series("run of the SDK", "ms", timing.milliseconds(plain)), ADDED)
+    return TableRow(
+        "mcp", "", ours, Series("run of the SDK", "ms", timing.milliseconds(plain)), ADDED
+    )

@@ -11,22 +11,22 @@ from pathlib import Path
 from benchmarks import leaks, timing
 from benchmarks.stage import Stage
 from k8e import SandboxClient
-from k8e.bench.samples import Bar, Row, Series
+from k8e.bench.measure import Goal, Series, TableRow
 from k8e.conformance import traces
-from k8e.sessions.store import Store
+from k8e.sessions.store import SessionStore
 
 ROUNDS = 8
 BATCH = 10  # cycles in a round, for each CPU
 RELEASES = 15
-SHARE = Bar("share", 0.6)
-NOTHING = Bar("most", 0)
-GROWTH_MB = Bar("most", 10)
+SHARE = Goal("share", 0.6)
+NOTHING = Goal("most", 0)
+GROWTH_MB = Goal("most", 10)
 SETTLE_SECONDS = 20.0
 LOOK = 0.002
 WORKERS = os.cpu_count() or 1
 
 
-def measure(stage: Stage) -> Iterator[Row]:
+def measure(stage: Stage) -> Iterator[TableRow]:
     for runtime in stage.runtimes:
         client = stage.local_client()
         yield _sustained(stage, client, runtime)
@@ -34,7 +34,7 @@ def measure(stage: Stage) -> Iterator[Row]:
         yield from _leaked(stage, client, runtime)
 
 
-def _sustained(stage: Stage, client: SandboxClient, runtime: str) -> Row:
+def _sustained(stage: Stage, client: SandboxClient, runtime: str) -> TableRow:
     bare = stage.bare(runtime)
     batch = (1 if stage.quick else BATCH) * WORKERS
     ours, peer = "create + destroy", f"{bare.tool} run, guest, delete"
@@ -48,7 +48,7 @@ def _sustained(stage: Stage, client: SandboxClient, runtime: str) -> Row:
     )
     series = {name: Series(name, "/s", [batch / each for each in took[name]]) for name in took}
     note = f"{WORKERS} at a time"
-    return Row("churn", runtime, series[ours], series[peer], SHARE, note=note)
+    return TableRow("churn", runtime, series[ours], series[peer], SHARE, note=note)
 
 
 def _cycle(client: SandboxClient, runtime: str) -> None:
@@ -61,7 +61,7 @@ def _many(count: int, work: Callable[[], object]) -> None:
             task.result()
 
 
-def _released(stage: Stage, client: SandboxClient, runtime: str) -> Row:
+def _released(stage: Stage, client: SandboxClient, runtime: str) -> TableRow:
     """From the call until neither a process nor a cgroup, a mount, a device or a file is left."""
     bare = stage.bare(runtime)
     folders = [stage.settings.run_dir, stage.settings.data_dir / "workspaces"]
@@ -84,7 +84,7 @@ def _released(stage: Stage, client: SandboxClient, runtime: str) -> Row:
     contenders: dict[str, timing.Timed] = {ours: release, peer: bare.release}
     took = timing.interleave(stage.rounds(RELEASES), contenders, warm_up=1)
     series = {name: Series(name, "ms", timing.milliseconds(took[name])) for name in took}
-    return Row("release", runtime, series[ours], series[peer])
+    return TableRow("release", runtime, series[ours], series[peer])
 
 
 def _is_held(sandbox_id: str, paths: list[Path]) -> bool:
@@ -96,14 +96,14 @@ def _is_held(sandbox_id: str, paths: list[Path]) -> bool:
     )
 
 
-def _leaked(stage: Stage, client: SandboxClient, runtime: str) -> Iterator[Row]:
+def _leaked(stage: Stage, client: SandboxClient, runtime: str) -> Iterator[TableRow]:
     """The same counts before and after; the first cycles are not counted, they fill caches."""
     gateway, folder = stage.gateway().pid, stage.settings.data_dir.parent
     _many(2 * WORKERS, lambda: _cycle(client, runtime))
     before = _settled(lambda: leaks.count(folder, gateway))
     _many(stage.cycles, lambda: _cycle(client, runtime))
     after = _until_back(lambda: leaks.count(folder, gateway), before)
-    store = Store(stage.settings.data_dir / "sessions.db")
+    store = SessionStore(stage.settings.data_dir / "sessions.db")
     known = store.sandboxes()
     store.close()
     alive = {path.name for path in stage.host.sandboxes.glob("sb-*")}
@@ -112,10 +112,10 @@ def _leaked(stage: Stage, client: SandboxClient, runtime: str) -> Iterator[Row]:
     note = ", ".join([*(f"{name} +{value:g}" for name, value in grown.items()), *left[:3]])
     total = sum(grown.values()) + len(left)
     name = f"left after {stage.cycles} cycles"
-    yield Row("leaks", runtime, Series(name, "things", [total]), bar=NOTHING, note=note)
+    yield TableRow("leaks", runtime, Series(name, "things", [total]), bar=NOTHING, note=note)
     growth = after[leaks.GATEWAY_MB] - before[leaks.GATEWAY_MB]
     name = f"gateway grew in {stage.cycles} cycles"
-    yield Row("leaks", runtime, Series(name, "MB", [max(0.0, growth)]), bar=GROWTH_MB)
+    yield TableRow("leaks", runtime, Series(name, "MB", [max(0.0, growth)]), bar=GROWTH_MB)
 
 
 def _settled(look: Callable[[], leaks.Counts]) -> leaks.Counts:

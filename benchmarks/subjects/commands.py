@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 from benchmarks import timing
 from benchmarks.stage import Stage
-from k8e.bench.samples import Bar, Row, Series
+from k8e.bench.measure import Goal, Series, TableRow
 
 ROUNDS = 60
-BARS = {"gvisor": Bar("ratio", 3), "container": Bar("ratio", 2)}
+BARS = {"gvisor": Goal("ratio", 3), "container": Goal("ratio", 2)}
 PEER = "python3 -c pass"
 
 
-def measure(stage: Stage) -> Iterator[Row]:
+def measure(stage: Stage) -> Iterator[TableRow]:
     stage.gateway()
     k8e = [sys.executable, "-IS", str(stage.launcher)]
     run = [*k8e, "sandbox", "run", "--lang", "bash", "true"]
@@ -28,4 +28,4 @@ def measure(stage: Stage) -> Iterator[Row]:
     peer = Series(PEER, "ms", timing.milliseconds(took[PEER]))
     for runtime in stage.runtimes:
         ours = Series("k8e sandbox run", "ms", timing.milliseconds(took[runtime]))
-        yield Row("cli", runtime, ours, peer, BARS[runtime])
+        yield TableRow("cli", runtime, ours, peer, BARS[runtime])

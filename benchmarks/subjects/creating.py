@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 from benchmarks import timing
 from benchmarks.stage import Stage
-from k8e.bench.samples import Bar, Row, Series
+from k8e.bench.measure import Goal, Series, TableRow
 
 ROUNDS = 15
-BARS = {"gvisor": Bar("ratio", 1.5)}
+BARS = {"gvisor": Goal("ratio", 1.5)}
 
 
-def measure(stage: Stage) -> Iterator[Row]:
+def measure(stage: Stage) -> Iterator[TableRow]:
     client = stage.local_client()
     for runtime in stage.runtimes:
         bare = stage.bare(runtime)
@@ -27,4 +27,4 @@ def measure(stage: Stage) -> Iterator[Row]:
         contenders = {ours: create_and_destroy, peer: bare.create}
         took = timing.interleave(stage.rounds(ROUNDS), contenders, warm_up=1)
         series = {name: Series(name, "ms", timing.milliseconds(took[name])) for name in took}
-        yield Row("create", runtime, series[ours], series[peer], BARS.get(runtime))
+        yield TableRow("create", runtime, series[ours], series[peer], BARS.get(runtime))

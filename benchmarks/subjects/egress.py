@@ -16,9 +16,9 @@ from benchmarks import world
 from benchmarks.serving import Gateway
 from benchmarks.stage import Stage
 from k8e import SandboxClient
-from k8e.bench.samples import Bar, Row, Series
+from k8e.bench.measure import Goal, Series, TableRow
 from k8e.egress import namespaces
-from k8e.egress.asking import Upstream
+from k8e.egress.dns import Upstream
 from k8e.egress.nftables import Nftables
 from k8e.egress.policy import parse_policy
 from k8e.egress.rules import TABLE
@@ -56,7 +56,7 @@ CHAINS = ("arrive", "divert", "forward")
 BYPASS = "bypass"
 
 
-def measure(stage: Stage) -> Iterator[Row]:
+def measure(stage: Stage) -> Iterator[TableRow]:
     with world.made(stage.folder / "world") as uplink:
         for runtime in stage.runtimes:
             yield from _traffic(stage, uplink, runtime)
@@ -76,7 +76,7 @@ def _serving(stage: Stage, name: str, uplink: Path) -> Generator[tuple[SandboxCl
         gateway.stop()
 
 
-def _traffic(stage: Stage, uplink: Path, runtime: str) -> Iterator[Row]:
+def _traffic(stage: Stage, uplink: Path, runtime: str) -> Iterator[TableRow]:
     took: dict[str, dict[str, list[float]]] = {}
     with _serving(stage, runtime, uplink) as (client, network):
         router = network / "router"
@@ -127,27 +127,30 @@ def _remove_bypass() -> None:
     nft.close()
 
 
-def _rows(runtime: str, took: dict[str, dict[str, list[float]]]) -> Iterator[Row]:
+def _rows(runtime: str, took: dict[str, dict[str, list[float]]]) -> Iterator[TableRow]:
     peer = took["without policy"]
-    for name, bars in (("policy", (Bar("most", 0.2), Bar("ratio", 1.1))), ("strict", (None, None))):
+    for name, bars in (
+        ("policy", (Goal("most", 0.2), Goal("ratio", 1.1))),
+        ("strict", (None, None)),
+    ):
         pairs = zip(took[name]["request"], peer["request"], strict=True)
         added = [(ours - theirs) * 1000 for ours, theirs in pairs]
-        yield Row(
+        yield TableRow(
             "egress", runtime, Series(f"{name}: added to a request", "ms", added), bar=bars[0]
         )
         ours, theirs = (
             Series(f"{label}: request", "ms", [s * 1000 for s in took[label]["request"]])
             for label in (name, "without policy")
         )
-        yield Row("egress", runtime, ours, theirs)
+        yield TableRow("egress", runtime, ours, theirs)
         ours, theirs = (
             Series(f"{label}: {SIZE >> 20} MiB", "ms", [s * 1000 for s in took[label]["download"]])
             for label in (name, "without policy")
         )
-        yield Row("egress", runtime, ours, theirs, bars[1])
+        yield TableRow("egress", runtime, ours, theirs, bars[1])
 
 
-async def _slots(stage: Stage, uplink: Path) -> list[Row]:
+async def _slots(stage: Stage, uplink: Path) -> list[TableRow]:
     """A sandbox's network made anew, and taken from those that are kept ready."""
     count, alive = stage.rounds(SLOTS), stage.rounds(ALIVE)
     upstreams = [Upstream(world.RESOLVER)]
@@ -181,7 +184,9 @@ async def _slots(stage: Stage, uplink: Path) -> list[Row]:
     floor = Series("a network namespace, and nothing in it", "ms", least)
     rows = [("made anew", new, 15), ("from a ready slot", ready, 1)]
     return [
-        Row("egress", "", Series(f"network {name}", "ms", took), floor, Bar("most", bar), note=note)
+        TableRow(
+            "egress", "", Series(f"network {name}", "ms", took), floor, Goal("most", bar), note=note
+        )
         for name, took, bar in rows
     ]
 

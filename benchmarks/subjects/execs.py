@@ -8,23 +8,23 @@ from typing import Any
 from benchmarks import floors, timing
 from benchmarks.stage import RUNTIMES, Stage, make_settings
 from k8e import SandboxClient
-from k8e.bench.samples import Bar, Row, Series
+from k8e.bench.measure import Goal, Series, TableRow
 from k8e.client import requests
 
 ROUNDS = 100
 PROGRAM = ["/bin/true"]  # what the runtimes' own tools start, too
 LINE = "true"  # goes through the sandbox's shell
-LOCAL_BARS = {"gvisor": Bar("faster", 2.5), "container": Bar("faster", 5)}
-REMOTE_BARS = {"container": Bar("faster", 3)}
-LINK_BARS = {"gvisor": Bar("ratio", 1.15)}
+LOCAL_BARS = {"gvisor": Goal("faster", 2.5), "container": Goal("faster", 5)}
+REMOTE_BARS = {"container": Goal("faster", 3)}
+LINK_BARS = {"gvisor": Goal("ratio", 1.15)}
 
 
-def measure(stage: Stage) -> Iterator[Row]:
+def measure(stage: Stage) -> Iterator[TableRow]:
     for runtime in stage.runtimes:
         yield from _measure(stage, runtime)
 
 
-def _measure(stage: Stage, runtime: str) -> Iterator[Row]:
+def _measure(stage: Stage, runtime: str) -> Iterator[TableRow]:
     local, remote = stage.local_client(), stage.remote_client()
     session_id = local.create_session(runtime)
     sandbox_id = stage.sandbox_of(session_id)
@@ -50,9 +50,9 @@ def _measure(stage: Stage, runtime: str) -> Iterator[Row]:
         ("exec(['true']), gRPC", REMOTE_BARS),
     ):
         bar = bars.get(runtime)
-        yield Row("exec", runtime, series[name], series[peer], bar, sense="speed-up")
+        yield TableRow("exec", runtime, series[name], series[peer], bar, sense="speed-up")
     ours, floor = series["exec(['true'])"], series["guest on its link"]
-    yield Row("exec", runtime, ours, floor, LINK_BARS.get(runtime))
+    yield TableRow("exec", runtime, ours, floor, LINK_BARS.get(runtime))
 
 
 def one_exec(

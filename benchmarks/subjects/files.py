@@ -9,17 +9,17 @@ from pathlib import Path
 from benchmarks import timing
 from benchmarks.stage import Stage
 from k8e import SandboxClient
-from k8e.bench.samples import Bar, Row, Series
+from k8e.bench.measure import Goal, Series, TableRow
 from k8e.guest import wire
 
 ROUNDS = 8
 SIZE = 100 << 20
 SMALL_ROUNDS = 100
 SMALL = 1 << 10
-LOCAL_BAR, REMOTE_BAR = Bar("least", 300), Bar("least", 200)
+LOCAL_BAR, REMOTE_BAR = Goal("least", 300), Goal("least", 200)
 
 
-def measure(stage: Stage) -> Iterator[Row]:
+def measure(stage: Stage) -> Iterator[TableRow]:
     for runtime in stage.runtimes:
         local, remote = stage.local_client(), stage.remote_client()
         session_id = local.create_session(runtime)
@@ -44,14 +44,14 @@ def measure(stage: Stage) -> Iterator[Row]:
         local.destroy_session(session_id)
 
 
-def _rows(runtime: str, size: int, took: dict[str, list[float]]) -> Iterator[Row]:
+def _rows(runtime: str, size: int, took: dict[str, list[float]]) -> Iterator[TableRow]:
     series = {name: _series(name, size, took[name]) for name in took}
     for name in ("SDK write", "SDK read", "SDK write over gRPC", "SDK read over gRPC"):
         bar = None
         if runtime == "container" and size == SIZE:
             bar = REMOTE_BAR if "gRPC" in name else LOCAL_BAR
         peer = series["host write" if "write" in name else "host read"]
-        yield Row("files", runtime, series[name], peer, bar)
+        yield TableRow("files", runtime, series[name], peer, bar)
 
 
 def _series(name: str, size: int, seconds: list[float]) -> Series:

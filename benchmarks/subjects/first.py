@@ -20,7 +20,7 @@ from benchmarks import timing, world
 from benchmarks.peers import Peer
 from benchmarks.stage import Stage
 from k8e import AsyncSandboxClient, SandboxClient
-from k8e.bench.samples import Bar, Row, Series, Skipped
+from k8e.bench.measure import Goal, Series, Skipped, TableRow
 
 ROUNDS = 20
 BURST = 100
@@ -32,16 +32,16 @@ PATIENCE = 300.0
 COMMANDS = {"echo": ["echo", "1"], "python": ["python3", "-c", "print(1)"]}
 CODE = "print(1)"
 PYTHON = "python3 -c pass"
-FASTER = Bar("faster", 20)
-MOST = {"container": Bar("most", 10), "gvisor": Bar("most", 18)}
-MOST_BURST = {"container": Bar("most", 500), "gvisor": Bar("most", 1500)}
+FASTER = Goal("faster", 20)
+MOST = {"container": Goal("most", 10), "gvisor": Goal("most", 18)}
+MOST_BURST = {"container": Goal("most", 500), "gvisor": Goal("most", 1500)}
 BAR_PEERS = {
     "container": ("podman run (crun)",),
     # With crun, podman has none of gVisor's protection; the same protection is what is compared.
     "gvisor": ("podman run (runsc)", "podman run (crun)"),
 }
 
-Result = Row | Skipped
+Result = TableRow | Skipped
 
 
 class Ours(NamedTuple):
@@ -181,16 +181,16 @@ def _call(function: Callable[..., float], argument: object) -> timing.Timed:
 
 def _compare(
     what: str, ours: Ours, series: dict[str, Series], floor: str, peers: list[Peer]
-) -> Iterator[Row]:
+) -> Iterator[TableRow]:
     subject = f"first {what}"
     mine, warm = series[ours.name], ours.pool is not None
     limit = MOST[ours.runtime] if warm and what == "echo" else None
-    yield Row(subject, ours.runtime, mine, series[floor], limit)
-    yield Row(subject, ours.runtime, mine, series[PYTHON])
+    yield TableRow(subject, ours.runtime, mine, series[floor], limit)
+    yield TableRow(subject, ours.runtime, mine, series[PYTHON])
     for peer in peers:
         is_bar = warm and what == "echo" and peer.name in BAR_PEERS[ours.runtime]
         bar = FASTER if is_bar else None
-        yield Row(subject, ours.runtime, mine, series[peer.name], bar, "speed-up", peer.note)
+        yield TableRow(subject, ours.runtime, mine, series[peer.name], bar, "speed-up", peer.note)
 
 
 def _together(
@@ -214,7 +214,7 @@ def _together(
             mine = Series(f"{each.name}, staggered", "ms", took)
             note = f"{staggered}, {SPACING:g} s apart"
             for spread in spreads:
-                yield Row("first echo", runtime, mine, spread, sense="speed-up", note=note)
+                yield TableRow("first echo", runtime, mine, spread, sense="speed-up", note=note)
             rounds: list[list[float]] = []
             hits = each.hits()
             for _ in range(WARM_BURSTS if each.pool else 1):
@@ -225,10 +225,10 @@ def _together(
             note = f"{burst} at once" + (f", {failed} FAILED" if failed else "")
             if each.pool:
                 note += f", {each.hits() - hits} of {len(rounds) * burst} from the pool"
-            yield Row("first echo", runtime, bursts[each.name], bare_burst, note=note)
+            yield TableRow("first echo", runtime, bursts[each.name], bare_burst, note=note)
             wall = _wall_series(each.name, rounds, burst)
             bar = MOST_BURST[runtime] if each.pool and burst == BURST else None
-            yield Row("first echo", runtime, wall, _wall_of(bare_burst, burst), bar)
+            yield TableRow("first echo", runtime, wall, _wall_of(bare_burst, burst), bar)
     for peer in (one for one in peers if one.kind == runtime):
         try:
             theirs = _burst_series(peer.name, [peer.burst(argv, burst)])
@@ -236,7 +236,7 @@ def _together(
             yield Skipped("first", runtime, f"{peer.name}, burst", str(error)[:200])
             continue
         for series in bursts.values():
-            yield Row("first echo", runtime, series, theirs, sense="speed-up")
+            yield TableRow("first echo", runtime, series, theirs, sense="speed-up")
 
 
 def _spread(name: str, work: timing.Timed, count: int) -> Series:

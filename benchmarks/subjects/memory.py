@@ -10,22 +10,22 @@ from benchmarks import memory
 from benchmarks.stage import Stage
 from benchmarks.subjects import warm
 from k8e import SandboxClient
-from k8e.bench.samples import Bar, Row, Series
+from k8e.bench.measure import Goal, Series, TableRow
 from k8e.client import local
 
 COUNTS = (1, 10)
 MANY = 100
-BARS = {"container": Bar("most", 10), "gvisor": Bar("most", 30)}
+BARS = {"container": Goal("most", 10), "gvisor": Goal("most", 30)}
 SETTLE_SECONDS = 2.0
 FLOOR_COUNT = 10
 
 
-def measure(stage: Stage) -> Iterator[Row]:
+def measure(stage: Stage) -> Iterator[TableRow]:
     for runtime in stage.runtimes:
         yield from _measure(stage, runtime)
 
 
-def _measure(stage: Stage, runtime: str) -> Iterator[Row]:
+def _measure(stage: Stage, runtime: str) -> Iterator[TableRow]:
     floor = _floor(stage, runtime)
     client = stage.local_client()
     many = stage.many(MANY)
@@ -39,7 +39,7 @@ def _measure(stage: Stage, runtime: str) -> Iterator[Row]:
             total = memory.sandboxes_mb(map(stage.sandbox_of, made))
             series = Series(f"PSS of each of {count}", "MB", [total / count])
             bar = BARS[runtime] if count == MANY else None
-            yield Row("memory", runtime, series, floor, bar)
+            yield TableRow("memory", runtime, series, floor, bar)
     finally:
         for session_id in made:
             client.destroy_session(session_id)

@@ -14,10 +14,10 @@ from benchmarks.stage import Stage
 from benchmarks.stealing import Guarded
 from benchmarks.subjects.execs import PROGRAM, one_exec
 from k8e import SandboxClient
-from k8e.bench.samples import Bar, Row, Series
+from k8e.bench.measure import Goal, Series, TableRow
 
 ROUNDS, ROUNDS_ALONE = 200, 60
-BAR = Bar("ratio", 5)
+BAR = Goal("ratio", 5)
 EXEC, HOST, GATEWAY = "exec", "true on the host", "the gateway's answer"
 
 
@@ -48,12 +48,12 @@ class Samples:
         return f"{len(aside)} set aside, at most {max(aside):.0f} ms" if aside else ""
 
 
-def measure(stage: Stage) -> Iterator[Row]:
+def measure(stage: Stage) -> Iterator[TableRow]:
     for runtime in stage.runtimes:
         yield from _measure(stage, runtime)
 
 
-def _measure(stage: Stage, runtime: str) -> Iterator[Row]:
+def _measure(stage: Stage, runtime: str) -> Iterator[TableRow]:
     client = stage.local_client()
     quiet = client.create_session(runtime)
     contenders = _contenders(client, quiet)
@@ -67,20 +67,20 @@ def _measure(stage: Stage, runtime: str) -> Iterator[Row]:
         alone.add(stage.rounds(ROUNDS_ALONE), contenders)
     finally:
         client.destroy_session(quiet)
-    yield Row("noise", runtime, alone.series(EXEC, "alone"), note=alone.note(EXEC))
+    yield TableRow("noise", runtime, alone.series(EXEC, "alone"), note=alone.note(EXEC))
     for noise, samples in beside.items():
         yield from _compare(runtime, noise, samples, alone, notes[noise])
 
 
 def _compare(
     runtime: str, noise: str, beside: Samples, alone: Samples, stopped: str
-) -> Iterator[Row]:
+) -> Iterator[TableRow]:
     for what in (EXEC, GATEWAY, HOST):
         where = f"beside {noise}"
-        yield Row("noise", runtime, beside.series(what, where), alone.series(what, "alone"))
+        yield TableRow("noise", runtime, beside.series(what, where), alone.series(what, "alone"))
         note = "; ".join(filter(None, [stopped, beside.note(what)]))
         tails = beside.tail(what, where), alone.tail(what, "alone")
-        yield Row("noise", runtime, *tails, BAR if what == EXEC else None, note=note)
+        yield TableRow("noise", runtime, *tails, BAR if what == EXEC else None, note=note)
 
 
 def _contenders(client: SandboxClient, session_id: str) -> dict[str, timing.Timed]:

@@ -15,7 +15,7 @@ from benchmarks import timing
 from benchmarks.stage import Stage
 from benchmarks.subjects.execs import PROGRAM
 from k8e import AsyncSandboxClient
-from k8e.bench.samples import Row, Series
+from k8e.bench.measure import Series, TableRow
 
 WIDTHS = (1, 10)
 MANY = 100
@@ -54,14 +54,14 @@ print(json.dumps([seconds for _ in range(TURNS) for seconds in spawn(WIDTH)]))
 """
 
 
-def measure(stage: Stage) -> Iterator[Row]:
+def measure(stage: Stage) -> Iterator[TableRow]:
     stage.gateway()
     for runtime in stage.runtimes:
         yield from asyncio.run(_measure(stage, runtime))
 
 
-async def _measure(stage: Stage, runtime: str) -> list[Row]:
-    rows: list[Row] = []
+async def _measure(stage: Stage, runtime: str) -> list[TableRow]:
+    rows: list[TableRow] = []
     async with AsyncSandboxClient(stage.local_endpoint) as client:
         session_id = await client.create_session(runtime)
         try:
@@ -75,7 +75,7 @@ async def _measure(stage: Stage, runtime: str) -> list[Row]:
 
 async def _at_once(
     client: AsyncSandboxClient, session_id: str, runtime: str, width: int, turns: int
-) -> Row:
+) -> TableRow:
     samples: list[float] = []
 
     async def work(turns: int) -> None:
@@ -97,4 +97,4 @@ async def _at_once(
     floor = Series(
         f"spawn in the sandbox, {width} at once", "ms", timing.milliseconds(json.loads(told.stdout))
     )
-    return Row("parallel", runtime, ours, floor, note=f"{rate:.0f} per second")
+    return TableRow("parallel", runtime, ours, floor, note=f"{rate:.0f} per second")

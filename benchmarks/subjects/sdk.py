@@ -12,16 +12,16 @@ from benchmarks.serving import SOURCE
 from benchmarks.stage import RUNTIMES, Stage, make_settings
 from benchmarks.subjects.execs import PROGRAM, guest_call, one_exec
 from k8e import AsyncSandboxClient
-from k8e.bench.samples import Bar, Row, Series
+from k8e.bench.measure import Goal, Series, TableRow
 
 ROUNDS = 200
 IMPORTS = 30
 WIDTH = 100
 BURSTS = 9
-ADDED_LOCALLY = Bar("most", 0.4)
-ADDED_REMOTELY = Bar("ratio", 1.5)
-AT_ONCE = Bar("ratio", 1.5)
-IMPORT = Bar("most", 60)
+ADDED_LOCALLY = Goal("most", 0.4)
+ADDED_REMOTELY = Goal("ratio", 1.5)
+AT_ONCE = Goal("ratio", 1.5)
+IMPORT = Goal("most", 60)
 # Run in the sandbox: as many programs at once as the SDK starts, by the cheapest call for it, with
 # nothing but their ends awaited, and with their output read, which is what an exec does.
 SPAWN = f"""
@@ -51,14 +51,14 @@ print(spawn(False), spawn(True))
 """
 
 
-def measure(stage: Stage) -> Iterator[Row]:
+def measure(stage: Stage) -> Iterator[TableRow]:
     yield from _importing(stage)
     for runtime in stage.runtimes:
         yield from _adding(stage, runtime)
         yield from asyncio.run(_at_once(stage, runtime))
 
 
-def _importing(stage: Stage) -> Iterator[Row]:
+def _importing(stage: Stage) -> Iterator[TableRow]:
     """What ``import k8e`` and the use of its client add to a Python that does nothing."""
     code = f"import sys; sys.path.insert(0, {str(SOURCE)!r}); import k8e; k8e.SandboxClient"
     took = timing.interleave(
@@ -71,10 +71,10 @@ def _importing(stage: Stage) -> Iterator[Row]:
     )
     ours = Series("import k8e, and its client", "ms", _differences(took["import"], took["pass"]))
     floor = Series("python3 -c pass", "ms", timing.milliseconds(took["pass"]))
-    yield Row("sdk", "", ours, floor, IMPORT)
+    yield TableRow("sdk", "", ours, floor, IMPORT)
 
 
-def _adding(stage: Stage, runtime: str) -> Iterator[Row]:
+def _adding(stage: Stage, runtime: str) -> Iterator[TableRow]:
     local, remote = stage.local_client(), stage.remote_client()
     session_id = local.create_session(runtime)
     config = make_settings(stage.folder / f"sdk-{runtime}")
@@ -96,9 +96,9 @@ def _adding(stage: Stage, runtime: str) -> Iterator[Row]:
     guest = Series("guest on its link", "ms", timing.milliseconds(took["guest"]))
     nothing = Series("no-op gRPC call", "ms", timing.milliseconds(took["noop"]))
     added = Series("exec adds", "ms", _differences(took["local"], took["guest"]))
-    yield Row("sdk", runtime, added, guest, ADDED_LOCALLY)
+    yield TableRow("sdk", runtime, added, guest, ADDED_LOCALLY)
     added = Series("exec adds, gRPC", "ms", _differences(took["remote"], took["guest"]))
-    yield Row("sdk", runtime, added, nothing, ADDED_REMOTELY)
+    yield TableRow("sdk", runtime, added, nothing, ADDED_REMOTELY)
 
 
 def _differences(ours: list[float], floor: list[float]) -> list[float]:
@@ -106,7 +106,7 @@ def _differences(ours: list[float], floor: list[float]) -> list[float]:
     return timing.milliseconds([one - other for one, other in zip(ours, floor, strict=True)])
 
 
-async def _at_once(stage: Stage, runtime: str) -> list[Row]:
+async def _at_once(stage: Stage, runtime: str) -> list[TableRow]:
     bursts: list[float] = []
     spawns: list[list[float]] = [[], []]
     async with AsyncSandboxClient(stage.local_endpoint) as client:
@@ -126,4 +126,4 @@ async def _at_once(stage: Stage, runtime: str) -> list[Row]:
     bare, read = (timing.milliseconds(series[1:]) for series in spawns)
     floor = Series(f"{WIDTH} spawns in the sandbox, output read", "ms", read)
     least = Series(f"{WIDTH} spawns in the sandbox", "ms", bare)
-    return [Row("sdk", runtime, ours, floor, AT_ONCE), Row("sdk", runtime, ours, least)]
+    return [TableRow("sdk", runtime, ours, floor, AT_ONCE), TableRow("sdk", runtime, ours, least)]

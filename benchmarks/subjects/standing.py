@@ -17,7 +17,7 @@ from benchmarks import peers as peering
 from benchmarks.peers import CGROUP, Peer, Standing
 from benchmarks.stage import Stage
 from k8e import SandboxClient
-from k8e.bench.samples import Row, Series, Skipped
+from k8e.bench.measure import Series, Skipped, TableRow
 from k8e.runtimes import cgroups
 
 ROUNDS, CYCLES = 20, 10
@@ -33,7 +33,7 @@ COMMANDS = {
 """What is done, and the command that does it elsewhere."""
 
 
-def measure(stage: Stage) -> Iterator[Row | Skipped]:
+def measure(stage: Stage) -> Iterator[TableRow | Skipped]:
     skipped: list[Skipped] = []
 
     def skip(name: str, reason: str) -> None:
@@ -64,7 +64,7 @@ def _name(peer: Peer, number: int = 0) -> str:
 
 def _commands(
     stage: Stage, runtime: str, peers: list[tuple[Peer, Standing]]
-) -> Iterator[Row | Skipped]:
+) -> Iterator[TableRow | Skipped]:
     client = stage.local_client()
     session_id = client.create_session(runtime)
     try:
@@ -99,14 +99,16 @@ def _ours(
     }
 
 
-def _rows(runtime: str, what: str, took: dict[str, list[float]], mine: list[str]) -> Iterator[Row]:
+def _rows(
+    runtime: str, what: str, took: dict[str, list[float]], mine: list[str]
+) -> Iterator[TableRow]:
     series = {
         name: Series(f"{name}, {what}", "ms", timing.milliseconds(took[name])) for name in took
     }
     for ours in mine:
         for name in series:
             if name not in mine:
-                yield Row("peers", runtime, series[ours], series[name], sense="speed-up")
+                yield TableRow("peers", runtime, series[ours], series[name], sense="speed-up")
 
 
 @contextlib.contextmanager
@@ -124,7 +126,7 @@ def _alive(peer: Peer, how: Standing, names: list[str]) -> Generator[None]:
 # Memory.
 
 
-def _memory(stage: Stage, runtime: str, peers: list[tuple[Peer, Standing]]) -> Iterator[Row]:
+def _memory(stage: Stage, runtime: str, peers: list[tuple[Peer, Standing]]) -> Iterator[TableRow]:
     count = 2 if stage.quick else IDLE_COUNT
     client = stage.local_client()
     made = [client.create_session(runtime) for _ in range(count)]
@@ -141,7 +143,7 @@ def _memory(stage: Stage, runtime: str, peers: list[tuple[Peer, Standing]]) -> I
             total = memory.processes_mb(memory.below(_peer_groups())) / count
         theirs = Series(f"{_label(peer)}, PSS of each of {count}", "MB", [total])
         note = "ours: guest and interpreter; theirs: sleep, and what is in its group"
-        yield Row("peers", runtime, mine, theirs, note=note)
+        yield TableRow("peers", runtime, mine, theirs, note=note)
 
 
 def _peer_groups() -> list[Path]:
@@ -151,7 +153,7 @@ def _peer_groups() -> list[Path]:
 # Making and removing.
 
 
-def _churn(stage: Stage, runtime: str, peers: list[tuple[Peer, Standing]]) -> Iterator[Row]:
+def _churn(stage: Stage, runtime: str, peers: list[tuple[Peer, Standing]]) -> Iterator[TableRow]:
     client = stage.local_client()
     what = "made and removed"
     contenders: dict[str, timing.Timed] = {

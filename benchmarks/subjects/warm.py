@@ -14,13 +14,13 @@ from benchmarks import timing
 from benchmarks.stage import Stage
 from benchmarks.subjects.execs import one_exec
 from k8e import SandboxClient
-from k8e.bench.samples import Bar, Row, Series, Skipped
+from k8e.bench.measure import Goal, Series, Skipped, TableRow
 from k8e.client import local
 from k8e.guest import wire
 
 ROUNDS = 60
-WARM = {"python": Bar("ratio", 0.25)}
-COLD = {"python": Bar("ratio", 1.1)}
+WARM = {"python": Goal("ratio", 0.25)}
+COLD = {"python": Goal("ratio", 1.1)}
 READY_SECONDS = 30.0
 LOOK = 0.01  # seconds between two looks whether one is ready
 SETTLE = 0.05  # seconds for a new interpreter's start to be over
@@ -46,7 +46,7 @@ class NeverReady(Exception):
     """No interpreter was kept warm."""
 
 
-def measure(stage: Stage) -> Iterator[Row | Skipped]:
+def measure(stage: Stage) -> Iterator[TableRow | Skipped]:
     for runtime in stage.runtimes:
         client = stage.local_client()
         session_id = client.create_session(runtime)
@@ -99,7 +99,7 @@ class _Runs(NamedTuple):
             wait_until_ready(self.guest, self.session_id, self.language)
 
 
-def _measure(stage: Stage, runtime: str, runs: _Runs) -> Iterator[Row | Skipped]:
+def _measure(stage: Stage, runtime: str, runs: _Runs) -> Iterator[TableRow | Skipped]:
     name = runs.language
     argv = LANGUAGES[name].command
     probe = runs.client.exec(runs.session_id, [*argv])
@@ -117,7 +117,7 @@ def _measure(stage: Stage, runtime: str, runs: _Runs) -> Iterator[Row | Skipped]
     series = {each: Series(each, "ms", timing.milliseconds(took[each])) for each in took}
     for each, bars in ((warm, WARM), (new, COLD)):
         if each in series:
-            yield Row("warm", runtime, series[each], series[peer], bars.get(name))
+            yield TableRow("warm", runtime, series[each], series[peer], bars.get(name))
 
 
 def wait_until_ready(guest: local.Connection, session_id: str, language: str) -> int:

@@ -15,19 +15,23 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from k8e import errors
     from k8e._version import __version__
-    from k8e.client.approving import Approval
-    from k8e.client.async_interactive import AsyncProcess
+    from k8e.client.approvals import Approval
+    from k8e.client.async_contexts import AsyncContext
+    from k8e.client.async_oneshot import arun
+    from k8e.client.async_processes import AsyncProcess
     from k8e.client.async_runs import AsyncRun
+    from k8e.client.async_sandbox import AsyncSandbox
     from k8e.client.asynchronous import AsyncSandboxClient
-    from k8e.client.auditing import AuditRow
+    from k8e.client.audit import AuditRow
     from k8e.client.blocking import SandboxClient, sandbox_session
-    from k8e.client.contexts import AsyncContext, Context
+    from k8e.client.contexts import Context
     from k8e.client.events import Event
     from k8e.client.executions import ContextInfo, Execution, ExecutionError, Result
-    from k8e.client.exposing import Exposed
-    from k8e.client.imaging import Image
-    from k8e.client.interactive import Process
-    from k8e.client.oneshot import arun, run
+    from k8e.client.exposures import Exposed
+    from k8e.client.images import Image
+    from k8e.client.oneshot import run
+    from k8e.client.operations import Copied
+    from k8e.client.processes import Process
     from k8e.client.results import (
         Denial,
         Egress,
@@ -45,21 +49,22 @@ if TYPE_CHECKING:
         Stdout,
     )
     from k8e.client.runs import Run
-    from k8e.client.scripts import Copied
+    from k8e.client.sandbox import Sandbox
     from k8e.client.secrets import SecretInfo
-    from k8e.client.snapshotting import Snapshot
-    from k8e.client.templating import Template
+    from k8e.client.snapshots import Snapshot
+    from k8e.client.templates import Template
 
 _HOMES = {
-    "Approval": "k8e.client.approving",
-    "AsyncContext": "k8e.client.contexts",
-    "AsyncProcess": "k8e.client.async_interactive",
+    "Approval": "k8e.client.approvals",
+    "AsyncContext": "k8e.client.async_contexts",
+    "AsyncProcess": "k8e.client.async_processes",
     "AsyncRun": "k8e.client.async_runs",
+    "AsyncSandbox": "k8e.client.async_sandbox",
     "AsyncSandboxClient": "k8e.client.asynchronous",
-    "AuditRow": "k8e.client.auditing",
+    "AuditRow": "k8e.client.audit",
     "Context": "k8e.client.contexts",
     "ContextInfo": "k8e.client.executions",
-    "Copied": "k8e.client.scripts",
+    "Copied": "k8e.client.operations",
     "Denial": "k8e.client.results",
     "Egress": "k8e.client.results",
     "Event": "k8e.client.events",
@@ -69,25 +74,26 @@ _HOMES = {
     "Execution": "k8e.client.executions",
     "ExecutionError": "k8e.client.executions",
     "Exit": "k8e.client.results",
-    "Exposed": "k8e.client.exposing",
+    "Exposed": "k8e.client.exposures",
     "FileEntry": "k8e.client.results",
     "Foreground": "k8e.client.results",
-    "Image": "k8e.client.imaging",
-    "Process": "k8e.client.interactive",
+    "Image": "k8e.client.images",
+    "Process": "k8e.client.processes",
     "ProcessInfo": "k8e.client.results",
     "ReachedLimit": "k8e.client.results",
     "Result": "k8e.client.executions",
     "Run": "k8e.client.runs",
     "RunState": "k8e.client.results",
+    "Sandbox": "k8e.client.sandbox",
     "SandboxClient": "k8e.client.blocking",
-    "SessionInfo": "k8e.client.results",
     "SecretInfo": "k8e.client.secrets",
-    "Snapshot": "k8e.client.snapshotting",
+    "SessionInfo": "k8e.client.results",
+    "Snapshot": "k8e.client.snapshots",
     "Stderr": "k8e.client.results",
     "Stdout": "k8e.client.results",
-    "Template": "k8e.client.templating",
+    "Template": "k8e.client.templates",
     "__version__": "k8e._version",
-    "arun": "k8e.client.oneshot",
+    "arun": "k8e.client.async_oneshot",
     "errors": "k8e",
     "run": "k8e.client.oneshot",
     "sandbox_session": "k8e.client.blocking",
@@ -98,6 +104,7 @@ __all__ = [
     "AsyncContext",
     "AsyncProcess",
     "AsyncRun",
+    "AsyncSandbox",
     "AsyncSandboxClient",
     "AuditRow",
     "Context",
@@ -122,6 +129,7 @@ __all__ = [
     "Result",
     "Run",
     "RunState",
+    "Sandbox",
     "SandboxClient",
     "SecretInfo",
     "SessionInfo",

@@ -15,7 +15,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
-from k8e import addresses
+from k8e import access
 
 GRACE_SECONDS = 0.25
 """How long a connection may take to speak before the oldest has to leave first.
@@ -29,7 +29,7 @@ ADMIT = "k8e.admit"
 """Where an HTTP server leaves a function in the state of a request, for :func:`admit_request`."""
 
 
-class Stranger:
+class UnknownConnection:
     """A connection that has shown no credential yet."""
 
     __slots__ = ("address", "expel", "group", "pool", "since")
@@ -39,7 +39,7 @@ class Stranger:
         self.group = group
         self.expel = expel
         self.since = time.monotonic()
-        self.pool: Pool | None = None
+        self.pool: ConnectionPool | None = None
 
     def leave(self) -> None:
         """Give the place back; the connection has ended, or is a stranger's no more."""
@@ -47,20 +47,20 @@ class Stranger:
             self.pool.remove(self)
 
 
-class Pool:
+class ConnectionPool:
     """The places of one kind of strangers."""
 
     def __init__(self, room: int, room_of_address: int) -> None:
         self._room = room
         self._room_of_address = room_of_address
-        self._groups: dict[str, dict[Stranger, None]] = {}  # oldest first
-        self._all: dict[Stranger, None] = {}  # oldest first
+        self._groups: dict[str, dict[UnknownConnection, None]] = {}  # oldest first
+        self._all: dict[UnknownConnection, None] = {}  # oldest first
         self._of_address: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._all)
 
-    def add(self, stranger: Stranger) -> None:
+    def add(self, stranger: UnknownConnection) -> None:
         """Give a place to somebody, and send somebody else away if there is none left."""
         self._make_room(stranger)
         stranger.pool = self
@@ -68,7 +68,7 @@ class Pool:
         self._groups.setdefault(stranger.group, {})[stranger] = None
         self._of_address[stranger.address] += 1
 
-    def remove(self, stranger: Stranger) -> None:
+    def remove(self, stranger: UnknownConnection) -> None:
         if stranger.pool is not self:
             return
         stranger.pool = None
@@ -81,7 +81,7 @@ class Pool:
         if not self._of_address[stranger.address]:
             del self._of_address[stranger.address]
 
-    def _make_room(self, newcomer: Stranger) -> None:
+    def _make_room(self, newcomer: UnknownConnection) -> None:
         group = self._groups.get(newcomer.group, {})
         if self._of_address[newcomer.address] >= self._room_of_address:
             self._expel_one([item for item in group if item.address == newcomer.address])
@@ -92,7 +92,7 @@ class Pool:
                 largest = sorted((item for found in large for item in found), key=_since)
             self._expel_one(list(largest))
 
-    def _expel_one(self, oldest_first: list[Stranger]) -> None:
+    def _expel_one(self, oldest_first: list[UnknownConnection]) -> None:
         leaves = oldest_first[0]
         if time.monotonic() - leaves.since < GRACE_SECONDS:
             leaves = secrets.choice(oldest_first)
@@ -100,7 +100,7 @@ class Pool:
         leaves.expel()
 
 
-def _since(stranger: Stranger) -> float:
+def _since(stranger: UnknownConnection) -> float:
     return stranger.since
 
 
@@ -109,10 +109,14 @@ class Admission:
 
     def __init__(self, room: int, room_of_address: int) -> None:
         """``room`` is for each of three: anybody, this machine, and those known from before."""
-        self._anybody, self._here, self._familiar = (Pool(room, room_of_address) for _ in range(3))
+        self._anybody, self._here, self._familiar = (
+            ConnectionPool(room, room_of_address) for _ in range(3)
+        )
         self._known: OrderedDict[str, float] = OrderedDict()
 
-    def enter(self, address: str, expel: Callable[[], object], *, group: str = "") -> Stranger:
+    def enter(
+        self, address: str, expel: Callable[[], object], *, group: str = ""
+    ) -> UnknownConnection:
         """A place for a new connection.
 
         Args:
@@ -120,29 +124,29 @@ class Admission:
             expel: ends the connection, because its place is needed; called once at most.
             group: who it shares its places with; by default the range of its address.
         """
-        stranger = Stranger(address, group or addresses.span(address), expel)
+        stranger = UnknownConnection(address, group or access.span(address), expel)
         self._pool(address).add(stranger)
         return stranger
 
-    def _pool(self, address: str) -> Pool:
-        if addresses.is_loopback(address):
+    def _pool(self, address: str) -> ConnectionPool:
+        if access.is_local_address(address):
             return self._here
-        since = self._known.get(addresses.group(address))
+        since = self._known.get(access.group(address))
         familiar = since is not None and time.monotonic() - since < KNOWN_SECONDS
         return self._familiar if familiar else self._anybody
 
-    def vouch(self, stranger: Stranger) -> None:
+    def vouch(self, stranger: UnknownConnection) -> None:
         """It has shown something that strangers lack, such as a certificate of ours."""
         if stranger.pool is self._anybody:
             stranger.leave()
             self._familiar.add(stranger)
 
-    def admit(self, stranger: Stranger) -> None:
+    def admit(self, stranger: UnknownConnection) -> None:
         """It has shown a credential: it needs no place any more, and its address is remembered."""
         stranger.leave()
-        if addresses.is_loopback(stranger.address):
+        if access.is_local_address(stranger.address):
             return
-        key = addresses.group(stranger.address)
+        key = access.group(stranger.address)
         self._known.pop(key, None)
         self._known[key] = time.monotonic()
         while len(self._known) > MAX_KNOWN:

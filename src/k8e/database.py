@@ -27,7 +27,7 @@ class Damaged(errors.StateUnusable):
     """A file is no database any more, or parts of it are none."""
 
 
-class Connection(sqlite3.Connection):
+class ReserveConnection(sqlite3.Connection):
     """A connection whose single statements get room from the gateway's reserve on a full disk."""
 
     def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
@@ -75,7 +75,7 @@ def connect(path: Path, migrations: Sequence[str], *, durable: bool) -> sqlite3.
             _make(path, migrations)
             version = len(migrations)
         database = sqlite3.connect(
-            path, isolation_level=None, timeout=BUSY_SECONDS, factory=Connection
+            path, isolation_level=None, timeout=BUSY_SECONDS, factory=ReserveConnection
         )
     except sqlite3.DatabaseError as error:
         raise _unusable(path, error) from None

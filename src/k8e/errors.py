@@ -12,12 +12,12 @@
     ├─ TemplateNotFound      no such template
     ├─ ImageNotFound         no such image, here or in its registry
     ├─ ImageUnusable         an image cannot be fetched, or is no root file system
-    ├─ NotExposed            a port that nobody has exposed
+    ├─ NotExposed            a port that is not exposed
     ├─ Conflict              a name or request id is taken by something different
     ├─ Denied                the caller may not do this
     ├─ LimitExceeded         a limit was reached; the message names it
-    ├─ TimedOut              nobody answered in time, or it is too late
-    ├─ StateUnusable         what a gateway wrote down is damaged, or of a newer release
+    ├─ TimedOut              no answer came in time, or it is too late
+    ├─ StateUnusable         stored state is damaged, or of a newer release
     ├─ RuntimeUnusable       a runtime that was asked for does not work on this host
     ├─ NotImplementedYet     the interface exists, the function does not
     ├─ SandboxDied           the sandbox of a session ended by itself
@@ -33,16 +33,29 @@ errno name as code (``ENOENT``) and become Python's own OSError classes at the c
 from __future__ import annotations
 
 import errno
+from typing import NamedTuple
 
 INTERNAL = "internal error; the gateway's log has it"
-"""All that a caller is told of what should not have happened: the rest names files of the host."""
+"""The whole message of an unexpected failure: its details name files of the host."""
 
+
+class WireStatus(NamedTuple):
+    """How an error is called on each wire."""
+
+    code: str
+    """The stable code of this module, or an errno name."""
+    grpc: str
+    http: int
+
+
+UNAUTHENTICATED = WireStatus("unauthenticated", "UNAUTHENTICATED", 401)
+"""Of callers that are not known."""
 
 _NOTE = "hint: "
 
 
 class K8eError(Exception):
-    """Something that k8e could not do, with what the caller can do about it."""
+    """Something that k8e could not do, with a hint for the caller."""
 
     code = "internal"
     grpc_status = "INTERNAL"
@@ -66,6 +79,11 @@ class K8eError(Exception):
         if hint:
             self.__notes__ = [*notes, f"{_NOTE}{hint}"]
 
+    @property
+    def wire_status(self) -> WireStatus:
+        """The status of this error on each wire."""
+        return WireStatus(self.code, self.grpc_status, self.http_status)
+
     def to_wire(self) -> dict[str, str]:
         return {"code": self.code, "message": self.message, "hint": self.hint}
 
@@ -77,7 +95,7 @@ class InvalidRequest(K8eError):
 
 
 class SessionNotFound(K8eError):
-    """No session has this id, or it belongs to somebody else; the two look the same on purpose."""
+    """No session has this id, or it has another owner; the two look the same on purpose."""
 
     code, grpc_status, http_status = "session_not_found", "NOT_FOUND", 404
 
@@ -107,13 +125,13 @@ class ContextEnded(K8eError):
 
 
 class ApprovalNotFound(K8eError):
-    """No approval has this id, or it belongs to somebody else, or it is long over."""
+    """No approval has this id, or it has another owner, or it is long over."""
 
     code, grpc_status, http_status = "approval_not_found", "NOT_FOUND", 404
 
 
 class SnapshotNotFound(K8eError):
-    """No snapshot has this name, or only somebody else's has."""
+    """No snapshot of the caller has this name."""
 
     code, grpc_status, http_status = "snapshot_not_found", "NOT_FOUND", 404
 
@@ -149,7 +167,7 @@ class NotExposed(K8eError):
 
 
 class TimedOut(K8eError):
-    """Nobody decided in time, or an approval has expired."""
+    """No decision came in time, or an approval has expired."""
 
     code, grpc_status, http_status = "timed_out", "DEADLINE_EXCEEDED", 504
 
@@ -161,7 +179,7 @@ class Conflict(K8eError):
 
 
 class StateUnusable(K8eError):
-    """What a gateway wrote down cannot be used; it was left as it is, and sandboxes go on."""
+    """Stored state cannot be used; it was left as it is, and sandboxes go on."""
 
     code, grpc_status, http_status = "state_unusable", "FAILED_PRECONDITION", 409
 
@@ -222,7 +240,7 @@ class GatewayUnreachable(K8eError):
 
     code, grpc_status, http_status, exit_code = "gateway_unreachable", "UNAVAILABLE", 503, 2
     unread = False
-    """Whether it is sure that the gateway never saw what it was sent last."""
+    """Whether the gateway certainly never saw the last call."""
 
 
 _BY_CODE: dict[str, type[K8eError]] = {
@@ -257,6 +275,31 @@ _BY_CODE: dict[str, type[K8eError]] = {
 }
 
 
+_FORBIDDEN = ("PERMISSION_DENIED", 403)
+_MALFORMED = ("INVALID_ARGUMENT", 400)
+_EXHAUSTED = ("RESOURCE_EXHAUSTED", 429)
+_OTHERWISE = ("FAILED_PRECONDITION", 409)
+_BY_ERRNO = {
+    errno.ENOENT: ("NOT_FOUND", 404),
+    errno.EACCES: _FORBIDDEN,
+    errno.EPERM: _FORBIDDEN,
+    errno.EROFS: _FORBIDDEN,
+    errno.EEXIST: ("ALREADY_EXISTS", 409),
+    errno.EINVAL: _MALFORMED,
+    errno.ENAMETOOLONG: _MALFORMED,
+    errno.ENOSPC: _EXHAUSTED,
+    errno.EDQUOT: _EXHAUSTED,
+    errno.EFBIG: _EXHAUSTED,
+    errno.ENOMEM: _EXHAUSTED,
+    errno.EAGAIN: _EXHAUSTED,  # fork: the limit of processes
+}
+
+
+def status_of_errno(number: int) -> WireStatus:
+    """The status of a system call that failed in a sandbox."""
+    return WireStatus(errno.errorcode.get(number, "EIO"), *_BY_ERRNO.get(number, _OTHERWISE))
+
+
 UNREADABLE = (
     OSError,
     ValueError,
@@ -267,8 +310,8 @@ UNREADABLE = (
     OverflowError,
     K8eError,
 )
-"""What comes of reading a file or row that is not as it was written: nested a thousand times, of
-other types, cut off. Whoever reads state catches these, so that one bad file stops no gateway."""
+"""Errors of reading a file or row that is damaged: cut off, of other types, nested too deeply. Code
+that reads state catches these, so that one bad file stops no gateway."""
 
 
 def from_wire(body: dict[str, object]) -> Exception:

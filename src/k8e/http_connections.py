@@ -12,8 +12,8 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from k8e.admission import ADMIT, Admission, Stranger
-from k8e.http_messages import Connection
+from k8e.admission import ADMIT, Admission, UnknownConnection
+from k8e.http_messages import HttpConnection
 
 MAX_STRANGERS = 512
 MAX_STRANGERS_OF_ADDRESS = 512  # they are of this machine, or behind one proxy
@@ -30,12 +30,12 @@ class Protocol(H11Protocol):
     """One connection. Servers derive from this, and give it an ``admission``."""
 
     admission: Admission
-    _stranger: Stranger | None = None
+    _stranger: UnknownConnection | None = None
     _waiting: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self.conn = Connection(h11.SERVER, MAX_HEAD)
+        self.conn = HttpConnection(h11.SERVER, MAX_HEAD)
         if len(self.connections) > MAX_CONNECTIONS:
             transport.abort()
             return

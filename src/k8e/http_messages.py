@@ -18,7 +18,7 @@ CRUMB = 16  # … which means fewer bytes than this, on average
 _SHORTEST = 4 * MAX_FIELDS  # bytes of a head with more fields; shorter ones need no look
 
 
-class Connection(h11.Connection):
+class HttpConnection(h11.Connection):
     """One side of a connection, and what the other side says."""
 
     _pieces = _size = 0
@@ -50,7 +50,7 @@ class Connection(h11.Connection):
                 raise h11.RemoteProtocolError("the body comes in too many small pieces", 400)
 
 
-class Stream(Connection):
+class HttpStream(HttpConnection):
     """The same for bodies that go on to somebody else, who may want them piece by piece."""
 
     def _check_piece(self, event: Any) -> None:

@@ -27,6 +27,9 @@ def _is_root() -> bool:
 
 SYSTEM_HOME = Path("/opt/k8e")
 """Where install.sh puts everything if root runs it."""
+SYSTEM_DATA = Path("/var/lib/k8e")
+SERVER_GATEWAY = SYSTEM_DATA / "gateway"
+"""Where the gateway of ``k8e server`` keeps its state."""
 _RUNTIME_TOOLS = ("runsc", "runc", "crun")
 
 
@@ -54,7 +57,10 @@ def _has_tools(home: Path) -> bool:
 
 
 def default_data_dir() -> Path:
-    return Path("/var/lib/k8e") if _is_root() else Path.home() / ".local/share/k8e/data"
+    """Where a gateway keeps its state; on the machine of a server, below that one's folder."""
+    if not _is_root():
+        return Path.home() / ".local/share/k8e/data"
+    return SERVER_GATEWAY if SERVER_GATEWAY.is_dir() else SYSTEM_DATA
 
 
 def default_run_dir() -> Path:
@@ -165,6 +171,10 @@ class Settings:
     """K8E_SECRETS_KEY_FILE: a file of 32 random bytes, the key with which secrets of users are
     encrypted, such as a credential of systemd; empty means ``secrets.key`` in the data folder,
     which is made with the first secret."""
+
+    components_dir: Path = Path("/var/cache/k8e/components")
+    """K8E_COMPONENTS_DIR: the upstream programs that ``k8e server`` and ``k8e agent`` run; see
+    ``k8e components``."""
 
     templates: str = ""
     """K8E_TEMPLATES: the folder with the files of templates; empty means ``templates`` in the data

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from k8e import AsyncSandboxClient
-from k8e.a2a import asking, http, rpc, server
-from k8e.a2a.desk import Desk, Terms
-from k8e.a2a.tokens import Caller, Tokens
+from k8e.a2a import http, message, rpc, server
+from k8e.a2a.runner import TaskRunner, TaskTerms
+from k8e.a2a.tokens import A2aCaller, Tokens
 from tests.a2a import certificates
 
 pytestmark = pytest.mark.anyio
-ME = Caller("me", "1")
+ME = A2aCaller("me", "1")
 CALL = {"jsonrpc": "2.0", "id": 7, "method": "tasks/get", "params": {"id": "none"}}
 
 
@@ -80,7 +80,7 @@ async def serving(tmp_path: Path, **secured: str) -> AsyncGenerator[Front]:
         server.serve(
             server.place("127.0.0.1:0", **secured),
             tokens,
-            Terms(),
+            TaskTerms(),
             lambda: AsyncSandboxClient(f"unix:{tmp_path}/nobody"),
             lambda told: where.set_result(told["url"]),
             stop,
@@ -267,8 +267,8 @@ async def test_connections_of_callers_that_ask_no_more_lock_nobody_out(front: Fr
 
 async def test_task_that_is_cancelled_before_it_began_is_over(tmp_path: Path) -> None:
     async with AsyncSandboxClient(f"unix:{tmp_path}/nobody") as client:
-        desk = Desk(client, Terms(running=1))
-        ask = asking.Ask(asking.Job("x", "bash", 1), "", "", blocking=False)
+        desk = TaskRunner(client, TaskTerms(running=1))
+        ask = message.TaskMessage(message.Job("x", "bash", 1), "", "", blocking=False)
         for _ in range(3):  # each one makes room for the next
             task = desk.submit(ME, ask)
             assert (await desk.cancel(ME, task.id)).status.state == "canceled"
@@ -277,22 +277,22 @@ async def test_task_that_is_cancelled_before_it_began_is_over(tmp_path: Path) ->
 
 async def test_task_has_only_so_many_streams_and_one_that_ends_makes_room(tmp_path: Path) -> None:
     async with AsyncSandboxClient(f"unix:{tmp_path}/nobody") as client:
-        desk = Desk(client, Terms())
-        service = rpc.Service(desk)
-        ask = asking.Ask(asking.Job("x", "bash", 1), "", "", blocking=False)
+        desk = TaskRunner(client, TaskTerms())
+        service = rpc.RpcService(desk)
+        ask = message.TaskMessage(message.Job("x", "bash", 1), "", "", blocking=False)
         task = desk.submit(ME, ask)  # it has not begun, and does not while we do not wait
         wanted = {"jsonrpc": "2.0", "id": 1, "method": "tasks/resubscribe"}
         body = json.dumps({**wanted, "params": {"id": task.id}}).encode()
         streams: list[AsyncGenerator[bytes]] = []
         for _ in range(rpc.MAX_STREAMS):
-            found = await service.answer(ME, rpc.Call(body, ""))
+            found = await service.answer(ME, rpc.RpcCall(body, ""))
             assert not isinstance(found, bytes)
             assert (await anext(found)).startswith(b"data: ")
             streams.append(found)
-        with pytest.raises(rpc.Refused, match="8 streams"):
-            await service.answer(ME, rpc.Call(body, ""))
+        with pytest.raises(rpc.RpcRefusal, match="8 streams"):
+            await service.answer(ME, rpc.RpcCall(body, ""))
         await streams.pop().aclose()
-        assert not isinstance(await service.answer(ME, rpc.Call(body, "")), bytes)
+        assert not isinstance(await service.answer(ME, rpc.RpcCall(body, "")), bytes)
         for found in streams:
             await found.aclose()
         await desk.close()
@@ -300,8 +300,8 @@ async def test_task_has_only_so_many_streams_and_one_that_ends_makes_room(tmp_pa
 
 async def test_gateway_that_does_not_answer_fails_the_task(tmp_path: Path) -> None:
     async with AsyncSandboxClient(f"unix:{tmp_path}/nobody") as client:
-        desk = Desk(client, Terms())
-        ask = asking.Ask(asking.Job("x", "bash", 1), "", "", blocking=True)
+        desk = TaskRunner(client, TaskTerms())
+        ask = message.TaskMessage(message.Job("x", "bash", 1), "", "", blocking=True)
         task = desk.submit(ME, ask)
         async with asyncio.timeout(30):
             await task.ended()

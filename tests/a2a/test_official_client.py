@@ -206,7 +206,7 @@ async def test_output_of_what_is_over_is_kept_in_one_piece() -> None:
     task.change(COMPLETED)
     assert len(task.log) == 4  # somebody has a place in it
     await following.aclose()
-    assert [type(item).__name__ for item in task.log] == ["Output", "Status"]
+    assert [type(item).__name__ for item in task.log] == ["TaskOutput", "TaskStatus"]
     assert task.text("stdout") == "012"
 
 

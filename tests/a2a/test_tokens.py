@@ -100,5 +100,5 @@ def test_bad_addresses_are_refused(address: str) -> None:
 
 
 def test_loopback_needs_none() -> None:
-    assert server.place(":8812") == server.Place("127.0.0.1", 8812)
+    assert server.place(":8812") == server.ListenAddress("127.0.0.1", 8812)
     assert server.place("[::1]:0").host == "::1"

@@ -18,17 +18,18 @@ from typing import Any
 import pytest
 
 from k8e import errors
-from k8e.audit import acting, folding, reading
-from k8e.audit.acting import Act, Caller
-from k8e.audit.files import Writer, segments, sync
-from k8e.audit.looks import MAX_LOOKS, Looks
-from k8e.audit.rows import ALLOWED, Filter, Link, Row
+from k8e.audit import act, query
+from k8e.audit import trail as audit_trail
+from k8e.audit.act import Act, AuditCaller
+from k8e.audit.query import MAX_LOOKS, Looks
+from k8e.audit.rows import ALLOWED, AuditRow, ChainLink, Filter
+from k8e.audit.segments import SegmentWriter, segments, sync
 from k8e.audit.trail import MAX_FOLLOWERS, Trail
-from k8e.gateway.peers import Refusal
+from k8e.gateway.identity import UnknownPeer
 from k8e.model import Phase, Session, SessionSpec
 
-ME = Caller("key:me", "key", "192.0.2.7:40000")
-OTHER = Caller("key:other", "certificate", "192.0.2.8:40000")
+ME = AuditCaller("key:me", "key", "192.0.2.7:40000")
+OTHER = AuditCaller("key:other", "certificate", "192.0.2.8:40000")
 SECRET = "s3cr3t-value"
 PATIENCE = 10.0
 
@@ -43,15 +44,15 @@ def make(folder: Path, **settings: Any) -> Trail:
 
 
 @contextmanager
-def acts(caller: Caller, call: str = "exec", session_id: str = "") -> Generator[None]:
-    before = acting.current()
-    acting.begin(Act(caller, call, session_id))
+def acts(caller: AuditCaller, call: str = "exec", session_id: str = "") -> Generator[None]:
+    before = act.current()
+    act.begin(Act(caller, call, session_id))
     yield
-    acting.begin(before)
+    act.begin(before)
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in reading.following(folder, Filter(), "", 10_000).lines]
+    return [json.loads(line) for line in query.following(folder, Filter(), "", 10_000).lines]
 
 
 def lines(folder: Path) -> list[bytes]:
@@ -147,7 +148,7 @@ async def test_a_chain_that_was_made_anew_lacks_the_head_that_somebody_remembers
 ) -> None:
     trail = await filled(tmp_path / "a")
     before = await trail.verify()
-    head = Link(before.last, "", before.head)
+    head = ChainLink(before.last, "", before.head)
     trail.record("file.removed", path="x")
     assert not (await trail.verify(head)).problems
     anew = await filled(tmp_path / "b")
@@ -212,10 +213,10 @@ async def test_a_segment_that_was_begun_and_never_written_to_hides_no_row(
 def test_segments_that_are_full_are_brought_to_the_disk_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer = Writer(tmp_path, max_bytes=1, max_age=0)
+    writer = SegmentWriter(tmp_path, max_bytes=1, max_age=0)
     for number in range(300):
         detail = {"path": f'"{number:01000d}"'}
-        writer.append(Row("file.written", ALLOWED, "", "gateway", "", "", "", detail))
+        writer.append(AuditRow("file.written", ALLOWED, "", "gateway", "", "", "", detail))
     synced: list[int] = []
 
     def note(fd: int) -> None:
@@ -331,7 +332,7 @@ def test_what_is_refused_leaves_a_row_and_mistakes_leave_none(tmp_path: Path) ->
         trail.refused(errors.SessionNotFound("session sess-of-others not found"))
         trail.refused(errors.InvalidRequest("argv must be a list"))
         trail.refused(errors.Conflict("session 'sess-of-others' exists already"))
-    trail.refused(Refusal("not a key"), Act(Caller("", "grpc", "192.0.2.9:1"), "Exec"))
+    trail.refused(UnknownPeer("not a key"), Act(AuditCaller("", "grpc", "192.0.2.9:1"), "Exec"))
     told = [
         (row["principal"], row["peer"], row["session"], row["detail"]["code"])
         for row in read(tmp_path)
@@ -347,7 +348,7 @@ def test_what_is_refused_leaves_a_row_and_mistakes_leave_none(tmp_path: Path) ->
 def test_a_key_that_stands_where_a_name_belongs_is_not_kept(tmp_path: Path) -> None:
     digits = "0123456789abcdef" * 4
     trail = make(tmp_path)
-    act = Act(Caller("", "grpc", "192.0.2.9:1"), "Exec", "k8e-" + digits)
+    act = Act(AuditCaller("", "grpc", "192.0.2.9:1"), "Exec", "k8e-" + digits)
     trail.refused(errors.SessionNotFound(f"session 'k8e-{digits}' not found"), act)
     (row,) = read(tmp_path)
     assert row["session"] == "k8e-…"
@@ -357,29 +358,29 @@ def test_a_key_that_stands_where_a_name_belongs_is_not_kept(tmp_path: Path) -> N
 def test_a_flood_of_refusals_is_a_few_rows_and_a_number(tmp_path: Path) -> None:
     trail = make(tmp_path)
     for number in range(1000):
-        act = Act(Caller("", "grpc", f"192.0.2.9:{number}"), "Exec")
-        trail.refused(Refusal("not a key"), act)
-    trail._flush(time.monotonic() + folding.WINDOW + 1)  # pyright: ignore[reportPrivateUsage]
+        act = Act(AuditCaller("", "grpc", f"192.0.2.9:{number}"), "Exec")
+        trail.refused(UnknownPeer("not a key"), act)
+    trail._flush(time.monotonic() + audit_trail.WINDOW + 1)  # pyright: ignore[reportPrivateUsage]
     found = read(tmp_path)
-    assert len(found) == folding.BURST + 1
-    assert found[-1]["detail"] == {"code": "unauthenticated", "count": 1000 - folding.BURST}
+    assert len(found) == audit_trail.BURST + 1
+    assert found[-1]["detail"] == {"code": "unauthenticated", "count": 1000 - audit_trail.BURST}
 
 
 def test_a_host_with_many_addresses_is_one_kind_of_refusal(tmp_path: Path) -> None:
     trail = make(tmp_path)
     for number in range(100):
-        act = Act(Caller("", "grpc", f"[2001:db8::{number:x}]:{number}"), "Exec")
-        trail.refused(Refusal("not a key"), act)
-    trail._flush(time.monotonic() + folding.WINDOW + 1)  # pyright: ignore[reportPrivateUsage]
+        act = Act(AuditCaller("", "grpc", f"[2001:db8::{number:x}]:{number}"), "Exec")
+        trail.refused(UnknownPeer("not a key"), act)
+    trail._flush(time.monotonic() + audit_trail.WINDOW + 1)  # pyright: ignore[reportPrivateUsage]
     found = read(tmp_path)
-    assert len(found) == folding.BURST + 1
+    assert len(found) == audit_trail.BURST + 1
     assert found[-1]["peer"] == "2001:db8::/64"
 
 
 def test_kinds_of_refusals_without_end_fill_no_memory() -> None:
-    counts = folding.Folding()
-    for number in range(folding.MAX_KINDS + 10):
-        for _ in range(folding.BURST + 2):
+    counts = audit_trail.Folding()
+    for number in range(audit_trail.MAX_KINDS + 10):
+        for _ in range(audit_trail.BURST + 2):
             counts.admit((str(number),), now=0)
     assert [count for _, count in counts.over(now=1)] == [2] * 10
 
@@ -457,7 +458,7 @@ async def test_only_so_many_can_follow_at_once_and_admins_always_can(mixed: Trai
     cursor = (await mixed.newest(Filter(), 1)).cursor
     mine = Filter(of="key:me")
 
-    def follow(who: str) -> asyncio.Task[reading.Page]:
+    def follow(who: str) -> asyncio.Task[query.Page]:
         return asyncio.create_task(mixed.following(mine, cursor, 5, PATIENCE, who))
 
     waiting = [follow(f"key:{number}") for number in range(MAX_FOLLOWERS)]
@@ -526,7 +527,7 @@ async def test_who_leaves_in_the_middle_takes_no_second_thread() -> None:
 async def test_one_look_forward_reads_only_so_much(
     mixed: Trail, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "MAX_READ", 1000)
+    monkeypatch.setattr(query, "MAX_READ", 1000)
     wanted = Filter(action="approval.*")
     page = await mixed.following(wanted, "", 5, PATIENCE)
     assert (page.lines, page.more) == ([], True)
@@ -538,7 +539,7 @@ async def test_one_look_forward_reads_only_so_much(
 async def test_a_page_ends_when_it_has_enough_bytes(
     mixed: Trail, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "MAX_PAGE", 1000)
+    monkeypatch.setattr(query, "MAX_PAGE", 1000)
     newest, first = await mixed.newest(Filter(), 100), await mixed.following(Filter(), "", 100)
     for page in (newest, first):
         assert page.more
@@ -559,16 +560,16 @@ async def test_old_segments_are_found_too(tmp_path: Path) -> None:
 
 def test_a_flood_from_any_number_of_addresses_is_bounded_too(tmp_path: Path) -> None:
     trail = make(tmp_path)
-    for number in range(2 * folding.GROUP_BURST):
-        act = Act(Caller("", "grpc", f"[2001:db8:0:{number:x}::1]:9"), "Exec")
-        trail.refused(Refusal("not a key"), act)
-    known = Act(Caller("key:ci:id-1", "key", "192.0.2.1:1"), "Exec")
-    trail.refused(Refusal("not yours"), known)
-    trail._flush(time.monotonic() + folding.WINDOW + 1)  # pyright: ignore[reportPrivateUsage]
+    for number in range(2 * audit_trail.GROUP_BURST):
+        act = Act(AuditCaller("", "grpc", f"[2001:db8:0:{number:x}::1]:9"), "Exec")
+        trail.refused(UnknownPeer("not a key"), act)
+    known = Act(AuditCaller("key:ci:id-1", "key", "192.0.2.1:1"), "Exec")
+    trail.refused(UnknownPeer("not yours"), known)
+    trail._flush(time.monotonic() + audit_trail.WINDOW + 1)  # pyright: ignore[reportPrivateUsage]
     found = read(tmp_path)
-    assert len(found) == folding.GROUP_BURST + 2
+    assert len(found) == audit_trail.GROUP_BURST + 2
     (counted,) = [row for row in found if "count" in row["detail"]]
-    assert (counted["peer"], counted["detail"]["count"]) == ("*", folding.GROUP_BURST)
+    assert (counted["peer"], counted["detail"]["count"]) == ("*", audit_trail.GROUP_BURST)
     assert [row["principal"] for row in found].count("key:ci:id-1") == 1, (
         "whom we know counts alone"
     )

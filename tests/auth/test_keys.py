@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from k8e import errors
-from k8e.auth import attempts, keys, rates, store
-from k8e.auth.attempts import Attempts
-from k8e.auth.keys import Keys, Quota, Unknown
-from k8e.auth.rates import Rates
+from k8e.auth import keys, rates, store
+from k8e.auth.keys import KeyQuota, Keys, Unknown
+from k8e.auth.rates import Attempts, Rates
 from k8e.auth.store import KeyStore
 from k8e.model import Principal, Role
 
@@ -258,7 +257,7 @@ def test_a_host_with_many_addresses_has_one_limit() -> None:
 
 
 def test_many_addresses_need_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempts, "MAX_ADDRESSES", 10)
+    monkeypatch.setattr(rates, "MAX_ADDRESSES", 10)
     counted = Attempts()
     for number in range(100):
         counted.failed(f"192.0.2.{number}")
@@ -271,7 +270,7 @@ def test_many_addresses_need_little_memory(monkeypatch: pytest.MonkeyPatch) -> N
 async def test_a_rotated_key_is_the_same_principal_with_another_secret(
     known: Keys, clock: Clock, tmp_path: Path
 ) -> None:
-    before = known.create("laptop", "1h", ["agent", "admin"], Quota(3, 7.5))
+    before = known.create("laptop", "1h", ["agent", "admin"], KeyQuota(3, 7.5))
     known.issued("0a", before.key, "device", clock.now + HOUR)
     ended: list[str] = []
     known.on_end.append(lambda key: ended.append(key.owner))
@@ -292,9 +291,16 @@ async def test_a_rotated_key_is_the_same_principal_with_another_secret(
 
 
 @pytest.mark.parametrize(
-    "quota", [Quota(-1), Quota(100_001), Quota(0, -1.0), Quota(0, float("nan")), Quota(0, 1e9)]
+    "quota",
+    [
+        KeyQuota(-1),
+        KeyQuota(100_001),
+        KeyQuota(0, -1.0),
+        KeyQuota(0, float("nan")),
+        KeyQuota(0, 1e9),
+    ],
 )
-async def test_quotas_that_mean_nothing_are_refused(known: Keys, quota: Quota) -> None:
+async def test_quotas_that_mean_nothing_are_refused(known: Keys, quota: KeyQuota) -> None:
     with pytest.raises(errors.InvalidRequest):
         known.create("laptop", "", (), quota)
 

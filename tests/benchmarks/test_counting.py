@@ -17,7 +17,7 @@ import pytest
 from benchmarks import bare, interactive, leaks, memory, peers
 from benchmarks.peers import docker, podman, srt
 from benchmarks.subjects import warm
-from k8e.bench.samples import Row, Series
+from k8e.bench.measure import Series, TableRow
 
 CLONE_VM = 0x100
 ROLLUP = """\
@@ -126,8 +126,8 @@ def test_points_are_those_of_the_public_benchmark() -> None:
 def test_each_system_and_mode_has_one_document() -> None:
     ours = Series("k8e gvisor, new, sequential", "ms", [3.0, 1.0, 2.0])
     peer = Series("podman run (crun), sequential", "ms", [9.0])
-    rows = [Row("first echo", "gvisor", ours, peer)] * 2
-    rows.append(Row("exec", "gvisor", Series("exec, sequential", "ms", [1.0])))
+    rows = [TableRow("first echo", "gvisor", ours, peer)] * 2
+    rows.append(TableRow("exec", "gvisor", Series("exec, sequential", "ms", [1.0])))
     told = interactive.documents(rows)
     assert [(each["provider"], each["mode"]) for each in told] == [
         ("k8e gvisor, new", "sequential"),

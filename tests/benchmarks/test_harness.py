@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from benchmarks import timing
-from k8e.bench import tables
-from k8e.bench.samples import Bar, Row, Series, Skipped, percentile, short
+from k8e.bench import measure
+from k8e.bench.measure import Goal, Series, Skipped, TableRow, percentile, short
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,7 +56,7 @@ def test_a_series_survives_json() -> None:
 
 
 def test_slower_is_never_called_faster() -> None:
-    rows = [Row("s", "", series(mine), series(10), sense="speed-up") for mine in (5, 20)]
+    rows = [TableRow("s", "", series(mine), series(10), sense="speed-up") for mine in (5, 20)]
     assert [row.ratio_text() for row in rows] == ["2.00x faster", "2.00x slower"]
 
 
@@ -68,22 +68,22 @@ def test_what_is_skipped_says_why() -> None:
 @pytest.mark.parametrize(
     ("bar", "passed"),
     [
-        (Bar("faster", 4), True),
-        (Bar("faster", 4.1), False),
-        (Bar("ratio", 0.25), True),
-        (Bar("ratio", 0.24), False),
-        (Bar("share", 0.25), True),
-        (Bar("share", 0.26), False),
-        (Bar("most", 10), True),
-        (Bar("most", 9), False),
-        (Bar("least", 10), True),
-        (Bar("least", 11), False),
+        (Goal("faster", 4), True),
+        (Goal("faster", 4.1), False),
+        (Goal("ratio", 0.25), True),
+        (Goal("ratio", 0.24), False),
+        (Goal("share", 0.25), True),
+        (Goal("share", 0.26), False),
+        (Goal("most", 10), True),
+        (Goal("most", 9), False),
+        (Goal("least", 10), True),
+        (Goal("least", 11), False),
         (None, None),
     ],
 )
-def test_bars(bar: Bar | None, passed: bool | None) -> None:
+def test_bars(bar: Goal | None, passed: bool | None) -> None:
     sense = "speed-up" if bar is not None and bar.kind == "faster" else "multiple"
-    row = Row("subject", "", series(10), series(40), bar, sense=sense)
+    row = TableRow("subject", "", series(10), series(40), bar, sense=sense)
     assert row.passed is passed
     assert row.to_json()["passed"] is passed
 
@@ -123,10 +123,10 @@ def test_program_that_fails_is_no_measurement() -> None:
 
 def test_table_has_a_line_per_row() -> None:
     rows = [
-        Row("exec", "gvisor", series(1, 2, 3), series(4, 5, 6), Bar("faster", 2), "speed-up"),
-        Row("footprint", "", series(50, unit="MB"), None, Bar("most", 40)),
+        TableRow("exec", "gvisor", series(1, 2, 3), series(4, 5, 6), Goal("faster", 2), "speed-up"),
+        TableRow("footprint", "", series(50, unit="MB"), None, Goal("most", 40)),
     ]
-    lines = tables.table(rows).splitlines()
+    lines = measure.table(rows).splitlines()
     assert len(lines) == 4
     assert "2.50x faster" in lines[2]
     assert lines[2].endswith("pass")

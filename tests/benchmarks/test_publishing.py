@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks import chart, publishing
-from k8e.bench.samples import Bar, Row, Series
+from k8e.bench.measure import Goal, Series, TableRow
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -20,17 +20,21 @@ def first(name: str, *samples: float) -> Series:
 
 
 ROWS = [
-    Row("first echo", "container", first("k8e container, new", 40, 50, 60), first("runc run", 25)),
-    Row(
+    TableRow(
+        "first echo", "container", first("k8e container, new", 40, 50, 60), first("runc run", 25)
+    ),
+    TableRow(
         "first echo",
         "container",
         first("k8e container, new", 40, 50, 60),
         first("podman run (crun)", 300),
-        Bar("faster", 20),
+        Goal("faster", 20),
         "speed-up",
         "a <note>",
     ),
-    Row("memory", "container", Series("PSS of each of 100", "MB", [8.0]), bar=Bar("most", 10)),
+    TableRow(
+        "memory", "container", Series("PSS of each of 100", "MB", [8.0]), bar=Goal("most", 10)
+    ),
 ]
 
 

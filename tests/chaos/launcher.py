@@ -99,14 +99,14 @@ def _listen(fuse: Fuse, made: Path) -> None:
 def _wrap(fuse: Fuse) -> None:
     """What Python does not tell of."""
     from k8e import database, link
-    from k8e.egress import elements, namespaces, netlink
+    from k8e.egress import namespaces, netlink, nftables
     from k8e.runtimes import mounts, tools
     from k8e.sessions import operations
 
     for module in (mounts, namespaces):
         vars(module)["_libc"] = _Stepping(vars(module)["_libc"], fuse.step)
     for owner, name in (
-        (elements.Elements, "change"),
+        (nftables.Elements, "change"),
         (netlink.Netlink, "_do"),
         (link, "request"),
         (link.Link, "open"),

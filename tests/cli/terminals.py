@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.places import COMMAND, Place, wait_readable
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 class Terminal:

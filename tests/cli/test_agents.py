@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from k8e.cli import completing, parsing, parsing_agents
-from k8e.skills import agents
+from k8e.cli import agents, completion, parser
+from k8e.skills import agents as skills_agents
 from tests.places import COMMAND
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -55,7 +55,7 @@ def test_life_of_an_installation(run: Run, tmp_path: Path) -> None:
     assert "cursor: installed" in run().stdout
     assert told(run("cursor", "--json"))["cursor"]["action"] == "unchanged"
     gone = told(run("--uninstall", "--json"))
-    assert set(gone) == set(agents.AGENTS)
+    assert set(gone) == set(skills_agents.AGENTS)
     assert gone["cursor"]["action"] == "removed"
     assert sorted(path for path in home.rglob("*") if ".k8e" not in path.parts) == before
 
@@ -123,9 +123,9 @@ def test_url_of_a_server_that_has_not_run_yet_is_installed(run: Run, tmp_path: P
 
 
 def test_help_and_completion_know_every_agent() -> None:
-    assert set(parsing_agents.AGENTS) == {*agents.AGENTS, agents.ALL}
-    known = {item.path: item for item in completing.walk(parsing.build(), "k8e")}
+    assert set(agents.AGENTS) == {*skills_agents.AGENTS, skills_agents.ALL}
+    known = {item.path: item for item in completion.walk_parser(parser.build(), "k8e")}
     for path in ("k8e sandbox-install-skill", "k8e sandbox install-skill"):
         (places,) = set(known[path].places)
-        assert set(places.split()[1:]) == set(parsing_agents.AGENTS)
+        assert set(places.split()[1:]) == set(agents.AGENTS)
         assert {"--project", "--uninstall", "--dry-run", "--json"} <= set(known[path].flags)

@@ -10,7 +10,7 @@ import subprocess
 
 import pytest
 
-from k8e.client import approving
+from k8e.client import approvals
 from k8e.client.endpoints import Endpoint
 from tests.places import COMMAND, NewPlace, Place, wait_readable
 
@@ -126,8 +126,8 @@ def test_the_command_names_the_gateway_that_was_asked_and_no_credential(
 ) -> None:
     for name in ("K8E_RUN_DIR", "K8E_DATA_DIR", "K8E_CONFIG"):
         monkeypatch.delenv(name, raising=False)
-    assert approving.command("approval-1", endpoint) == f"k8e sandbox approve approval-1{flags}"
-    assert "'; rm x'" in approving.command("; rm x", endpoint, reject=True)
+    assert approvals.command("approval-1", endpoint) == f"k8e sandbox approve approval-1{flags}"
+    assert "'; rm x'" in approvals.command("; rm x", endpoint, reject=True)
 
 
 def test_a_rejected_confirm_exits_with_1_and_tells_why(place: Place, session_id: str) -> None:

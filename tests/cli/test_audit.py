@@ -12,7 +12,7 @@ import pytest
 
 from k8e import SandboxClient, errors
 from k8e.cli import audit
-from k8e.client import auditing
+from k8e.client import audit as client_audit
 from tests.places import NewPlace, Place
 
 PATIENCE = 30.0
@@ -123,5 +123,5 @@ def test_nothing_in_a_row_acts_on_the_terminal() -> None:
         "hash": "",
         "detail": {"path": "\x1b[2J\u202e"},
     }
-    (line,) = audit.table(iter([auditing.parse(json.dumps(row))]))
+    (line,) = audit.audit_table(iter([client_audit.parse(json.dumps(row))]))
     assert line.isprintable()

@@ -10,11 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from k8e.cli import completing, parsing, shells
+from k8e.cli import completion, parser
 from tests.places import COMMAND, NewPlace, Place
 
-COMMANDS = list(completing.walk(parsing.build(), "k8e"))
-SHELLS = {"bash": shells.bash, "zsh": shells.zsh, "fish": shells.fish}
+COMMANDS = list(completion.walk_parser(parser.build(), "k8e"))
+SHELLS = {
+    "bash": completion.bash_script,
+    "zsh": completion.zsh_script,
+    "fish": completion.fish_script,
+}
 
 
 def completed(line: str, *, k8e: str = "false") -> list[str]:
@@ -22,7 +26,7 @@ def completed(line: str, *, k8e: str = "false") -> list[str]:
     words = line.split(" ")
     array = " ".join(f"'{word}'" for word in words)
     script = (
-        f"{shells.bash(COMMANDS)}\ncompopt() {{ echo files; }}\n"
+        f"{completion.bash_script(COMMANDS)}\ncompopt() {{ echo files; }}\n"
         f"COMP_WORDS=({array}) COMP_CWORD={len(words) - 1}\n_k8e '{k8e}' && "
         'for word in "${COMPREPLY[@]}"; do echo "$word"; done'
     )
@@ -64,11 +68,11 @@ def test_bash_offers_what_fits(line: str, offered: list[str]) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda item: item.path)
-def test_every_command_and_flag_is_in_every_script(command: completing.Command) -> None:
+def test_every_command_and_flag_is_in_every_script(command: completion.Command) -> None:
     parents = {item.path: item for item in COMMANDS}
     parent, _, name = command.path.rpartition(" ")
     assert not parent or name in parents[parent].below
-    fish = shells.fish(COMMANDS)
+    fish = completion.fish_script(COMMANDS)
     for flag in command.flags:
         assert flag in completed(f"{command.path} {flag}")
         assert f"%s\\n' {flag} " in fish
@@ -93,7 +97,7 @@ def test_ids_are_those_of_the_gateway(place: Place, session_id: str) -> None:
 
 def test_without_a_gateway_there_are_no_ids_and_none_is_started(new_place: NewPlace) -> None:
     place = new_place()
-    for what in completing.IDS:
+    for what in completion.IDS:
         done = place.cli("completion", "--ids", what)
         assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
     for endpoint in ("gateway.example:1", "unix:/nonexistent", "::::"):
@@ -105,27 +109,27 @@ def test_without_a_gateway_there_are_no_ids_and_none_is_started(new_place: NewPl
 def test_a_gateway_that_does_not_answer_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(completing, "ID_SECONDS", 0.05)
+    monkeypatch.setattr(completion, "ID_SECONDS", 0.05)
     monkeypatch.setenv("K8E_SANDBOX_ENDPOINT", f"unix:{tmp_path}/s")
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(f"{tmp_path}/s")
         silent.listen()
-        assert completing.ids("sessions") == []
+        assert completion.ids("sessions") == []
 
 
 def test_ids_that_a_shell_would_expand_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def ask(what: str) -> list[str]:
         return ["good-1", "$(reboot)", "`x`", "a b", "*", ""]
 
-    monkeypatch.setattr(completing, "_ask", ask)
-    assert completing.ids("sessions") == ["good-1"]
+    monkeypatch.setattr(completion, "_ask", ask)
+    assert completion.ids("sessions") == ["good-1"]
 
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_the_script_is_what_the_command_prints_and_its_shell_can_read_it(
     shell: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert parsing.main(["completion", shell]) == 0
+    assert parser.main(["completion", shell]) == 0
     printed = capfd.readouterr().out
     assert printed == SHELLS[shell](COMMANDS)
     if shutil.which(shell):
@@ -139,5 +143,5 @@ def test_completion_for_no_shell_or_an_unknown_one_is_an_error(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     for arguments, text in (([], "no shell is named"), (["csh"], "invalid choice")):
-        assert parsing.main(["completion", *arguments]) == 1
+        assert parser.main(["completion", *arguments]) == 1
         assert text in capfd.readouterr().out

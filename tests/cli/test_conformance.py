@@ -58,8 +58,8 @@ def test_a_broken_promise_is_told_with_its_reason_and_the_exit_code_is_one(
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import k8e.conformance as c\n"
-        "from k8e.conformance.behaviours import Behaviour, Broken\n"
-        "async def check(stage): raise Broken('seen \\x1b[2J instead')\n"
+        "from k8e.conformance.behaviour import Behaviour, BrokenPromise\n"
+        "async def check(stage): raise BrokenPromise('seen \\x1b[2J instead')\n"
         "c.ALL['exec.exit-code'] = Behaviour('exec.exit-code', 'It keeps its word.', check)\n"
     )
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])

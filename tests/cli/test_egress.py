@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from k8e import Denial, Egress, errors
-from k8e.cli import denials, fast, parsing
+from k8e.cli import egress, fast, parser
 from k8e.egress import denials as reasons
 from k8e.egress import policy
 from k8e.guest import wire
@@ -67,12 +67,12 @@ def test_a_denial_is_one_line_with_what_would_allow_it(
     line = f"k8e: egress to {told}: {NOT_LISTED}"
     if advice:
         line += f" (k8e sandbox allow-hosts s1 --add {advice})"
-    assert denials.lines([refused], "s1") == f"{line}\n"
+    assert egress.lines([refused], "s1") == f"{line}\n"
 
 
 @pytest.mark.parametrize("name", ["a;reboot", "$(id).example", "\033[31mred", "two\nlines", "a b"])
 def test_a_hostile_name_reaches_neither_terminal_nor_advice(name: str) -> None:
-    told = denials.lines([denial(name)], "s1")
+    told = egress.lines([denial(name)], "s1")
     assert told.count("\n") == 1
     assert "\033" not in told
     assert "allow-hosts" not in told
@@ -82,12 +82,12 @@ def test_advice_is_given_where_a_longer_list_would_help() -> None:
     helped = {"NAME", "NO_NETWORK", "PORT", "ADDRESS"}
     for key, value in vars(reasons).items():
         if key.isupper() and isinstance(value, tuple):
-            told = denials.lines([denial("a.example", rule=value[1])], "s1")
+            told = egress.lines([denial("a.example", rule=value[1])], "s1")
             assert ("--add" in told) == (key in helped), key
 
 
 def test_denials_in_json_have_sorted_keys_and_no_time() -> None:
-    told = denials.encode([denial("<a>.example", at=0)])
+    told = egress.encode([denial("<a>.example", at=0)])
     assert told == (
         '[{"address":"","count":1,"name":"\\u003ca\\u003e.example","port":443,"protocol":"tcp",'
         '"rule":"not in the allow-list"}]'
@@ -101,7 +101,7 @@ def test_the_table_shows_the_policy_and_what_was_refused(monkeypatch: pytest.Mon
         Denial("", "10.0.0.1", 80, "tcp", "private\033", 1, at=1_700_000_060),
     ]
     found = Egress("s1", ["default"], ["a.example", "b.example"], True, "", 13, refused)
-    assert list(denials.table(found)) == [
+    assert list(egress.egress_report(found)) == [
         "session   s1",
         "asked     default",
         "in effect a.example b.example",
@@ -113,7 +113,10 @@ def test_the_table_shows_the_policy_and_what_was_refused(monkeypatch: pytest.Mon
         "22:14:20  1      tcp       10.0.0.1:80   10.0.0.1  private\ufffd",
     ]
     nothing = Egress("s1", ["none"], ["none"], False, "no nftables here", 0, [])
-    assert list(denials.table(nothing))[3:] == ["network   no: no nftables here", "denied    0"]
+    assert list(egress.egress_report(nothing))[3:] == [
+        "network   no: no nftables here",
+        "denied    0",
+    ]
 
 
 # What is asked for.
@@ -146,8 +149,8 @@ def test_a_word_that_is_not_there_cannot_be_removed() -> None:
     [(["a, b ,", "c"], ["a", "b", "c"]), ([""], []), ([",,"], []), (["a,a"], ["a", "a"])],
 )
 def test_hosts_are_comma_lists(values: list[str], words: list[str]) -> None:
-    assert parsing.hosts(values) == words
-    assert parsing.hosts(None) is None
+    assert parser.hosts(values) == words
+    assert parser.hosts(None) is None
 
 
 def test_a_run_asks_for_a_policy_only_if_it_was_given_one() -> None:

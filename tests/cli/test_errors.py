@@ -10,7 +10,7 @@ from typing import IO, Any
 
 import pytest
 
-from k8e.cli import gateway, parsing
+from k8e.cli import gateway, parser
 from tests.places import COMMAND, PATIENCE, Place
 
 NOWHERE = "sess-aaaaaaaaaaaaaaaaaaaa"
@@ -174,5 +174,5 @@ def test_a_pipe_that_breaks_in_a_sandbox_is_an_error_and_not_ours(
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
     monkeypatch.setattr(gateway, "version", broken)
-    assert parsing.main(["version"]) == 1
+    assert parser.main(["version"]) == 1
     assert json.loads(capfd.readouterr().out)["error"] == "Broken pipe"

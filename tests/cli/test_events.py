@@ -8,7 +8,7 @@ import pty
 import subprocess
 
 from k8e import Event
-from k8e.cli import events
+from k8e.cli import audit
 from tests.places import COMMAND, Place
 
 
@@ -58,10 +58,10 @@ def test_the_table_spells_out_what_a_terminal_would_act_on() -> None:
         Event(0.0, 1, "session.created", "s", {"allowed_hosts": ["a\x1b", "\u202eb"], "x": None}),
         Event(1.0, 2, "x.y", "s", {}),
     ]
-    first, second = events.table(found)
+    first, second = audit.events_table(found)
     assert first.endswith("""session.created  allowed_hosts=["a\\\\u001b", "\\u202eb"]  x=null""")
     assert second.endswith("  x.y")
-    assert list(events.table([])) == []
+    assert list(audit.events_table([])) == []
 
 
 def test_mistakes_are_told(place: Place, session_id: str) -> None:

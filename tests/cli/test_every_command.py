@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from k8e.cli import completing, parsing
+from k8e.cli import completion, parser
 from tests.cli.terminals import Terminal
 from tests.places import Place, eventually
 
@@ -287,7 +287,7 @@ OTHERWISE = {"install-skill", "login", "profiles"}
 
 def test_no_command_is_without_a_row() -> None:
     named = {name for names in ROWS for name in names.split()}
-    found = {item.path: item for item in completing.walk(parsing.build(), "k8e")}
+    found = {item.path: item for item in completion.walk_parser(parser.build(), "k8e")}
     assert set(found["k8e sandbox"].below) == named | OTHERWISE
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from k8e import settings
-from k8e.cli import fast, parsing, sandbox
+from k8e.cli import fast, parser
 from k8e.client import local
 from tests.places import Place
 
@@ -59,8 +59,8 @@ def test_both_parsers_understand_the_same(
         seen.append(options)
         return 0
 
-    monkeypatch.setattr(sandbox.fast, "execute", note)
-    assert parsing.main(["sandbox", "run", *arguments]) == 0
+    monkeypatch.setattr(fast, "execute", note)
+    assert parser.main(["sandbox", "run", *arguments]) == 0
     assert fast.parse(arguments) == seen[0]
 
 

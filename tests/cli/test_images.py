@@ -7,9 +7,9 @@ from collections.abc import Generator
 
 import pytest
 
-from k8e import AsyncSandboxClient, SandboxClient, errors
-from k8e.gateway import roles
-from k8e.model import Principal, Role
+from k8e import AsyncSandboxClient, SandboxClient
+from k8e.gateway.service import OPERATIONS
+from k8e.model import Role
 from tests.cli.terminals import Terminal
 from tests.images import registries
 from tests.images.building import Archive, Built
@@ -80,8 +80,7 @@ def test_errors_say_what_to_do(place: Place) -> None:
 
 @pytest.mark.parametrize("operation", ["pull_image", "list_images", "remove_image", "prune_images"])
 def test_images_are_the_admins(operation: str) -> None:
-    with pytest.raises(errors.Denied, match="admin"):
-        roles.check(Principal("somebody", frozenset({Role.AGENT, Role.APPROVER})), operation)
+    assert OPERATIONS[operation].roles == {Role.ADMIN}
 
 
 def test_a_terminal_shows_a_table(place: Place) -> None:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from k8e.cli import templates
-from k8e.client.templating import Template
+from k8e.client.templates import Template
 from tests.cli.terminals import Terminal
 from tests.places import Place
 
@@ -155,7 +155,7 @@ def test_nothing_that_a_template_says_acts_on_the_terminal() -> None:
         Template("a", "api", description="red \x1b[31m", rootfs="host"),
         Template("b", "file", error="b.yaml: wrong\n"),
     ]
-    head, *rows = templates.table(found)
+    head, *rows = templates.template_table(found)
     assert head.split() == ["NAME", "FROM", "ROOTFS", "DESCRIPTION"]
     assert rows == [
         "a     api   host    red \\x1b[31m",

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from k8e.conformance.lab.ports import free_port
 from tests.egress.internet import RESOLVER, Internet
-from tests.places import Place, free_port
+from tests.places import Place
 
 INDEX = "93.184.216.34"
 ENVIRONMENT = {

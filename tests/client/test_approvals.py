@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from k8e import Approval, AsyncSandboxClient, SandboxClient, errors
-from k8e.client.approving import visible
+from k8e.client.approvals import visible
 from tests.places import NewPlace, Place, eventually
 
 ACTION = "delete \u202e/workspace\x1b[1A"
 SECRET = "not for the agent"
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 @pytest.fixture

@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from k8e import Copied, errors
-from k8e.client import downloading
+from k8e import Copied, SandboxClient, errors
+from k8e.client import trees
 from k8e.client.operations import Operation
 from k8e.client.requests import Content
 from k8e.client.results import Chunk, FileEntry
-from k8e.client.transfers import Transfers
 from k8e.guest import wire
 
 
-class Liar(Transfers):
+class Liar(SandboxClient):
     """A client whose sandbox lists what it likes."""
 
     def __init__(self, *entries: FileEntry, kind: str = "dir") -> None:
+        super().__init__()
         self._entries = entries
         self._kind = kind
 
@@ -109,4 +109,4 @@ def test_no_copied_file_runs_as_its_owner(tmp_path: Path) -> None:
     ],
 )
 def test_links_stay_inside(place_of_link: str, target: str, inside: bool) -> None:
-    assert downloading.stays_inside(tuple(place_of_link.split("/")), target) is inside
+    assert trees.stays_inside(tuple(place_of_link.split("/")), target) is inside

@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 
 from k8e import ExecResult, SandboxClient, Stdout, errors
+from k8e.access import HostPolicy
 from k8e.auth.keys import Created
 from k8e.auth.store import Key
 from k8e.client import records
 from k8e.client.endpoints import Endpoint
-from k8e.client.exposing import Exposed
+from k8e.client.exposures import Exposed
+from k8e.client.operations import Copied
 from k8e.client.records import Record, field
-from k8e.client.scripts import Copied
-from k8e.client.templating import Template
-from k8e.doors import Door
-from k8e.skills.agents import Server
+from k8e.client.templates import Template
+from k8e.skills.agents import ServerEntry
 
 
 class Point(Record):
@@ -153,8 +153,8 @@ def test_no_repr_has_a_token_in_it() -> None:
         Endpoint(target="host:1", api_key=token),
         Template("t", "api", env={"KEY": token}),
         Created(key, token),
-        Server(url="http://127.0.0.1:1/mcp", token=token),
-        Door.of(token, "127.0.0.1"),
+        ServerEntry(url="http://127.0.0.1:1/mcp", token=token),
+        HostPolicy.of(token, "127.0.0.1"),
         SandboxClient("127.0.0.1:1", api_key=token),
     ]
     for item in shown:

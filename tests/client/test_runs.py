@@ -150,14 +150,16 @@ def test_a_background_run_keeps_its_session_alive(new_place: NewPlace) -> None:
 @pytest.mark.anyio
 async def test_the_asynchronous_client_has_runs_too(place: Place, session_id: str) -> None:
     place.json("sandbox", "status")
-    async with asyncio.timeout(30), AsyncSandboxClient(place.endpoint) as client:
-        run = await client.start(session_id, "echo out; echo err >&2; exec sleep 300")
+    async with asyncio.timeout(60), AsyncSandboxClient(place.endpoint) as client:
+        # It says the last of all that it says when it is the program that the list shows.
+        code = "import os, time; os.write(2, b'err\\n'); os.write(1, b'out\\n'); time.sleep(300)"
+        run = await client.start(session_id, ["python3", "-c", code])
         assert client.get_run(run.run_id).exec_id == run.exec_id
         async for event in run.output():
-            assert isinstance(event, Stdout)
-            break
+            if isinstance(event, Stdout):
+                break
         assert (await run.poll()).status == "running"
-        assert "sleep" in {item.comm for item in await client.processes(session_id)}
+        assert "python3" in {item.comm for item in await client.processes(session_id)}
         await run.signal(signal.SIGTERM)
         result = await run.wait()
         assert (result.exit_code, result.stdout, result.stderr) == (143, "out\n", "err\n")

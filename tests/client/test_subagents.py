@@ -67,6 +67,39 @@ def test_a_child_works_in_the_workspace_of_its_parent(client: SandboxClient, par
     assert said(client, child, "cat /workspace/b.txt") == "from the parent"
 
 
+SWAP = """
+import os
+print("ready", flush=True)
+while True:
+    try:
+        with open("mine", "x") as file:
+            file.write("print('theirs')")
+        while not os.path.exists(".k8e_run.py"):
+            pass
+        os.rename("mine", ".k8e_run.py")
+    except OSError:
+        pass
+"""
+
+
+def test_a_child_that_swaps_the_file_of_a_run_has_nothing_run_by_its_parent(
+    client: SandboxClient, parent: str
+) -> None:
+    child = client.run_subagent(parent, "swapper")
+    swapping = client.start(child, ["python3", "-c", SWAP])
+    eventually(lambda: said(client, parent, "ls mine"))
+    told: set[str] = set()
+    for _ in range(10):
+        done = client.run(
+            "x = 'ours'\nprint(x)", language="python", session_id=parent, env={"K8E_WARM": "0"}
+        )
+        told.add(done.stdout)
+        assert done.exit_code == 0 or "was changed by another program" in done.stderr, done.stderr
+        client.exec(parent, "rm -f .k8e_run.py")
+    assert told <= {"ours\n", ""}
+    swapping.kill()
+
+
 def test_a_folder_that_cannot_be_is_refused_and_nothing_is_left(
     client: SandboxClient, parent: str
 ) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import k8e
 from k8e import AsyncSandboxClient, SandboxClient
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_package_exports_exactly_this() -> None:
@@ -20,6 +24,7 @@ def test_the_package_exports_exactly_this() -> None:
         "AsyncContext",
         "AsyncProcess",
         "AsyncRun",
+        "AsyncSandbox",
         "AsyncSandboxClient",
         "AuditRow",
         "Context",
@@ -44,6 +49,7 @@ def test_the_package_exports_exactly_this() -> None:
         "Result",
         "Run",
         "RunState",
+        "Sandbox",
         "SandboxClient",
         "SessionInfo",
         "SecretInfo",
@@ -91,6 +97,7 @@ def test_both_clients_have_the_same_methods_with_the_same_arguments() -> None:
 @pytest.mark.parametrize(
     "kinds",
     [
+        (k8e.Sandbox, k8e.AsyncSandbox),
         (k8e.Run, k8e.AsyncRun),
         (k8e.Process, k8e.AsyncProcess),
         (k8e.Context, k8e.AsyncContext),
@@ -124,3 +131,34 @@ def test_k8e_s_positional_arguments_are_where_its_users_expect_them() -> None:
         positional = [item.name for item in found if item.kind is item.POSITIONAL_OR_KEYWORD]
         assert positional[1:] == arguments
     assert list(inspect.signature(SandboxClient).parameters)[:2] == ["endpoint", "tenant_id"]
+
+
+def test_the_synchronous_client_is_what_the_generator_makes_of_the_asynchronous_one() -> None:
+    check = [sys.executable, "tools/generate_client.py", "--check"]
+    done = subprocess.run(check, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_synchronous_module_that_was_edited_by_hand_is_told(tmp_path: Path) -> None:
+    for folder in ("tools", "src/k8e/client"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, dirs_exist_ok=True)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    with open(tmp_path / "src/k8e/client/runs.py", "a") as file:
+        file.write("MORE = 1\n")
+    script = tmp_path / "tools/generate_client.py"
+    check = [sys.executable, str(script), "--check"]
+    done = subprocess.run(check, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "-MORE = 1" in done.stdout
+    assert done.stderr == "runs.py: not what the asynchronous modules give; run `make gen`\n"
+
+
+@pytest.mark.parametrize(
+    "kind", [k8e.AsyncSandboxClient, k8e.AsyncRun, k8e.AsyncProcess, k8e.AsyncContext]
+)
+def test_asynchronous_methods_are_explained_where_their_twins_are(kind: type) -> None:
+    twin = getattr(k8e, kind.__name__.removeprefix("Async"))
+    assert {name for name, item in methods(kind).items() if item.__doc__} == {
+        name for name, item in methods(twin).items() if item.__doc__
+    }
+    assert len([name for name, item in methods(kind).items() if item.__doc__]) >= 4

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from k8e import AsyncSandboxClient, Copied, SandboxClient, errors
-from tests.cli.test_copying import look, make_tree
+from tests.cli.test_files import look, make_tree
 
 MIB = 1 << 20
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from k8e import conformance
-from k8e.conformance import hosting
+from k8e.conformance import host as conformance_host
 from k8e.runtimes.host import Host
 from k8e.runtimes.registry import Runtimes
 
@@ -20,7 +20,7 @@ async def host() -> AsyncGenerator[Host]:
     """A data and a run folder of our own; nothing may stay mounted in them."""
     if os.geteuid() != 0:
         pytest.skip("the local runtimes need root")
-    async with hosting.own_host() as host:
+    async with conformance_host.own_host() as host:
         yield host
         assert list(host.sandboxes.glob("*")) == []
         assert host.workspaces.names() == []
@@ -33,7 +33,7 @@ async def stage(host: Host, request: pytest.FixtureRequest) -> AsyncGenerator[co
     found = {item.runtime: item for item in await known.support()}[request.param]
     if not found.usable:
         pytest.skip(f"{found.runtime} does not work here: {found.detail}")
-    runtime = hosting.Recorded(known.all[request.param])
+    runtime = conformance_host.Recorded(known.all[request.param])
     folders = (host.settings.data_dir, host.settings.run_dir)
     async with conformance.staged(runtime, folders=folders) as stage:
         yield stage

@@ -7,8 +7,9 @@ import re
 import pytest
 
 from k8e import conformance, errors
-from k8e.conformance import checklist, snippets
-from k8e.conformance.behaviours import Behaviour
+from k8e.conformance import checklist
+from k8e.conformance.behaviour import Behaviour
+from k8e.conformance.promises import warm
 from k8e.model import Limits, Rootfs, SandboxSpec
 from k8e.runtimes.base import Guest, Support
 from tests.docs.documents import ROOT
@@ -96,8 +97,8 @@ def test_every_line_of_the_checklist_is_answered_by_behaviours_that_exist() -> N
 def test_as_many_programs_run_both_ways_as_the_documents_say() -> None:
     page = (ROOT / "docs/howto/warm.md").read_text("utf-8")
     told = [int(number) for number in re.findall(r"[Mm]ore than (\d+) programs", page)]
-    programs = {snippet for family in snippets.FAMILIES.values() for snippet in map(repr, family)}
-    for number, there_are in zip(told, (len(programs), len(snippets.NODE)), strict=True):
+    programs = {snippet for family in warm.FAMILIES.values() for snippet in map(repr, family)}
+    for number, there_are in zip(told, (len(programs), len(warm.NODE)), strict=True):
         assert number < there_are < number + 100
 
 
@@ -113,6 +114,6 @@ def test_a_known_gap_is_told_and_not_checked() -> None:
 
 def test_behaviours_are_chosen_by_id_and_by_the_word_before_the_dot() -> None:
     chosen = conformance.choose(["strict", "exec.exit-code", "strict.host"])
-    assert chosen[0] == "exec.exit-code"
-    assert {name.partition(".")[0] for name in chosen[1:]} == {"strict"}
+    assert "exec.exit-code" in chosen
+    assert {name.partition(".")[0] for name in chosen} == {"exec", "strict"}
     assert len(chosen) == len(set(chosen)) > 5

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from k8e import conformance
-from k8e.conformance import hosting
+from k8e.conformance import host as conformance_host
 from k8e.conformance.lab.rooms import Room
 from k8e.egress import namespaces, rules
 from k8e.egress.nftables import Nftables
@@ -121,7 +121,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 async def host() -> AsyncGenerator[Host]:
-    async with hosting.own_host() as host:
+    async with conformance_host.own_host() as host:
         yield host
 
 
@@ -130,7 +130,9 @@ async def _runtime(host: Host, name: str) -> oci.OciRuntime:
     found = {item.runtime: item for item in await known.support()}[name]
     if not found.usable:
         pytest.skip(f"{name} does not work here: {found.detail}")
-    return known.all[name]
+    runtime = known.all[name]
+    assert isinstance(runtime, oci.OciRuntime)
+    return runtime
 
 
 async def _failed(host: Host, runtime: oci.OciRuntime, ids: list[str]) -> list[str]:

@@ -30,17 +30,22 @@ def mount(source: str, target: Path, kind: str = "", flags: int = 0, data: str =
     check(_libc.mount(*words), f"mounting {target}")
 
 
-def let_disks_go() -> None:
-    """Give up our copies of mounted disks: a copy keeps the disk of somebody else's session."""
-    for line in Path("/proc/self/mountinfo").read_text("utf-8", "replace").splitlines():
-        if " /dev/loop" in line:
-            _libc.umount2(line.split()[4].encode(), MNT_DETACH)
+def let_go() -> None:
+    """Give up our copies of the machine's own mounts.
+
+    A copy of a disk keeps the disk of somebody else's session; one of a network, below a folder
+    that is ours from now on, would be taken for ours.
+    """
+    for line in reversed(Path("/proc/self/mountinfo").read_text("utf-8", "replace").splitlines()):
+        path = Path(line.split()[4])
+        if " /dev/loop" in line or any(usual in path.parents for usual in FOLDERS.values()):
+            _libc.umount2(bytes(path), MNT_DETACH)
 
 
 def make(folder: Path) -> None:
     check(_libc.unshare(CLONE_NEWNS), "unshare")
     mount("", Path("/"), flags=MS_REC | MS_PRIVATE)
-    let_disks_go()
+    let_go()
     for name, usual in FOLDERS.items():
         (folder / name).mkdir(mode=0o711, exist_ok=True)
         if not usual.is_dir():

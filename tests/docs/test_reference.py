@@ -14,7 +14,7 @@ import pytest
 
 import k8e
 from k8e import errors, settings
-from k8e.guest import languages, wire
+from k8e.guest import spawn, wire
 from k8e.sessions import operations
 from tests.docs.documents import ROOT
 
@@ -97,20 +97,19 @@ def test_size_is_documented(name: str) -> None:
 
 def test_operations_are_documented() -> None:
     text = page("protocol.md")
-    calls = [name.removeprefix("call_") for name in dir(_gateway()) if name.startswith("call_")]
-    missing = [op for op in [*operations.OPERATIONS, "bind", *calls] if f"`{op}`" not in text]
+    missing = [op for op in [*operations.OPERATIONS, "bind", *_gateway()] if f"`{op}`" not in text]
     assert not missing
 
 
-def _gateway() -> type:
-    from k8e.gateway.service import Gateway
+def _gateway() -> list[str]:
+    from k8e.gateway.service import OPERATIONS
 
-    return Gateway
+    return list(OPERATIONS)
 
 
 def test_languages_are_documented() -> None:
     text = page("cli.md") + page("sdk.md")
-    assert not [name for name in languages.ALIASES if f"`{name}`" not in text]
+    assert not [name for name in spawn.ALIASES if f"`{name}`" not in text]
 
 
 def test_public_names_of_the_sdk_are_documented() -> None:
@@ -129,7 +128,7 @@ def test_sdk_page_names_only_what_exists() -> None:
     calls = [re.match(r"(\w+)\(", head) for head in heads]
     names = [found[1] for found in calls if found]
     assert names
-    known = {*dir(k8e.SandboxClient), *dir(k8e)}
+    known = {*dir(k8e.SandboxClient), *dir(k8e.Sandbox), *dir(k8e)}
     assert not [name for name in names if name not in known]
 
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
-from k8e.cli import completing, parsing
-from k8e.skills import agents, shipped
+from k8e.cli import completion, parser
+from k8e.skills import agents, install
 from tests.docs.conftest import Shell
 from tests.docs.documents import ROOT, RUNNABLE, Step, blocks, links, steps
 
 SKILL = ROOT / "src" / "k8e" / "skills" / "skill"
-TEXTS = [SKILL / part for part in shipped.PARTS]
+TEXTS = [SKILL / part for part in install.PARTS]
 MAX_DESCRIPTION = 1024  # agents cut, or refuse, what is longer
 MAX_LINES = 500
 K8E_TOOLS = """run status create_session destroy_session exec exec_stream write_file read_file
@@ -64,7 +64,7 @@ def test_blocks_of_the_skill_are_all_run(text: Path) -> None:
 
 
 def test_commands_and_flags_that_the_skill_names_exist() -> None:
-    known = {item.path: item for item in completing.walk(parsing.build(), "k8e")}
+    known = {item.path: item for item in completion.walk_parser(parser.build(), "k8e")}
     words = {flag for item in known.values() for flag in item.flags}
     for text in TEXTS:
         content = text.read_text("utf-8")

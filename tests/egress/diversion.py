@@ -23,11 +23,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from k8e.egress import namespaces, tproxy
+from k8e.egress import namespaces, rules
 from k8e.egress.netlink import EVERYWHERE, Netlink, Route
 from k8e.egress.nftables import Nftables
 from k8e.egress.policy import Address
-from k8e.egress.proxy import ALLOWED, PEEK, Decision, Proxy, Said, refused
+from k8e.egress.proxy import ALLOWED, PEEK, Decision, Proxy, refused
+from k8e.egress.sniff import Said
 
 T = TypeVar("T")
 Handler = Callable[[socket.socket], object]
@@ -37,7 +38,7 @@ ELSEWHERE = "93.184.216.35"  # an address that no name led to
 CLIENT4, CLIENT6 = "198.18.0.2", "fd6b:3865:0:1::2"
 DNS = "198.19.255.1"
 GOOD, BAD = "good.example.org", "evil.example.org"
-SECONDS = 5.0
+SECONDS = 30.0
 
 TABLE = f"""
 table inet k8e {{
@@ -47,12 +48,12 @@ table inet k8e {{
     set near6 {{ type ipv6_addr; flags interval; }}
     set own4 {{ type ipv4_addr; elements = {{ 198.19.255.253 }} }}
     set own6 {{ type ipv6_addr; }}
-    {tproxy.SETS}
+    {rules.TPROXY_SETS}
     chain refuse {{
         meta l4proto tcp reject with tcp reset
         reject with icmpx admin-prohibited
     }}
-    {tproxy.chain(DNS)}
+    {rules.tproxy_chain(DNS)}
     chain forward {{
         type filter hook forward priority filter; policy drop;
         ct state established accept
@@ -63,7 +64,7 @@ table inet k8e {{
         type filter hook input priority filter; policy drop;
         iifname lo accept
         iifname "up" ct state established accept
-        {tproxy.INPUT}
+        {rules.TPROXY_INPUT}
         icmpv6 type {{ nd-neighbor-solicit, nd-neighbor-advert }} accept
         iifname "sb0" goto refuse
     }}
@@ -71,7 +72,7 @@ table inet k8e {{
         type filter hook output priority filter; policy drop;
         oifname lo accept
         ct state established,related accept
-        {tproxy.OUTPUT}
+        {rules.TPROXY_OUTPUT}
         icmpv6 type {{ nd-neighbor-solicit, nd-neighbor-advert }} accept
         meta l4proto {{ icmp, ipv6-icmp }} accept
         meta l4proto tcp tcp flags rst accept
@@ -143,7 +144,7 @@ class Diversion:
                     Path("/proc/sys/net", file).write_text("1", "ascii")
                 netlink = Netlink()
                 for _ in range(2):  # a gateway that starts again does it again
-                    tproxy.set_up_routing(netlink)
+                    rules.set_up_routing(netlink)
                 netlink.close()
 
             namespaces.run_in(self.router, in_router)
@@ -169,7 +170,9 @@ class Diversion:
     def tell(self, source: str, address: Address, port: int) -> None:
         self.told.append((source, str(address), port))
 
-    def decide(self, source: str, address: Address, port: int, said: Said | None) -> Decision:
+    def decide(
+        self, source: str, address: Address, port: int, said: Said | None, again: bool = False
+    ) -> Decision:
         self.asked.append((source, str(address), port, said))
         if (str(address), port) in self.networks:
             return ALLOWED

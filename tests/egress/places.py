@@ -8,9 +8,9 @@ from collections.abc import Generator
 
 import pytest
 
-from k8e.conformance.lab.rooms import QUICKLY, Room, Scene, Tried, Words
+from k8e.conformance.lab.rooms import QUICKLY, Attempts, Room, Scene, Words
 
-__all__ = ["QUICKLY", "RUNTIMES", "Room", "Scene", "Tried", "Words", "opened", "reset"]
+__all__ = ["QUICKLY", "RUNTIMES", "Attempts", "Room", "Scene", "Words", "opened", "reset"]
 
 RUNTIMES = ("container", "gvisor")
 

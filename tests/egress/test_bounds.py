@@ -15,8 +15,7 @@ import dns.rrset
 import pytest
 
 from k8e.egress import namespaces, networks, pins, policy, rules
-from k8e.egress.elements import Element, Elements
-from k8e.egress.nftables import NftFailed
+from k8e.egress.nftables import Element, Elements, NftFailed
 from k8e.egress.pins import MAX_PINS
 from tests.egress.stages import OTHER, WEB, Stage
 
@@ -118,7 +117,7 @@ async def test_pins_outlive_a_gateway_and_go_with_who_is_not_alive(stage: Stage)
 
 async def test_what_a_killed_gateway_had_begun_to_bind_is_removed(stage: Stage) -> None:
     await stage.allow("8.8.8.0/24")
-    new = rules.Bound(policy.parse_policy(["9.9.9.0/24"]), 4711)
+    new = rules.BoundPolicy(policy.parse_policy(["9.9.9.0/24"]), 4711)
     await stage.egress._prepare(new)  # and then it is killed
     assert len(held(stage, *networks.NAMES)) == 2
     await stage.restart()

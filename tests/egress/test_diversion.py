@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from k8e.egress import rules, tproxy
-from k8e.egress.budget import Share
+from k8e.egress import rules
+from k8e.egress.dns_answers import Share
 from tests.egress import diversion
 from tests.egress.diversion import (
     BAD,
@@ -265,7 +265,7 @@ async def test_without_a_proxy_everything_is_refused_and_a_new_one_takes_over(
     assert await asyncio.to_thread(say_tls, stage, GOOD, address) == b"hello you"
 
 
-@pytest.mark.parametrize("mark", [tproxy.PROXY_MARK, tproxy.UPSTREAM_MARK])
+@pytest.mark.parametrize("mark", [rules.PROXY_MARK, rules.UPSTREAM_MARK])
 async def test_marks_of_a_sandbox_mean_nothing(stage: Diversion, mark: int) -> None:
     front = Tls(stage)
     stage.serve(RAW, lambda accepted: accepted.sendall(b"reached"))
@@ -275,7 +275,7 @@ async def test_marks_of_a_sandbox_mean_nothing(stage: Diversion, mark: int) -> N
     assert front.names == []
     stage.strict(on=False)
     with pytest.raises(ConnectionRefusedError):
-        await asyncio.to_thread(lambda: stage.connect("198.18.0.1", tproxy.PROXY_PORT, mark=mark))
+        await asyncio.to_thread(lambda: stage.connect("198.18.0.1", rules.PROXY_PORT, mark=mark))
     asked = len(stage.asked)
     with await asyncio.to_thread(lambda: stage.connect(CDN4, RAW, mark=mark)) as client:
         assert await asyncio.to_thread(receive_all, client) == b"reached"
@@ -297,7 +297,7 @@ async def test_a_foreign_source_address_is_refused(stage: Diversion) -> None:
     assert stage.asked == []
 
 
-@pytest.mark.parametrize("target", [("198.19.255.253", RAW), ("198.18.0.1", tproxy.PROXY_PORT)])
+@pytest.mark.parametrize("target", [("198.19.255.253", RAW), ("198.18.0.1", rules.PROXY_PORT)])
 async def test_the_host_and_what_is_behind_the_router_are_never_dialled(
     stage: Diversion, target: tuple[str, int]
 ) -> None:
@@ -349,4 +349,4 @@ async def test_closing_ends_connections_in_every_state(stage: Diversion) -> None
 
 
 def test_the_uplink_has_one_name() -> None:
-    assert f'oifname != "{rules.UPLINK}"' in tproxy.chain(DNS)
+    assert f'oifname != "{rules.UPLINK}"' in rules.tproxy_chain(DNS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 
@@ -193,7 +194,7 @@ async def test_a_new_gateway_finds_policies_and_connections_as_they_were(stage: 
 
 
 async def test_a_sandbox_cannot_fill_the_table_of_connections(stage: Stage) -> None:
-    few = rules.BASE.replace(f"over {rules.MAX_FLOWS}", "over 5")
+    few = rules.base().replace(f"over {rules.MAX_FLOWS}", "over 5")
     namespaces.run_in(stage.folder / "net" / "router", lambda: replace_base(few))
     await stage.egress.bind("sb-b", policy.parse_policy([WEB]))
     held = [await stage.neighbour.open(WEB) for _ in range(5)]
@@ -206,8 +207,34 @@ async def test_a_sandbox_cannot_fill_the_table_of_connections(stage: Stage) -> N
         connection.close()
 
 
+async def test_sandboxes_together_cannot_fill_the_table_of_connections(stage: Stage) -> None:
+    few = rules.base(places=512)
+    sure, part = rules.flow_shares(512)
+    assert (sure, part) == (1, 3)
+    namespaces.run_in(stage.folder / "net" / "router", lambda: replace_base(few))
+    await stage.egress.bind("sb-b", policy.parse_policy([WEB]))
+    with contextlib.ExitStack() as held:
+        count = 0
+        with pytest.raises(ConnectionRefusedError):
+            while count < 512 * 3 // 4:
+                held.enter_context(await stage.neighbour.open(WEB))
+                count += 1
+        assert count >= sure + part  # which part a connection counts in depends on its port
+        rule = stage.egress.denials("sb-b")[-1]["rule"]
+        assert "the sandboxes of this machine have too many connections together" in rule
+        await stage.allow(WEB)
+        assert await stage.sandbox.connect(WEB) == WEB  # what each is sure of nobody else takes
+
+
+def test_half_of_the_kernels_table_is_shared_and_a_quarter_stays_free() -> None:
+    for places in (8192, 65_536, 262_144, 1 << 20):
+        sure, part = rules.flow_shares(places)
+        assert sure * rules.SHARERS + part * 64 <= places * 3 // 4
+    assert rules.flow_shares(262_144) == (256, 1536)
+
+
 async def test_questions_and_diverted_connections_count_too(stage: Stage) -> None:
-    few = rules.BASE.replace(f"over {rules.MAX_FLOWS}", "over 5")
+    few = rules.base().replace(f"over {rules.MAX_FLOWS}", "over 5")
     namespaces.run_in(stage.folder / "net" / "router", lambda: replace_base(few))
     await stage.egress.bind("sb-b", policy.parse_policy(["strict", "web.example.org", OTHER]))
     told = [await stage.neighbour.resolve("web.example.org") for _ in range(4)]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from k8e.egress import networks
-from k8e.egress.elements import of_mark
+from k8e.egress.nftables import of_mark
 from k8e.egress.policy import Address, Network, Rule
 from tests.egress.stages import WEB, WEB6, Stage
 

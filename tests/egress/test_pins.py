@@ -7,8 +7,8 @@ import ipaddress
 from hypothesis import given
 from hypothesis import strategies as st
 
-from k8e.egress import elements, pins, rules
-from k8e.egress.elements import Change, Element
+from k8e.egress import nftables, pins, rules
+from k8e.egress.nftables import Element, ElementChange
 from k8e.egress.pins import GRACE, MAX_KNOWN, MAX_NAMES, MAX_PINS, MAX_PORTS, Pins
 from k8e.egress.policy import Address
 
@@ -26,7 +26,7 @@ class Kernel:
     def clock(self) -> float:
         return self.now
 
-    def change(self, changes: list[Change]) -> None:
+    def change(self, changes: list[ElementChange]) -> None:
         for change in changes:
             item = change.element
             assert item is not None
@@ -52,13 +52,13 @@ class Kernel:
 
     def is_open(self, generation: int, address: Address, port: int) -> bool:
         """What the rules find for a packet."""
-        key = elements.of_mark(generation) + elements.of_address(address)
+        key = nftables.of_mark(generation) + nftables.of_address(address)
         data, until = self.held.get((f"pins{address.version}", key), (b"", 0.0))
         if until <= self.now:
             return False
-        if elements.read_mark(data) == rules.ALL_PORTS:
+        if nftables.read_mark(data) == rules.ALL_PORTS:
             return True
-        key = elements.of_interface("sb1") + data + elements.of_port(port)
+        key = nftables.of_interface("sb1") + data + nftables.of_port(port)
         return ("ports", key) in self.held
 
 
@@ -87,7 +87,7 @@ class Sandbox:
         left = self.pins.leftovers(plan)
         self.kernel.change(self.pins.changes(plan))
         self.pins.keep(plan)
-        self.kernel.change(elements.removed(left))
+        self.kernel.change(nftables.removed(left))
         self.generation = generation
 
     def is_open(self, address: Address, port: int) -> bool:
@@ -157,6 +157,20 @@ def test_names_of_addresses_are_bounded() -> None:
     assert sum(len(list(names)) for _, names in sandbox.pins.all_names()) <= MAX_KNOWN
 
 
+def test_another_policy_opens_nothing_that_is_closed_but_connections_go_on() -> None:
+    sandbox = Sandbox()
+    sandbox.open("a.test", FIRST, ports={443}, seconds=30)
+    sandbox.open("b.test", FIRST + 1, ports={443}, seconds=600)
+    sandbox.kernel.now += 30 + GRACE + 1
+    sandbox.carry(8, {443})
+    assert not sandbox.is_open(FIRST, 443)
+    assert sandbox.is_open(FIRST + 1, 443)
+    past = [item for item in sandbox.kernel.alive() if item.name == "past4"]
+    assert [pins.read(item)[1] for item in past] == [FIRST]
+    sandbox.carry(9)
+    assert sandbox.kernel.alive() == []
+
+
 def test_unions_of_ports_are_bounded() -> None:
     sandbox = Sandbox()
     for number in range(60):
@@ -202,10 +216,12 @@ def test_whatever_happens_the_kernel_has_what_was_opened_and_nothing_else(
 
 def adopt(sandbox: Sandbox) -> None:
     """A new gateway takes over from one that was killed."""
-    found = sandbox.kernel.alive()
+    everything = sandbox.kernel.alive()
+    found = [item for item in everything if not item.name.startswith("past")]
     held = [pins.read(item) for item in found if item.name != "ports"]
     ports = [pins.read_port(item)[1:] for item in found if item.name == "ports"]
     sandbox.pins = Pins("sb1", sandbox.kernel.clock)
     own = [pin[1:] for pin in held if pin[0] == sandbox.generation]
+    sandbox.pins.adopt_past([item for item in everything if item.name.startswith("past")])
     gone = sandbox.pins.adopt(sandbox.generation, own, ports)
-    sandbox.kernel.change(elements.removed(gone))
+    sandbox.kernel.change(nftables.removed(gone))

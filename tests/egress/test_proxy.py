@@ -12,7 +12,7 @@ import ssl
 import pytest
 
 from k8e.egress import proxy, relay
-from k8e.egress.budget import Share
+from k8e.egress.dns_answers import Share
 from tests.egress import diversion
 from tests.egress.diversion import (
     BAD,

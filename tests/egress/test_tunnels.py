@@ -18,15 +18,26 @@ import dns.rdatatype
 import dns.rrset
 import pytest
 
-from k8e.egress import asking
-from k8e.egress.answers import Question, Refused, parse, read
-from k8e.egress.budget import CAPACITY, PER_SECOND, Budget, Share
-from k8e.egress.cache import EACH, LEAST, Answer, Cache
-from k8e.egress.clients import Client
+from k8e.egress import dns as egress_dns
 from k8e.egress.dns import LEAST_AT_ONCE, MAX_AT_ONCE, MAX_TOGETHER, Responder
+from k8e.egress.dns_answers import (
+    CAPACITY,
+    EACH,
+    LEAST,
+    PER_SECOND,
+    AllowedQuestion,
+    Cache,
+    DnsAnswer,
+    DnsRefusal,
+    NameBudget,
+    Share,
+    parse,
+    read,
+)
 from k8e.egress.policy import parse_policy
 from k8e.egress.router import Slot
-from k8e.egress.rules import Bound
+from k8e.egress.rules import BoundPolicy
+from k8e.egress.sandbox import SandboxEgress
 
 SECONDS = 120
 PER_SECOND_ASKED = 40
@@ -49,12 +60,12 @@ class Wire:
         self.now = 0.0
         self.ttl = 0
         self.arrived: list[tuple[str, str]] = []
-        self.client = Client("sb-x", Slot(1), Cache(clock=self.clock))
-        self.client.budget = Budget(self.clock)
-        self.client.bound = Bound(parse_policy(words or [f"*.{BASE}"]), 7)
+        self.client = SandboxEgress("sb-x", Slot(1), Cache(clock=self.clock))
+        self.client.budget = NameBudget(self.clock)
+        self.client.bound = BoundPolicy(parse_policy(words or [f"*.{BASE}"]), 7)
         router: Any = NoRouter()
         self.responder = Responder(router, {}, [], socket.socket)
-        monkeypatch.setattr(asking, "ask", self.reply)
+        monkeypatch.setattr(egress_dns, "ask_upstream", self.reply)
 
     def clock(self) -> float:
         return self.now
@@ -66,7 +77,7 @@ class Wire:
         answer = dns.message.make_response(query)
         text = "93.184.216.34" if kind == "A" else "2606:4700::1"
         answer.answer.append(dns.rrset.from_text(asked.name, self.ttl, "IN", kind, text))
-        return asking.read(answer.to_wire())
+        return egress_dns.read(answer.to_wire())
 
     async def ask(self, name: str, kind: str = "A") -> dns.message.Message:
         query = dns.message.make_query(name, kind)
@@ -151,9 +162,9 @@ async def test_that_a_name_has_no_address_is_remembered_too(
         await wire.reply(query)
         answer = dns.message.make_response(query)
         answer.set_rcode(dns.rcode.NXDOMAIN)
-        return asking.read(answer.to_wire())
+        return egress_dns.read(answer.to_wire())
 
-    monkeypatch.setattr(asking, "ask", nothing)
+    monkeypatch.setattr(egress_dns, "ask_upstream", nothing)
     for _ in range(5):
         assert (await wire.ask("web.test")).rcode() == 3
     assert len(wire.arrived) == 1
@@ -171,7 +182,7 @@ async def test_who_may_not_ask_again_gets_the_old_answer(monkeypatch: pytest.Mon
     while wire.client.budget.allows(f"x.{BASE}", BASE):
         pass  # to the last bit
     wire.now += 0.5
-    monkeypatch.setattr("k8e.egress.budget.PER_SECOND", 0.0)
+    monkeypatch.setattr("k8e.egress.dns_answers.PER_SECOND", 0.0)
     wire.now += 40
     count = len(wire.arrived)
     assert (await wire.ask(f"cdn.{BASE}")).answer
@@ -184,7 +195,7 @@ def test_what_is_kept_is_bounded_for_each_sandbox_and_in_all() -> None:
     caches = [Cache(share) for _ in range(12)]
     for cache in caches:
         for number in range(2 * EACH):
-            cache.put((f"n{number}.test", 1), Answer(seconds=60))
+            cache.put((f"n{number}.test", 1), DnsAnswer(seconds=60))
     sizes = [len(cache) for cache in caches]
     assert max(sizes) <= EACH
     assert min(sizes) >= LEAST
@@ -193,7 +204,7 @@ def test_what_is_kept_is_bounded_for_each_sandbox_and_in_all() -> None:
     assert caches[0].get((f"n{2 * EACH - 1}.test", 1)) is not None
     for cache in caches:
         cache.close()
-        cache.put(("late.test", 1), Answer(seconds=60))
+        cache.put(("late.test", 1), DnsAnswer(seconds=60))
     assert share.taken == 0
 
 
@@ -214,7 +225,7 @@ def test_a_share_always_leaves_some_for_who_comes_next() -> None:
 def test_questions_that_wait_leave_room_for_those_of_other_sandboxes() -> None:
     router: Any = NoRouter()
     responder = Responder(router, {}, [], socket.socket)
-    clients = [Client(f"sb-{number}", Slot(number)) for number in range(100)]
+    clients = [SandboxEgress(f"sb-{number}", Slot(number)) for number in range(100)]
     for client in clients:
         while responder._begin(client):
             pass
@@ -238,11 +249,13 @@ def test_a_long_reply_is_read_quickly(section: str) -> None:
     reply.answer = [first, *rrsets] if section == "answer" else [first]
     reply.additional = rrsets if section == "additional" else []
     wire = reply.to_wire()
-    assert len(wire) < asking.MAX_ANSWER
-    least = min(timed(lambda: asking.read(wire)) for _ in range(5))
+    assert len(wire) < egress_dns.MAX_ANSWER
+    least = min(timed(lambda: egress_dns.read(wire)) for _ in range(5))
     assert least < 0.25 * min(timed(lambda: dns.message.from_wire(wire)) for _ in range(5))
-    question = Question("a.test", dns.rdatatype.A, [])
-    assert [str(item) for item in read(question, asking.read(wire)).addresses] == ["93.184.216.34"]
+    question = AllowedQuestion("a.test", dns.rdatatype.A, [])
+    assert [str(item) for item in read(question, egress_dns.read(wire)).addresses] == [
+        "93.184.216.34"
+    ]
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -254,8 +267,8 @@ def timed(work: Callable[[], object]) -> float:
 @pytest.mark.parametrize("size", [2000, 60_000])
 def test_a_long_question_is_refused_unread(size: int) -> None:
     query = dns.message.make_query("a.test", "A").to_wire()
-    with pytest.raises(Refused):
+    with pytest.raises(DnsRefusal):
         parse(query + b"\0" * size)
     many = query[:10] + (999).to_bytes(2, "big") + query[12:]
-    with pytest.raises(Refused):
+    with pytest.raises(DnsRefusal):
         parse(many)

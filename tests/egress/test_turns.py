@@ -11,8 +11,9 @@ import time
 import dns.message
 import pytest
 
-from k8e.egress import asking, peeking, proxy
-from k8e.egress.asking import Upstream
+from k8e.egress import dns as egress_dns
+from k8e.egress import proxy, sniff
+from k8e.egress.dns import Upstream
 from k8e.egress.proxy import Proxy
 from tests.egress import diversion
 from tests.egress.diversion import (
@@ -40,7 +41,7 @@ def cpu_seconds(data: bytes) -> float:
     found: list[float] = []
     for _ in range(5):
         start = time.thread_time()
-        peeking.peek(data, 80)
+        sniff.peek(data, 80)
         found.append(time.thread_time() - start)
     return min(found)
 
@@ -52,8 +53,8 @@ def test_a_long_head_is_looked_at_quickly(filling: bytes) -> None:
 
 
 def test_records_without_content_are_not_waited_for() -> None:
-    assert peeking.asks_again(b"\x16\x03\x03\0\0" * 10_000) is True, "what follows is checked"
-    found = peeking.peek_again(b"\x17\x03\x03\0\0" * 10_000, 443)
+    assert sniff.asks_again(b"\x16\x03\x03\0\0" * 10_000) is True, "what follows is checked"
+    found = sniff.peek_again(b"\x17\x03\x03\0\0" * 10_000, 443)
     assert found is not None
     assert found.said.reason
 
@@ -171,7 +172,7 @@ async def test_a_flood_of_wrong_answers_of_a_resolver_leaves_everybody_else_thei
         answering.start()
         counting = asyncio.create_task(count())
         upstream = Upstream(*resolver.getsockname())
-        reply = await asking.ask(query, [upstream], _late_socket)
+        reply = await egress_dns.ask_upstream(query, [upstream], _late_socket)
         counting.cancel()
         answering.join(SECONDS)
     assert reply.id == query.id

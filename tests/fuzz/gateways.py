@@ -20,21 +20,23 @@ from typing import Any, NamedTuple, Self
 
 import grpc
 
+from k8e.conformance.lab.ports import free_port
 from k8e.guest import wire
-from tests.places import PROBES, eventually, free_port
+from tests.places import PROBES, eventually
 
-PATIENCE = 20.0
-START_SECONDS = 50.0
+PATIENCE = 60.0
+START_SECONDS = 150.0
 MOST_GROWTH = 64 << 20  # bytes of memory
 MOST_SECONDS = 2.0  # for the neighbour's shortest command, on a busy machine
 MAIN = """
 import asyncio, gc, pathlib, signal, sys
 from k8e import settings
-from k8e.gateway import app, front
-from k8e.sessions import live, tending
+from k8e.gateway import app
+from k8e.gateway.rpc import front
+from k8e.sessions import live, lifetime
 
 live.FIRST_ANSWER, live.EXIT_GRACE = 1.0, 1.0
-tending.PING_SECONDS, tending.DEATH_NOTICE = 1.0, 0.5
+lifetime.PING_SECONDS, lifetime.DEATH_NOTICE = 1.0, 0.5
 front.HANDSHAKE_SECONDS = 1.0
 answer = pathlib.Path(sys.argv[2])
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from k8e.gateway import roles
-from k8e.gateway.service import Gateway as Calls
+from k8e.gateway.rpc.service import RPCS
+from k8e.gateway.service import OPERATIONS as GATEWAY_OPERATIONS
 from k8e.guest import wire
 from k8e.sessions.operations import OPERATIONS
 from tests.fuzz import messages
@@ -35,9 +35,7 @@ LEFT_OUT = {
     "pull_image",  # asks whatever host it is told to
     "create_session",  # has a test of its own: half of what is asked for can be had
 }
-CALLS = sorted(
-    {name.removeprefix("call_") for name in dir(Calls) if name.startswith("call_")} - LEFT_OUT
-)
+CALLS = sorted(set(GATEWAY_OPERATIONS) - LEFT_OUT)
 NAMES = (
     "session_id tenant id argv code language env cwd timeout window path port host hosts add "
     "remove name template recipe ttl roles lifetime limit approval_id approved action reason "
@@ -122,7 +120,7 @@ def test_bytes_that_are_no_message_are_refused(gateway: Gateway, stubs: dict[str
             return
         request: Any = iter([sent]) if method.client_streaming else sent
         status = outcome(lambda: stubs[name](request, timeout=PATIENCE))
-        if name in roles.PUBLIC:  # of which nobody reads what is sent
+        if RPCS[name].declared(GATEWAY_OPERATIONS).public:  # its request is not read
             assert status is grpc.StatusCode.OK
             return
         # Some calls are refused before anybody looks at what they say.

@@ -21,10 +21,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from k8e import errors, manifests, templates
-from k8e.cli import manifests as cli_manifests
-from k8e.images import descriptions, references, registry
-from k8e.images.unpacking import Unpacking
-from k8e.sessions.archives import Listing
+from k8e.cli import sessions as cli_manifests
+from k8e.images import manifest, registry
+from k8e.images.unpack import Unpackers
+from k8e.sessions.archives import TarListing
 from tests.fuzz.running import fuzz
 from tests.fuzz.values import JSON, damaged, fields
 from tests.images.building import Archive, Built
@@ -116,7 +116,7 @@ def test_an_archive_is_unpacked_inside_or_refused(data: bytes) -> None:
             file.write(data)
             file.seek(0)
             with contextlib.suppress(errors.ImageUnusable):
-                assert Unpacking().unpack(file, folder, 1 << 20, 100).entries <= 100
+                assert Unpackers().unpack(file, folder, 1 << 20, 100).entries <= 100
         assert [path.name for path in folder.parent.iterdir()] == ["target"]
         assert {path.name for path in Path(place).iterdir()} == {"archive", "around"}
 
@@ -126,7 +126,7 @@ def test_an_archive_is_unpacked_inside_or_refused(data: bytes) -> None:
     st.lists(st.binary(max_size=30) | st.sampled_from([b"./a\n", b"./d/\n", b"tar: x\n", b"\n"]))
 )
 def test_what_tar_says_is_counted_however_it_is_cut(pieces: list[bytes]) -> None:
-    whole, cut = Listing(), Listing()
+    whole, cut = TarListing(), TarListing()
     whole.add(b"".join(pieces))
     for piece in pieces:
         cut.add(piece)
@@ -134,7 +134,7 @@ def test_what_tar_says_is_counted_however_it_is_cut(pieces: list[bytes]) -> None
 
 
 def test_a_line_of_tar_without_end_takes_neither_time_nor_memory() -> None:
-    listing = Listing()
+    listing = TarListing()
     began = time.thread_time()
     for _ in range(300_000):
         listing.add(b"x")
@@ -171,15 +171,15 @@ KIND = BUILT.parts()[1][-1][0]
 @example(b'{"manifests": [[], 5, {"platform": 3}]}', b'{"rootfs": {"diff_ids": [[]]}}')
 def test_what_registries_say_of_images_is_read_or_refused(body: bytes, config: bytes) -> None:
     with contextlib.suppress(errors.K8eError):
-        document = descriptions.parse(body, "it")
-        descriptions.refuse_ambiguous(document)
-        if descriptions.is_index(document, KIND):
-            descriptions.choose(document, "amd64")
+        document = manifest.parse(body, "it")
+        manifest.refuse_ambiguous(document)
+        if manifest.is_index(document, KIND):
+            manifest.choose(document, "amd64")
         else:
-            descriptions.manifest(document, KIND)
+            manifest.manifest(document, KIND)
     with contextlib.suppress(errors.K8eError):
-        found = descriptions.config(descriptions.parse(config, "it"), 1)
-        assert all(map(references.is_digest, found.diff_ids))
+        found = manifest.config(manifest.parse(config, "it"), 1)
+        assert all(map(manifest.is_digest, found.diff_ids))
 
 
 @contextlib.contextmanager
@@ -230,8 +230,8 @@ def test_a_registry_that_says_anything_is_refused_in_words(data: bytes) -> None:
     with saying(data) as host:
         client = registry.Registry(host, plain=True)
         with contextlib.suppress(errors.K8eError):
-            client.manifest(references.parse(f"{host}/x:y"))
-        blob = descriptions.Blob("sha256:" + "0" * 64, 100)
+            client.manifest(manifest.parse_reference(f"{host}/x:y"))
+        blob = manifest.Blob("sha256:" + "0" * 64, 100)
         with contextlib.suppress(errors.K8eError):
             client.config("x", blob)
         with pytest.raises(errors.K8eError):

@@ -14,7 +14,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from k8e import errors
-from k8e.egress import answers, asking, peeking, requests
+from k8e.egress import dns as egress_dns
+from k8e.egress import dns_answers, sniff
 from k8e.egress.policy import changed, is_public, parse_policy, parse_rule
 from tests.fuzz.running import fuzz
 from tests.fuzz.values import TEXTS, damaged
@@ -56,15 +57,15 @@ def test_a_policy_is_read_or_refused_and_never_reaches_what_is_private(
 def test_a_question_is_judged_or_refused_and_always_answered(data: bytes) -> None:
     message = None
     try:
-        message = answers.parse(data)
-        question = answers.judge(message, POLICY)
-    except answers.Refused as refused:
-        answer = answers.refuse(message, data, refused)
+        message = dns_answers.parse(data)
+        question = dns_answers.judge(message, POLICY)
+    except dns_answers.DnsRefusal as refused:
+        answer = dns_answers.refuse(message, data, refused)
         assert len(answer) <= 512 or message is not None
         return
     assert question.name.endswith(".test.example")
-    assert answers.respond(message, question, answers.Resolved())
-    assert answers.ask(question).to_wire()
+    assert dns_answers.respond(message, question, dns_answers.Resolved())
+    assert dns_answers.ask(question).to_wire()
 
 
 def _answer(*lines: tuple[str, str, str]) -> bytes:
@@ -88,20 +89,20 @@ LOOP = _answer(
 @example(LOOP)
 @example(BAD)
 def test_no_answer_of_the_world_pins_a_private_address(data: bytes) -> None:
-    question = answers.judge(answers.parse(QUERY), POLICY)
+    question = dns_answers.judge(dns_answers.parse(QUERY), POLICY)
     try:
-        reply = asking.read(data)
-    except asking.UNREADABLE:
+        reply = egress_dns.read(data)
+    except egress_dns.UNREADABLE:
         return
-    resolved = answers.reduce(question, answers.read(question, reply))
+    resolved = dns_answers.reduce(question, dns_answers.read(question, reply))
     assert all(map(is_public, resolved.addresses))
-    assert answers.MIN_PIN <= resolved.seconds <= answers.MAX_PIN
-    assert len(resolved.addresses) <= answers.MAX_ADDRESSES
-    assert answers.respond(answers.parse(QUERY), question, resolved)
+    assert dns_answers.MIN_PIN <= resolved.seconds <= dns_answers.MAX_PIN
+    assert len(resolved.addresses) <= dns_answers.MAX_ADDRESSES
+    assert dns_answers.respond(dns_answers.parse(QUERY), question, resolved)
 
 
 @contextlib.contextmanager
-def resolver(said: bytes, over_tcp: bytes) -> Generator[asking.Upstream]:
+def resolver(said: bytes, over_tcp: bytes) -> Generator[egress_dns.Upstream]:
     """A resolver on loopback that answers with these bytes, over TCP with those."""
     with (
         socket.create_server(("127.0.0.1", 0)) as stream,
@@ -124,7 +125,7 @@ def resolver(said: bytes, over_tcp: bytes) -> Generator[asking.Upstream]:
         thread = threading.Thread(target=serve)
         thread.start()
         try:
-            yield asking.Upstream("127.0.0.1", port)
+            yield egress_dns.Upstream("127.0.0.1", port)
         finally:
             # What it still waits for does not come.
             with socket.create_connection(("127.0.0.1", port), timeout=2):
@@ -139,20 +140,20 @@ def resolver(said: bytes, over_tcp: bytes) -> Generator[asking.Upstream]:
 @example(GOOD[:2] + b"\x83\x80" + GOOD[4:], b"\0\x04\0\0\0\0")
 @example(GOOD[:2] + b"\x83\x80" + GOOD[4:], b"\xff\xffx")
 def test_a_resolver_that_says_anything_gives_an_answer_or_none(said: bytes, stream: bytes) -> None:
-    async def play(upstream: asking.Upstream) -> None:
+    async def play(upstream: egress_dns.Upstream) -> None:
         query = dns.message.from_wire(QUERY)
         try:
-            reply = await asking.ask(query, [upstream], socket.socket)
-        except asking.NoAnswer:
+            reply = await egress_dns.ask_upstream(query, [upstream], socket.socket)
+        except egress_dns.NoAnswer:
             return
         assert query.is_response(reply)
 
-    saved, asking.SECONDS = asking.SECONDS, 0.05
+    saved, egress_dns.SECONDS = egress_dns.SECONDS, 0.05
     try:
         with resolver(said, stream) as upstream:
             asyncio.run(play(upstream))
     finally:
-        asking.SECONDS = saved
+        egress_dns.SECONDS = saved
 
 
 # First bytes.
@@ -180,13 +181,13 @@ HTTP = (
 @example(hello(b"a.example"), 443)
 @example(hello(b"a.example\0evil.example"), 443)
 def test_first_bytes_name_one_host_or_are_refused(data: bytes, port: int) -> None:
-    found = peeking.peek(data, port)
+    found = sniff.peek(data, port)
     if found is not None and found.said.name:
         assert parse_rule(found.said.name).name == found.said.name
         assert found.said.name.encode() in data.lower()
         if found.request is not None:
-            again = requests.read(requests.rewrite(found.request), port)
+            again = sniff.read_head(sniff.rewrite(found.request), port)
             assert again is not None
             assert again[0].name == found.said.name
-    peeking.peek_again(data, port)
-    peeking.asks_again(data)
+    sniff.peek_again(data, port)
+    sniff.asks_again(data)

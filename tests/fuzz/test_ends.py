@@ -13,7 +13,7 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from k8e.guest import dial, wire
+from k8e.guest import link, wire
 from k8e.guest.loop import Loop
 from tests.fuzz.running import fuzz
 from tests.fuzz.values import damaged, frames
@@ -57,13 +57,13 @@ class Host:
         self._server.settimeout(5)
         self.loop = Loop()
 
-        def hold(channel: dial.Channel, spec: dict[str, Any]) -> None:
+        def hold(channel: link.GuestChannel, spec: dict[str, Any]) -> None:
             channel.handler = Handler()
 
-        def ping(channel: dial.Channel, spec: dict[str, Any]) -> None:
+        def ping(channel: link.GuestChannel, spec: dict[str, Any]) -> None:
             channel.send(wire.RESULT, wire.pack({}))
 
-        self.link = dial.Link(self.loop, {"hold": hold, "ping": ping})
+        self.link = link.GuestLink(self.loop, {"hold": hold, "ping": ping})
 
     def turn(self) -> None:
         self.loop.later(0.001, lambda: None)
@@ -106,17 +106,17 @@ class Host:
 
 @contextlib.contextmanager
 def guest() -> Generator[Host]:
-    saved = dial.SOCKET, dial.KEY
+    saved = link.SOCKET, link.KEY
     with tempfile.TemporaryDirectory() as folder:
-        dial.SOCKET, dial.KEY = f"{folder}/sock", f"{folder}/key"
-        Path(dial.KEY).write_bytes(KEY)
+        link.SOCKET, link.KEY = f"{folder}/sock", f"{folder}/key"
+        Path(link.KEY).write_bytes(KEY)
         host = Host(Path(folder))
         try:
             host.link.dial()
             yield host
         finally:
             host.close()
-            dial.SOCKET, dial.KEY = saved
+            link.SOCKET, link.KEY = saved
 
 
 OPENING = wire.frame(wire.CALL, 1, wire.pack({"op": "hold"}))

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from k8e import errors, link
 from k8e._generated import sandbox_pb2 as pb
-from k8e.gateway import conversation, rpc_run
+from k8e.gateway import frames as gateway_frames
+from k8e.gateway.rpc import runs
 from k8e.guest import wire
-from k8e.sessions.exchanges import Exchange
-from k8e.sessions.operations import Operation
-from k8e.sessions.queues import FrameQueue
+from k8e.sessions.exchange import FrameQueue, GuestExchange
+from k8e.sessions.operations import Course, Operation
 from tests.fuzz.running import fuzz
 from tests.fuzz.values import damaged, frames
 
@@ -105,7 +105,7 @@ def test_a_grpc_stream_carries_all_frames_in_order_and_ends_after_them(
     sent: list[tuple[int, int, bytes]], large: int
 ) -> None:
     async def play() -> None:
-        outgoing = rpc_run._Outgoing()  # pyright: ignore[reportPrivateUsage]
+        outgoing = runs._Outgoing()  # pyright: ignore[reportPrivateUsage]
         sent.extend((wire.OUT, 1, bytes(20_000)) for _ in range(large))
         for item in sent:
             outgoing.send(*item)
@@ -121,7 +121,7 @@ def test_a_grpc_stream_carries_all_frames_in_order_and_ends_after_them(
 
 def test_many_single_bytes_go_in_messages_that_take_no_time_to_make() -> None:
     async def play() -> None:
-        outgoing = rpc_run._Outgoing()  # pyright: ignore[reportPrivateUsage]
+        outgoing = runs._Outgoing()  # pyright: ignore[reportPrivateUsage]
         for _ in range(5000):
             outgoing.send(wire.OUT, 1, bytes(9))
         sizes: list[int] = []
@@ -180,6 +180,16 @@ async def linked() -> tuple[link.Link, Transport, list[str]]:
     return made, transport, breaches
 
 
+class Ending(Course):
+    """Writes down with which frame each operation ended."""
+
+    def __init__(self, kinds: list[int]) -> None:
+        self._kinds = kinds
+
+    def after_answer(self, operation: Operation, kind: int, body: bytes) -> None:
+        self._kinds.append(kind)
+
+
 @fuzz(100)
 @given(
     st.lists(st.sampled_from(OPERATIONS), min_size=1, max_size=4),
@@ -194,12 +204,7 @@ def test_a_guest_that_says_anything_is_heard_or_cut_off(
         heard: list[int] = []
         done: list[int] = []
         for op in asked:
-            operation = Operation(
-                op,
-                lambda kind, body: heard.append(len(body)),
-                lambda kind, body: done.append(kind),
-                lambda body: body,
-            )
+            operation = Operation(op, lambda kind, body: heard.append(len(body)), Ending(done))
             operation.attach(made.open({"op": op, "window": 200}, operation.receive, lambda: None))
         made.data_received(b"".join(wire.frame(*item) for item in said) + last)
         for _ in range(2 + len(said)):  # the turns that it takes
@@ -219,7 +224,7 @@ class Guest:
         self._op, self._said = op, said
 
     async def open(self, call: dict[str, Any], on_frame: link.FrameSink) -> Operation:
-        operation = Operation(self._op, on_frame, lambda kind, body: None, lambda body: body)
+        operation = Operation(self._op, on_frame)
         for kind, body in self._said:
             try:
                 operation.receive(kind, body)
@@ -239,7 +244,7 @@ def test_an_exchange_ends_with_an_answer_or_an_error_of_ours(
         guest = Guest(op, [(kind, body) for kind, _, body in said])
         async with asyncio.timeout(5) as patience:
             try:
-                async with Exchange(guest.open, {"op": op}) as exchange:
+                async with GuestExchange(guest.open, {"op": op}) as exchange:
                     await exchange.result()
                     while exchange._frames:  # pyright: ignore[reportPrivateUsage]
                         await exchange.receive()
@@ -254,17 +259,17 @@ def test_an_exchange_ends_with_an_answer_or_an_error_of_ours(
 
 
 def test_the_bounds_of_what_waits_are_what_they_say() -> None:
-    early = conversation.Early()
-    pending = conversation.Pending(early)
+    early = gateway_frames.Early()
+    pending = gateway_frames.PendingChannel(early)
     for _ in range(5000):
         pending.send(wire.STDIN, b"x")  # joined
-    for _ in range(conversation.MAX_EARLY_FRAMES - 1):
+    for _ in range(gateway_frames.MAX_EARLY_FRAMES - 1):
         pending.send(wire.STDIN_END, b"")
     with pytest.raises(errors.InvalidRequest):
         pending.send(wire.STDIN_END, b"")
     assert pending.leave()[0] == (wire.STDIN, b"x" * 5000)
     assert early.size == 0
     for _ in range(64):
-        conversation.Pending(early).send(wire.DATA, bytes(1 << 20))
+        gateway_frames.PendingChannel(early).send(wire.DATA, bytes(1 << 20))
     with pytest.raises(errors.InvalidRequest):
-        conversation.Pending(early).send(wire.DATA, b"x")
+        gateway_frames.PendingChannel(early).send(wire.DATA, b"x")

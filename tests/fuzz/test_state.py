@@ -17,22 +17,22 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from k8e import errors, settings
-from k8e.audit import files, reading, rows
+from k8e.audit import query, rows, segments
 from k8e.auth.store import KeyStore
 from k8e.cli import state
-from k8e.egress import indexes
-from k8e.egress.records import Records
+from k8e.egress import presets
+from k8e.egress.records import NetworkRecords
 from k8e.gateway import tls
-from k8e.images import credentials
-from k8e.images.store import Store as ImageStore
-from k8e.runtimes import roots, uids
-from k8e.runtimes.host import Host, Record
+from k8e.images import registry
+from k8e.images.store import ImageStore
+from k8e.runtimes import overlays, uids
+from k8e.runtimes.host import Host, SandboxRecord
 from k8e.runtimes.registry import Runtimes
-from k8e.sessions.approval_store import ApprovalStore
+from k8e.sessions.approvals import ApprovalStore
 from k8e.sessions.events import Log
-from k8e.sessions.exposure_store import ExposureStore
-from k8e.sessions.snapshot_store import SnapshotStore
-from k8e.sessions.template_store import TemplateStore
+from k8e.sessions.exposures import ExposureStore
+from k8e.sessions.snapshots import SnapshotStore
+from k8e.sessions.templates import TemplateStore
 from tests.fuzz.running import fuzz, helpful
 from tests.fuzz.values import JSON, damaged
 from tests.sessions.fakes import ME, World
@@ -88,7 +88,7 @@ def in_folder(work: Callable[[Path], object]) -> None:
 # Files.
 
 
-ROW = rows.Row("a.b", rows.ALLOWED, "me", "key", "", "", "", {})
+ROW = rows.AuditRow("a.b", rows.ALLOWED, "me", "key", "", "", "", {})
 
 
 def _trail(count: int) -> bytes:
@@ -108,16 +108,16 @@ ROWS = _trail(4)
 def test_an_audit_trail_that_was_damaged_is_told_and_goes_on(data: bytes) -> None:
     def read(folder: Path) -> None:
         (folder / f"{1:015}.jsonl").write_bytes(data)
-        writer = files.Writer(folder, max_bytes=1 << 20, max_age=0)
+        writer = segments.SegmentWriter(folder, max_bytes=1 << 20, max_age=0)
         before = writer.seq
         writer.append(ROW)
         assert writer.seq == before + 1
         writer.close()
-        check = reading.Verifying(folder, None, rows.Link(writer.seq, "", writer.head))
+        check = query.Verifying(folder, None, rows.ChainLink(writer.seq, "", writer.head))
         while (found := check.step()) is None:
             pass
         assert found.problems or writer.repaired or data == ROWS[: len(data)] or not data.strip()
-        page = reading.following(folder, rows.Filter(), "", 100)
+        page = query.following(folder, rows.Filter(), "", 100)
         assert page.lines[-1].startswith(f'{{"seq":{writer.seq},')
 
     in_folder(read)
@@ -166,7 +166,7 @@ def test_a_sandbox_with_a_damaged_record_is_not_adopted(data: bytes) -> None:
     def read(folder: Path) -> None:
         (folder / "sb-x").mkdir()
         (folder / "sb-x" / "sandbox.json").write_bytes(data)
-        found = Record.load(folder / "sb-x")
+        found = SandboxRecord.load(folder / "sb-x")
         assert found is None or (found.sandbox_id == "sb-x" and type(found.pid) is int)
 
     in_folder(read)
@@ -178,7 +178,7 @@ def test_a_damaged_record_of_a_network_belongs_to_nobody(data: bytes) -> None:
     def read(folder: Path) -> None:
         (folder / "sandboxes").mkdir()
         (folder / "sandboxes" / "sb-x.json").write_bytes(data)
-        Records(folder).load()
+        NetworkRecords(folder).load()
 
     in_folder(read)
 
@@ -188,12 +188,12 @@ def test_a_damaged_record_of_a_network_belongs_to_nobody(data: bytes) -> None:
 def test_no_generation_is_used_twice_whatever_its_file_holds(data: bytes) -> None:
     def read(folder: Path) -> None:
         (folder / "generation").write_bytes(data)
-        records = Records(folder)
+        records = NetworkRecords(folder)
         records.load()
         records.skip(7)  # what the kernel has
         found = records.next_generation()
         assert 7 < found < 1 << 32
-        again = Records(folder)
+        again = NetworkRecords(folder)
         again.load()
         assert again.next_generation() > found
 
@@ -220,7 +220,7 @@ def test_passwords_that_cannot_be_read_are_told(data: bytes) -> None:
     def read(folder: Path) -> None:
         (folder / "config.json").write_bytes(data)
         try:
-            credentials.find(str(folder / "config.json"), "r.example")
+            registry.find(str(folder / "config.json"), "r.example")
         except errors.InvalidRequest as error:
             helpful(error)
 
@@ -251,9 +251,9 @@ def test_what_is_only_remembered_is_made_again(record: bytes, uses: bytes) -> No
         (folder / tls.RECORD).write_bytes(record)
         assert tls.due(folder, 0)
         (folder / "uses").write_bytes(uses)
-        roots._uses(folder)  # pyright: ignore[reportPrivateUsage]
+        overlays._uses(folder)  # pyright: ignore[reportPrivateUsage]
         (folder / "indexes.json").write_bytes(record)
-        indexes._load(folder / "indexes.json", "x")  # pyright: ignore[reportPrivateUsage]
+        presets._load(folder / "indexes.json", "x")  # pyright: ignore[reportPrivateUsage]
 
     in_folder(read)
 

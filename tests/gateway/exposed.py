@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from k8e import Exposed, SandboxClient, Stdout
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 SERVER = Path(__file__).with_name("echo_server.py")
 
 

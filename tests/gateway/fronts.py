@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from k8e.gateway import front, peers, tls
+from k8e.gateway import identity, tls
+from k8e.gateway.rpc import front
 
 
 class Echo(asyncio.Protocol):
@@ -26,8 +27,8 @@ class Serving(NamedTuple):
     """A front that listens."""
 
     certificates: tls.Certificates
-    endpoint: peers.Endpoint
-    front: front.Front
+    endpoint: identity.TcpEnd
+    front: front.TlsFront
 
 
 @asynccontextmanager
@@ -36,9 +37,9 @@ async def serving(folder: Path) -> AsyncGenerator[Serving]:
     await certificates.load()
     loop = asyncio.get_running_loop()
     inner = await loop.create_unix_server(Echo, folder / "inner")
-    listening = front.Front(folder / "inner", certificates)
+    listening = front.TlsFront(folder / "inner", certificates)
     try:
-        endpoint = await listening.listen(peers.endpoint("127.0.0.1", 0))
+        endpoint = await listening.listen(identity.endpoint("127.0.0.1", 0))
         yield Serving(certificates, endpoint, listening)
     finally:
         listening.close()
@@ -54,7 +55,7 @@ class Client:
     @classmethod
     async def dial(
         cls,
-        endpoint: peers.Endpoint,
+        endpoint: identity.TcpEnd,
         ca: bytes,
         device: tuple[Path, Path] | None = None,
         name: str = "localhost",

@@ -10,10 +10,10 @@ import sys
 from collections.abc import Generator
 from pathlib import Path
 
-from k8e import tokens
+from k8e import access
 from tests.places import Place, eventually, wait_readable
 
-START_SECONDS = 50.0
+START_SECONDS = 150.0
 STOP_SECONDS = 30.0
 MAIN = """
 import os, pathlib, signal, sys
@@ -40,7 +40,7 @@ class HttpGateway:
         self.root = str(place.json("status")["http"])
         self.url = f"{self.root}/mcp"
         self.token_file = place.home / ".k8e" / "sandbox" / "mcp-token"
-        self.token = tokens.token(self.token_file)
+        self.token = access.token(self.token_file)
         self.headers = {"authorization": f"Bearer {self.token}"}
 
     def key(self, name: str, role: str = "agent") -> Caller:

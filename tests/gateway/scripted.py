@@ -7,13 +7,13 @@ import contextlib
 from collections.abc import AsyncGenerator
 from typing import cast
 
-from k8e.gateway.http_checks import Door
-from k8e.gateway.http_proxy import Visit
-from k8e.gateway.tunnels import Tunnel
-from k8e.gateway.visitors import Visitor
+from k8e.gateway.ports.access import PortAccess
+from k8e.gateway.ports.listener import ClientSocket
+from k8e.gateway.ports.proxy import Visit
+from k8e.gateway.ports.tunnel import Tunnel
 
-PATIENCE = 10.0
-DOOR = Door(b"127.7.8.9:700", b"a2b3c4d5e6f7a2b3c4d5e6f7a2b3c4d5e6f7a2b3", b"key")
+PATIENCE = 60.0
+DOOR = PortAccess(b"127.7.8.9:700", b"a2b3c4d5e6f7a2b3c4d5e6f7a2b3c4d5e6f7a2b3", b"key")
 HEAD = b"Host: 127.7.8.9:700\r\nX-K8e-Token: " + DOOR.token + b"\r\n"
 GET = b"GET / HTTP/1.1\r\n" + HEAD
 LAST = b"Connection: close\r\n\r\n"
@@ -97,12 +97,12 @@ async def visiting(*scripts: Script) -> AsyncGenerator[Client]:
     waiting = list(scripts)
     visits: list[asyncio.Task[None]] = []
 
-    def welcome(visitor: Visitor) -> None:
+    def welcome(visitor: ClientSocket) -> None:
         visit = Visit(DOOR, visitor, lambda: cast("Tunnel", waiting.pop(0)), lambda: True)
         visits.append(asyncio.create_task(visit.run()))
 
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Visitor(welcome), "127.0.0.1", 0)
+    server = await loop.create_server(lambda: ClientSocket(welcome), "127.0.0.1", 0)
     reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
     try:
         yield Client(reader, writer)

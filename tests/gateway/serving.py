@@ -30,7 +30,7 @@ SIZE = 64 << 20
 SIZES = (("grpc.max_receive_message_length", SIZE), ("grpc.max_send_message_length", SIZE))
 SAID = "said"
 """In the folder: what the gateway wrote on its terminal."""
-START_SECONDS = 50.0
+START_SECONDS = 150.0
 STOP_SECONDS = 40.0
 MAIN = """
 import sys

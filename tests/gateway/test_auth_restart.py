@@ -18,12 +18,13 @@ import pytest
 
 from k8e._generated import sandbox_pb2 as pb
 from k8e._generated import sandbox_pb2_grpc as pb_grpc
+from k8e.conformance.lab.ports import free_port
 from k8e.egress import namespaces
 from k8e.guest import wire
 from tests.gateway import serving
 from tests.gateway.devices import Metadata, bearer, every_kind, log_in
 from tests.gateway.serving import failing
-from tests.places import NewPlace, Place, eventually, free_port
+from tests.places import NewPlace, Place, eventually
 
 Status = grpc.StatusCode
 HERE, THERE = "10.66.77.1", "10.66.77.2"

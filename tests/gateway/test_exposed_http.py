@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from k8e import SandboxClient
-from k8e.gateway.service_doors import MAX_STRANGERS
+from k8e.gateway.ports.listener import MAX_STRANGERS
 from tests.gateway.echo_server import PIECE, frame
 from tests.gateway.exposed import PATIENCE, Service, start_server, take
 from tests.places import Place, eventually

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from k8e import errors
-from k8e.gateway import listening, tunnels
-from k8e.gateway.exposing import ExposureCalls
-from k8e.gateway.exposures import Exposures
-from k8e.gateway.tunnels import Broken, Tunnel
+from k8e.gateway.ports import exposures as ports_exposures
+from k8e.gateway.ports import tunnel as ports_tunnel
+from k8e.gateway.ports.exposures import ExposureCalls, Exposures
+from k8e.gateway.ports.tunnel import BrokenTunnel, Tunnel
 from k8e.guest import wire
 from k8e.model import SessionSpec
-from k8e.sessions import clock, live
-from k8e.sessions.exposure_store import ExposureStore, new_token
+from k8e.sessions import live
+from k8e.sessions.exposures import ExposureStore, new_token
 from k8e.sessions.operations import Operation
 from k8e.sessions.service import Sessions
 from tests.sessions.fakes import ME, OTHER, PATIENCE, World
@@ -103,15 +103,15 @@ async def test_a_session_that_ends_while_a_port_is_exposed_leaves_nothing(
     store: ExposureStore,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from k8e.gateway.service_doors import ServiceDoor
+    from k8e.gateway.ports.listener import PortListener
 
-    opened = ServiceDoor.open
+    opened = PortListener.open
 
-    async def slowly(door: ServiceDoor, found: socket.socket) -> None:
+    async def slowly(door: PortListener, found: socket.socket) -> None:
         await opened(door, found)
         await sessions.destroy(ME, session_id)
 
-    monkeypatch.setattr(ServiceDoor, "open", slowly)
+    monkeypatch.setattr(PortListener, "open", slowly)
     with pytest.raises(errors.SessionNotFound):
         await exposures.expose(ME, session_id, PORT)
     assert store.all() == []
@@ -121,14 +121,14 @@ async def test_a_session_that_ends_while_a_port_is_exposed_leaves_nothing(
 async def test_a_door_that_cannot_be_opened_is_none(
     exposures: Exposures, session_id: str, store: ExposureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from k8e.gateway.service_doors import ServiceDoor
+    from k8e.gateway.ports.listener import PortListener
 
-    async def fail(door: ServiceDoor, found: socket.socket) -> None:
+    async def fail(door: PortListener, found: socket.socket) -> None:
         found.close()
         raise OSError(errno.EMFILE, "too many open files")
 
     with monkeypatch.context() as patch:
-        patch.setattr(ServiceDoor, "open", fail)
+        patch.setattr(PortListener, "open", fail)
         with pytest.raises(OSError, match="too many open files"):
             await exposures.expose(ME, session_id, PORT)
     assert exposures.listing(ME) == []
@@ -154,25 +154,24 @@ async def test_rows_of_sessions_that_ended_meanwhile_are_removed_at_the_start(
 async def test_a_tenant_without_a_name_means_the_default_one(
     exposures: Exposures, sessions: Sessions
 ) -> None:
-    calls = ExposureCalls()
-    calls.sessions, calls.exposures = sessions, exposures
+    calls = ExposureCalls(exposures, sessions)
     with pytest.raises(errors.SessionNotFound, match="no standing session"):
-        await calls.call_unexpose(ME, {"port": PORT})
-    told = await calls.call_expose(ME, {"port": PORT})
+        await calls.unexpose(ME, {"port": PORT})
+    told = await calls.expose(ME, {"port": PORT})
     assert sessions.get(ME, told["session_id"]).auto
-    assert await calls.call_expose(ME, {"port": PORT, "tenant": "default"}) == told
-    assert (await calls.call_list_exposed(ME, {}))["services"] == [told]
-    await calls.call_unexpose(ME, {"port": PORT})
+    assert await calls.expose(ME, {"port": PORT, "tenant": "default"}) == told
+    assert (await calls.list_exposed(ME, {}))["services"] == [told]
+    await calls.unexpose(ME, {"port": PORT})
     for port in (None, 0, "80", 80.0, True):
         with pytest.raises(errors.InvalidRequest, match="1 to 65535"):
-            await calls.call_expose(ME, {"port": port})
+            await calls.expose(ME, {"port": port})
 
 
 # Where they listen.
 
 
 def test_every_place_is_an_address_of_its_own() -> None:
-    places = [listening.find_place() for _ in range(20)]
+    places = [ports_exposures.find_place() for _ in range(20)]
     for place in places:
         parts = [int(part) for part in place.address.split(".")]
         assert parts[0] == 127
@@ -192,11 +191,11 @@ def test_root_listens_where_no_other_user_can(monkeypatch: pytest.MonkeyPatch) -
         seen.append(port)
         return listening_socket("127.0.0.1", 0)
 
-    listening_socket = listening.listen
-    monkeypatch.setattr(listening, "listen", listen)
-    listening.find_place().socket.close()
+    listening_socket = ports_exposures.listen
+    monkeypatch.setattr(ports_exposures, "listen", listen)
+    ports_exposures.find_place().socket.close()
     monkeypatch.setattr("os.geteuid", lambda: 1000)
-    listening.find_place().socket.close()
+    ports_exposures.find_place().socket.close()
     assert seen[0] < 1024
     assert seen[1] == 0
 
@@ -204,15 +203,15 @@ def test_root_listens_where_no_other_user_can(monkeypatch: pytest.MonkeyPatch) -
 def test_root_without_the_right_to_such_ports_gets_another_and_still_its_own_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real = listening.listen
+    real = ports_exposures.listen
 
     def listen(address: str, port: int) -> socket.socket:
         if port:
             raise PermissionError(errno.EACCES, "Permission denied")
         return real(address, port)
 
-    monkeypatch.setattr(listening, "listen", listen)
-    place = listening.find_place()
+    monkeypatch.setattr(ports_exposures, "listen", listen)
+    place = ports_exposures.find_place()
     place.socket.close()
     assert place.port >= 1024
     assert not place.address.startswith("127.0.")
@@ -222,17 +221,16 @@ def test_root_without_the_right_to_such_ports_gets_another_and_still_its_own_add
 async def test_where_there_is_only_one_address_that_is_told(
     exposures: Exposures, session_id: str, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = listening.listen
+    real = ports_exposures.listen
 
     def listen(address: str, port: int) -> socket.socket:
         if address != "127.0.0.1":
             raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
         return real(address, port)
 
-    monkeypatch.setattr(listening, "listen", listen)
-    calls = ExposureCalls()
-    calls.sessions, calls.exposures = sessions, exposures
-    told = await calls.call_expose(ME, {"session_id": session_id, "port": PORT})
+    monkeypatch.setattr(ports_exposures, "listen", listen)
+    calls = ExposureCalls(exposures, sessions)
+    told = await calls.expose(ME, {"session_id": session_id, "port": PORT})
     assert told["url"].startswith("http://127.0.0.1:")
     assert "Cannot assign requested address" in told["warning"]
     assert "cookies" in told["warning"]
@@ -251,13 +249,13 @@ async def test_an_open_connection_keeps_its_session_from_being_idle(
     sessions: Sessions, session_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = sessions._live[session_id]  # pyright: ignore[reportPrivateUsage]
-    real = clock.now
+    real = live.boot_time
     async with Tunnel(sessions, ME, session_id, {"port": PORT}):
-        monkeypatch.setattr(clock, "now", lambda: real() + 7200)
+        monkeypatch.setattr(live, "boot_time", lambda: real() + 7200)
         assert held.why_over() == ""
         monkeypatch.undo()
     assert held.why_over() == ""
-    monkeypatch.setattr(clock, "now", lambda: real() + 7200)
+    monkeypatch.setattr(live, "boot_time", lambda: real() + 7200)
     assert held.why_over() == live.IDLE
 
 
@@ -269,7 +267,11 @@ async def test_a_tunnel_carries_bytes_grants_credit_and_waits_for_it(
         asyncio.timeout(PATIENCE),
         Tunnel(sessions, ME, session_id, {"port": PORT}) as tunnel,
     ):
-        assert talk.calls[-1] == {"op": "connect", "port": PORT, "window": tunnels.TUNNEL_WINDOW}
+        assert talk.calls[-1] == {
+            "op": "connect",
+            "port": PORT,
+            "window": ports_tunnel.TUNNEL_WINDOW,
+        }
         sending = asyncio.create_task(tunnel.send(b"x" * (wire.WINDOW + 5)))
         await asyncio.sleep(0)
         assert sum(len(body) for kind, body in talk.frames if kind == wire.DATA) == wire.WINDOW
@@ -296,7 +298,7 @@ async def test_a_tunnel_carries_bytes_grants_credit_and_waits_for_it(
         (wire.ERROR, wire.pack({"code": "ECONNREFUSED", "message": "x"}), ConnectionRefusedError),
         (wire.ERROR, wire.pack({"code": "sandbox_died", "message": "x"}), errors.SandboxDied),
         (wire.ERROR, b"nonsense", errors.GuestFailed),
-        (wire.RESULT, wire.pack({}), Broken),
+        (wire.RESULT, wire.pack({}), BrokenTunnel),
     ],
 )
 async def test_a_tunnel_that_fails_says_how(
@@ -323,20 +325,18 @@ async def test_a_tunnel_that_fails_says_how(
 async def test_a_tunnel_on_which_nothing_moves_is_given_up(
     sessions: Sessions, session_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tunnels, "IDLE_SECONDS", 0.02)
+    monkeypatch.setattr(ports_tunnel, "IDLE_SECONDS", 0.02)
     async with (
         asyncio.timeout(PATIENCE),
         Tunnel(sessions, ME, session_id, {"port": PORT}) as tunnel,
     ):
-        with pytest.raises(Broken, match="nothing happened"):
+        with pytest.raises(BrokenTunnel, match="nothing happened"):
             await tunnel.receive()
 
 
 @pytest.mark.parametrize("late", [wire.DATA, wire.END])
 def test_a_guest_that_goes_on_after_the_end_breaks_the_protocol(late: int) -> None:
-    operation = Operation(
-        "connect", lambda kind, body: None, lambda kind, body: None, lambda body: body
-    )
+    operation = Operation("connect", lambda kind, body: None)
     operation.receive(wire.RESULT, wire.pack({}))
     operation.receive(wire.DATA, b"x")
     operation.receive(wire.END, b"")

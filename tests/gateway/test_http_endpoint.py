@@ -17,7 +17,7 @@ import pytest
 from mcp_types import Implementation
 
 from k8e import errors, http_connections, settings
-from k8e.gateway import http_front
+from k8e.gateway.http import endpoint
 from tests.gateway import http_gateways
 from tests.gateway.http_gateways import Caller, HttpGateway
 from tests.mcp import connecting
@@ -26,7 +26,7 @@ from tests.places import NewPlace, eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 PATIENCE = 30.0
-LOADED_LATER = {"uvicorn", "mcp", "starlette", "k8e.mcp", "k8e.gateway.http_app"}
+LOADED_LATER = {"uvicorn", "mcp", "starlette", "k8e.mcp", "k8e.gateway.http.app"}
 PING = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
 ROUTES = [("GET", "/healthz"), ("GET", "/metrics"), ("POST", "/mcp"), ("GET", "/mcp")]
 STREAM = {"accept": "text/event-stream"}
@@ -389,18 +389,18 @@ async def test_stop_does_not_wait_for_open_streams() -> None:
 
 
 def test_address_must_be_of_this_machine_alone() -> None:
-    assert str(http_front.parse("localhost:8811")) == "127.0.0.1:8811"
-    assert str(http_front.parse(":1")) == "127.0.0.1:1"
-    assert str(http_front.parse("[::1]:8811")) == "[::1]:8811"
+    assert str(endpoint.parse("localhost:8811")) == "127.0.0.1:8811"
+    assert str(endpoint.parse(":1")) == "127.0.0.1:1"
+    assert str(endpoint.parse("[::1]:8811")) == "[::1]:8811"
     for wrong in ("0.0.0.0:8811", "192.0.2.1:8811", "127.0.0.1", "name:1", "127.0.0.1:99999"):
         with pytest.raises(errors.InvalidRequest, match="K8E_HTTP"):
-            http_front.parse(wrong)
+            endpoint.parse(wrong)
 
 
 @pytest.mark.parametrize(
     ("listen", "background", "address"),
     [
-        ("127.0.0.1:50051", False, http_front.DEFAULT),
+        ("127.0.0.1:50051", False, endpoint.DEFAULT),
         ("127.0.0.1:50051", True, "none"),
         ("none", False, "none"),
     ],
@@ -409,7 +409,7 @@ def test_only_a_gateway_that_stays_and_has_ports_serves_http_unasked(
     listen: str, background: bool, address: str
 ) -> None:
     found = settings.load({}, listen=listen)
-    assert http_front.usual(found, background=background) == address
+    assert endpoint.usual(found, background=background) == address
 
 
 def test_taken_port_is_told(new_place: NewPlace) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from k8e import errors
-from k8e.gateway import http_mounts
-from k8e.gateway.http_mounts import Ended, Message, Mount
+from k8e.egress.dns_answers import Share
+from k8e.gateway.http import mounts as http_mounts
+from k8e.gateway.http.mounts import Message, Mount, MountClosed
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30)]
 
@@ -45,6 +46,12 @@ async def send(message: Message) -> None:
     raise AssertionError("nobody answers")
 
 
+def share() -> Share:
+    """What a gateway's callers have together."""
+    total, each = http_mounts.MAX_ALL_REQUESTS, http_mounts.MAX_REQUESTS
+    return Share(total, each, http_mounts.LEAST_REQUESTS)
+
+
 def begin(mount: Mount, method: str = "POST") -> asyncio.Task[None]:
     return asyncio.create_task(mount.serve({"method": method}, receive, send))
 
@@ -57,7 +64,7 @@ async def settle(dialect: Waiting, number: int) -> None:
 
 async def test_caller_has_so_many_requests_and_no_more() -> None:
     dialect = Waiting()
-    mount = Mount(dialect)
+    mount = Mount(dialect, share())
     tasks = [begin(mount) for _ in range(http_mounts.MAX_REQUESTS)]
     await settle(dialect, len(tasks))
     with pytest.raises(errors.LimitExceeded):
@@ -69,13 +76,35 @@ async def test_caller_has_so_many_requests_and_no_more() -> None:
     assert dialect.closed
 
 
+async def test_callers_that_take_all_they_can_leave_requests_to_others() -> None:
+    dialect, together = Waiting(), share()
+    mounts = [Mount(dialect, together) for _ in range(6)]
+    tasks: list[asyncio.Task[None]] = []
+    for mount in mounts[:4]:
+        for _ in range(http_mounts.MAX_REQUESTS + 1):
+            tasks.append(begin(mount))
+            await asyncio.sleep(0)
+    refused = [task for task in tasks if task.done()]
+    assert len(tasks) - len(refused) < http_mounts.MAX_ALL_REQUESTS
+    for task in refused:
+        with pytest.raises(errors.LimitExceeded):
+            await task
+    others = [begin(mount) for mount in mounts[4:] for _ in range(http_mounts.LEAST_REQUESTS)]
+    await settle(dialect, len(tasks) - len(refused) + len(others))
+    dialect.go.set()
+    await asyncio.gather(*others, *(task for task in tasks if task not in refused))
+    assert together.taken == 0
+    for mount in mounts:
+        await mount.close()
+
+
 async def test_answers_get_their_time_and_streams_end_at_once() -> None:
     dialect = Waiting()
-    mount = Mount(dialect)
+    mount = Mount(dialect, share())
     stream, answer = begin(mount, "GET"), begin(mount)
     await settle(dialect, 2)
     closing = asyncio.create_task(mount.close(grace=20))
-    with pytest.raises(Ended):
+    with pytest.raises(MountClosed):
         await stream
     assert not answer.done()
     dialect.go.set()
@@ -86,17 +115,17 @@ async def test_answers_get_their_time_and_streams_end_at_once() -> None:
 
 async def test_answer_that_takes_too_long_is_ended() -> None:
     dialect = Waiting()
-    mount = Mount(dialect)
+    mount = Mount(dialect, share())
     answer = begin(mount)
     await settle(dialect, 1)
     await mount.close(grace=0.01)
-    with pytest.raises(Ended):
+    with pytest.raises(MountClosed):
         await answer
 
 
 async def test_broken_dialect_answers_nobody() -> None:
-    mount = Mount(Waiting(broken=True))
-    with pytest.raises(Ended):
+    mount = Mount(Waiting(broken=True), share())
+    with pytest.raises(MountClosed):
         await begin(mount)
     assert mount.ended
     await mount.close()

@@ -11,7 +11,7 @@ import pytest
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from k8e.gateway import issuing, signing, tls
+from k8e.gateway import issuer, signer, tls
 from tests.gateway.devices import private_pem, request
 from tests.gateway.fronts import Client, serving
 
@@ -49,13 +49,13 @@ async def test_a_ca_is_renewed_with_its_key_so_old_pins_and_client_certificates_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str
 ) -> None:
     folder = tmp_path / "tls"
-    monkeypatch.setattr(issuing, "CA_DAYS", 200)
-    issuing.make(folder)
+    monkeypatch.setattr(issuer, "CA_DAYS", 200)
+    issuer.make(folder)
     pinned = (folder / tls.CA_CERT).read_bytes()
     device = tmp_path / "client.crt", tmp_path / "client.key"
     private = ec.generate_private_key(ec.SECP256R1())
     csr = request(private, digest=hashes.SHA256())
-    signed = signing.sign(folder, csr, "laptop", time.time() + DAY)
+    signed = signer.sign(folder, csr, "laptop", time.time() + DAY)
     device[0].write_text(signed["certificate"])
     device[1].write_bytes(private_pem(private))
     monkeypatch.undo()
@@ -75,16 +75,16 @@ async def test_a_ca_is_renewed_with_its_key_so_old_pins_and_client_certificates_
 
 
 def test_a_ca_whose_key_is_lost_is_made_anew(tmp_path: Path) -> None:
-    issuing.make(tmp_path)
+    issuer.make(tmp_path)
     before = (tmp_path / tls.CA_CERT).read_bytes()
     (tmp_path / tls.CA_KEY).unlink()
-    issuing.make(tmp_path)
+    issuer.make(tmp_path)
     assert (tmp_path / tls.CA_CERT).read_bytes() != before
-    assert issuing.load_ca(tmp_path) is not None
+    assert issuer.load_ca(tmp_path) is not None
 
 
 def test_a_ca_is_due_two_years_before_its_end(tmp_path: Path) -> None:
-    issuing.make(tmp_path)
+    issuer.make(tmp_path)
     record = json.loads((tmp_path / tls.RECORD).read_text())
     (tmp_path / tls.RECORD).write_text(
         json.dumps({**record, "not_after": record["ca_not_after"], "sha256": record["sha256"]})

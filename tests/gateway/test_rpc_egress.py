@@ -10,7 +10,7 @@ import pytest
 from k8e import errors
 from k8e._generated import sandbox_pb2 as pb
 from k8e._generated import sandbox_pb2_grpc as pb_grpc
-from k8e.gateway import rpc_egress
+from k8e.gateway.rpc import egress
 from tests.gateway.serving import RUNTIMES, USUAL, failing
 from tests.gateway.worlds import CONNECT, NOWHERE
 
@@ -105,5 +105,5 @@ def test_bad_words_and_no_session_are_invalid(stub: Stub) -> None:
 @pytest.mark.parametrize("told", [[{}], [1], 7, [{"name": 1}], [{"name": "x", "port": 1 << 40}]])
 def test_denials_that_are_none_are_the_guest_s_failure(told: Any) -> None:
     with pytest.raises(errors.GuestFailed, match="nonsense"):
-        rpc_egress.denials(told)
-    assert rpc_egress.denials(None) == []
+        egress.denials(told)
+    assert egress.denials(None) == []

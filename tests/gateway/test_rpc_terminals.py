@@ -15,9 +15,10 @@ import pytest
 
 from k8e._generated import sandbox_pb2 as pb
 from k8e._generated import sandbox_pb2_grpc as pb_grpc
+from k8e.conformance.lab.ports import free_port
 from tests.gateway.serving import failing
 from tests.gateway.test_rpc import Status, ended, run
-from tests.places import NewPlace, Place, eventually, free_port
+from tests.places import NewPlace, Place, eventually
 
 Stub = pb_grpc.SandboxServiceStub
 Signal = pb.TerminalSignal

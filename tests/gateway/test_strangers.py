@@ -16,9 +16,10 @@ import pytest
 from k8e._generated import sandbox_pb2 as pb
 from k8e.auth.keys import Keys
 from k8e.auth.store import KeyStore
-from k8e.gateway import callers, front, peers, receiving, tls
-from k8e.gateway.handshakes import Caller
-from k8e.gateway.peers import Refusal
+from k8e.gateway import identity, tls
+from k8e.gateway.identity import UnknownPeer
+from k8e.gateway.rpc import front, server
+from k8e.gateway.rpc.front import TlsPeer
 from k8e.model import Principal
 from tests.gateway.devices import REFUSED, WRONG, Metadata, Stub, bearer
 from tests.gateway.fronts import Client, serving
@@ -36,7 +37,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front, "STRANGER_SECONDS", 0.2)
 
 
-def only_peer(found: front.Front) -> str:
+def only_peer(found: front.TlsFront) -> str:
     (name,) = found._callers  # pyright: ignore[reportPrivateUsage]
     return f"unix-abstract:{name}"
 
@@ -103,14 +104,14 @@ async def test_a_foreign_name_that_leads_here_makes_nobody_the_local_user(
         assert caller.by_our_name is ours
         known = Keys(KeyStore(tmp_path / "keys.db"))
         if ours:
-            async with callers.identified(known, caller, ()) as principal:
-                assert principal == peers.LOCAL
+            async with identity.identified(known, caller, ()) as principal:
+                assert principal == identity.LOCAL
         else:
-            with pytest.raises(Refusal, match="not one of this gateway"):
-                async with callers.identified(known, caller, ()):
+            with pytest.raises(UnknownPeer, match="not one of this gateway"):
+                async with identity.identified(known, caller, ()):
                     pass
             made = known.create("laptop")  # who has a key may call us whatever they like
-            async with callers.identified(known, caller, bearer(made.secret)) as principal:
+            async with identity.identified(known, caller, bearer(made.secret)) as principal:
                 assert principal.shown == "key:laptop"
         await client.close()
 
@@ -127,14 +128,14 @@ def test_a_wildcard_in_the_certificate_covers_one_label(tmp_path: Path) -> None:
 
 async def test_strangers_without_credentials_are_counted_too(tmp_path: Path) -> None:
     known = Keys(KeyStore(tmp_path / "keys.db"))
-    far = Caller(peers.endpoint("192.0.2.1", 1), peers.endpoint("192.0.2.2", 50051), None)
+    far = TlsPeer(identity.endpoint("192.0.2.1", 1), identity.endpoint("192.0.2.2", 50051), None)
     told: list[str] = []
     for _ in range(25):
         with pytest.raises(Exception) as failed:  # noqa: PT011 - which one is what is asked
-            async with callers.identified(known, far, ()):
+            async with identity.identified(known, far, ()):
                 pass
         told.append(type(failed.value).__name__)
-    assert told[0] == "Refusal"
+    assert told[0] == "UnknownPeer"
     assert told[-1] == "LimitExceeded"
 
 
@@ -211,34 +212,34 @@ async def messages_of(items: Iterable[Message]) -> AsyncGenerator[Message]:
 
 
 async def test_one_caller_has_few_places_for_large_requests_and_others_have_theirs() -> None:
-    receiver = receiving.Receiver()
+    receiver = server.Receiver()
     mine, other = Principal("key:mine"), Principal("key:other")
 
     def asking(principal: Principal, size: int) -> Any:
         return receiver.request(principal, messages_of([Message(size)]))
 
     async with contextlib.AsyncExitStack() as stack:
-        for _ in range(receiving.PLACES):
-            await stack.enter_async_context(asking(mine, receiving.LARGE))
+        for _ in range(server.PLACES):
+            await stack.enter_async_context(asking(mine, server.LARGE))
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05), asking(mine, 1):
                 pass
-        async with asyncio.timeout(10), asking(other, receiving.LARGE):
+        async with asyncio.timeout(10), asking(other, server.LARGE):
             pass
     async with contextlib.AsyncExitStack() as stack, asyncio.timeout(10):
-        for _ in range(3 * receiving.PLACES):
+        for _ in range(3 * server.PLACES):
             await stack.enter_async_context(asking(mine, 1))
 
 
 async def test_a_request_that_never_comes_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(receiving, "SECONDS", 0.01)
+    monkeypatch.setattr(server, "SECONDS", 0.01)
 
     async def never() -> AsyncGenerator[None]:
         await asyncio.Event().wait()
         yield
 
-    with pytest.raises(receiving.errors.TimedOut):
-        async with asyncio.timeout(10), receiving.Receiver().request(Principal("key:x"), never()):
+    with pytest.raises(server.errors.TimedOut):
+        async with asyncio.timeout(10), server.Receiver().request(Principal("key:x"), never()):
             pass

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 from k8e import errors
-from k8e.gateway import issuing, tls
+from k8e.gateway import issuer, tls
 
 DAY = 24 * 3600
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    issuing.make(tmp_path / "tls")
+    issuer.make(tmp_path / "tls")
     return tmp_path / "tls"
 
 

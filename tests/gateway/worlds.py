@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from k8e.conformance.lab.ports import free_port
 from k8e.egress import namespaces
-from tests.places import Place, free_port
+from tests.places import Place
 
 NOWHERE = "192.0.2.1"  # set aside for documents; nobody is there
 CONNECT = f"""

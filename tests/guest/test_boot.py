@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from k8e.conformance.snippets import FAMILIES, Snippet
-from k8e.guest import kinds, waiting
-from k8e.runtimes import packing
-from tests.guest.test_packing import find_python
+from k8e.conformance.promises.warm import FAMILIES, Snippet
+from k8e.guest import interpreters, warm
+from k8e.runtimes import guest_package
+from tests.guest.test_package import find_python
 
 VERSIONS = ("3.9", "3.10", "3.11", "3.12")
-SECONDS = 30.0
+SECONDS = 60.0
 WORKERS = 4
 # Those that touch nothing but themselves: here they run without a sandbox.
 HARMLESS = ("identity", "raising", "reading")
@@ -53,7 +53,7 @@ class Place:
         env = {**self.env, "PYTHONPATH": str(self.boot)}
         env["K8E_BOOT"] = " ".join([str(self.boot), *map(str, passed), *modules])
         process = subprocess.Popen(
-            [self.python, kinds.BOOT_FILE],
+            [self.python, interpreters.BOOT_FILE],
             env=env,
             cwd="/",
             pass_fds=passed,
@@ -88,7 +88,7 @@ class Place:
                 message = marshal.dumps(what, 2)
                 if deaf:
                     control.shutdown(socket.SHUT_RD)
-                control.sendall(len(message).to_bytes(4, "big") + message + waiting.TOKEN)
+                control.sendall(len(message).to_bytes(4, "big") + message + warm.TOKEN)
                 answer = control.recv(1) if not deaf else b"b"
                 out, err = process.communicate(timeout=SECONDS)
             finally:
@@ -121,7 +121,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
         pytest.skip(f"no Python {request.param} on this machine")
     boot = tmp_path / "boot"
     boot.mkdir()
-    (boot / "sitecustomize.py").write_text(packing.boot_source(), "utf-8")
+    (boot / "sitecustomize.py").write_text(guest_package.boot_source(), "utf-8")
     home = tmp_path / "home"
     home.mkdir()
     return Place(python, boot, home)
@@ -178,7 +178,7 @@ def test_without_its_last_byte_a_program_does_not_begin(place: Place) -> None:
 
 
 def test_a_python_that_it_was_not_tried_on_ends_at_once(place: Place) -> None:
-    source = packing.boot_source()
+    source = guest_package.boot_source()
     assert "TESTED = ((3, 9), (3, 12))" in source
     untried = source.replace("TESTED = ((3, 9), (3, 12))", "TESTED = ((2, 0), (2, 7))")
     (place.boot / "sitecustomize.py").write_text(untried, "utf-8")

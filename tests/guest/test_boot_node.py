@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from k8e.conformance.snippets import NODE, Snippet
-from k8e.guest import kinds, waiting
-from k8e.runtimes import packing
+from k8e.conformance.promises.warm import NODE, Snippet
+from k8e.guest import interpreters, warm
+from k8e.runtimes import guest_package
 
-SECONDS = 30.0
+SECONDS = 60.0
 WORKERS = 3
 PIECES = 4  # so that one slow run does not meet the time limit of a test
 PID = re.compile(rb"\(node:\d+\)")
@@ -50,7 +50,7 @@ class Place:
     def start_warm(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
         ours, theirs = socket.socketpair()
         ours.settimeout(SECONDS)
-        argv, variables = kinds.NodeKind(str(self.boot)).command([theirs.fileno()], [])
+        argv, variables = interpreters.NodeKind(str(self.boot)).command([theirs.fileno()], [])
         process = subprocess.Popen(
             argv,
             env={**self.env, **variables},
@@ -70,11 +70,11 @@ class Place:
             try:
                 assert control.recv(100) == b"r\n"
                 spec = {"code": code.encode()}
-                message = kinds.NodeKind(str(self.boot)).message(spec, self.env, str(cwd))
+                message = interpreters.NodeKind(str(self.boot)).message(spec, self.env, str(cwd))
                 assert message is not None
                 if deaf:
                     control.shutdown(socket.SHUT_RD)
-                control.sendall(len(message).to_bytes(4, "big") + message + waiting.TOKEN)
+                control.sendall(len(message).to_bytes(4, "big") + message + warm.TOKEN)
                 answer = control.recv(1) if not deaf else b"b"
                 out, err = process.communicate(timeout=SECONDS)
             finally:
@@ -103,7 +103,7 @@ def place(tmp_path: Path) -> Place:
     boot, home = tmp_path / "boot", tmp_path / "home"
     for folder in (boot, home):
         folder.mkdir()
-    (boot / "node.js").write_text(packing.node_boot_source(), "utf-8")
+    (boot / "node.js").write_text(guest_package.node_boot_source(), "utf-8")
     return Place(boot, home)
 
 
@@ -112,7 +112,7 @@ def place(tmp_path: Path) -> Place:
 def test_a_warm_node_shows_what_a_new_one_shows(place: Place, piece: int) -> None:
     def compare(numbered: tuple[int, Snippet]) -> str:
         code = numbered[1].code
-        if not kinds.NodeKind("").takes({"code": code.encode()}):
+        if not interpreters.NodeKind("").takes({"code": code.encode()}):
             return ""
         cwd = place.home / str(numbered[0])
         cwd.mkdir()
@@ -142,7 +142,7 @@ def test_one_whose_guest_is_gone_ends(place: Place) -> None:
 
 
 def test_a_node_that_it_was_not_tried_on_ends_at_once(place: Place) -> None:
-    source = packing.node_boot_source()
+    source = guest_package.node_boot_source()
     assert "startsWith('20.')" in source
     (place.boot / "node.js").write_text(source.replace("'20.'", "'1.'"), "utf-8")
     process, control = place.start_warm()

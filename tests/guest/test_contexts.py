@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from k8e.guest import context_table, contexts, executions, loop, talking, wire
+from k8e.guest import context_runs, contexts, loop, wire
 from k8e.guest.wire import EXIT, HELLO, OUT, SHOW, WireError
 
 # The edges of a context are not public: its program is at the other end of them.
@@ -29,7 +29,7 @@ class Stand(contexts.Context):
         self.printed, self.prints = os.pipe2(os.O_NONBLOCK)
         self._streams = {self.printed: OUT}
         self.state = "ready"
-        self.cell = executions.Execution(self._loop, "e", {"code": b"1"}, self)
+        self.cell = context_runs.CellExec(self._loop, "e", {"code": b"1"}, self)
         self.add(self.cell)
 
     def print_all(self) -> int:
@@ -126,22 +126,22 @@ def test_code_that_is_taken_in_pieces_arrives_as_it_is(context: Stand) -> None:
         (SHOW, {"data": {"a": [None] * 100_000}}),
         (SHOW, {"data": {}, "main": [None] * 100_000}),
         (SHOW, {**{f"k{n}": None for n in range(9)}, "data": {}}),
-        (EXIT, {"code": [None] * (talking.MAX_WORD + 1)}),
-        (HELLO, {"": bytes(talking.MAX_WORD)}),
+        (EXIT, {"code": [None] * (context_runs.MAX_WORD + 1)}),
+        (HELLO, {"": bytes(context_runs.MAX_WORD)}),
     ],
 )
 def test_a_million_tiny_values_are_refused_unread(
     kind: int, value: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(talking, "unpack_dict")
+    monkeypatch.delattr(context_runs, "unpack_dict")
     with pytest.raises(WireError):
-        talking.FramedTalk([]).feed(wire.frame(kind, 1, wire.pack(value)))
+        context_runs.FramedTalk([]).feed(wire.frame(kind, 1, wire.pack(value)))
 
 
 def test_what_programs_say_is_read() -> None:
     shown = {**RESULT, "waits": True}
     said = wire.frame(SHOW, 1, wire.pack(shown)) + wire.frame(EXIT, 1, wire.pack({"code": 3}))
-    assert talking.FramedTalk([]).feed(said) == [(SHOW, 1, shown), (EXIT, 1, {"code": 3})]
+    assert context_runs.FramedTalk([]).feed(said) == [(SHOW, 1, shown), (EXIT, 1, {"code": 3})]
 
 
 class Asked:
@@ -159,7 +159,7 @@ class Asked:
 
 def interrupted(stand: Stand) -> dict[str, Any]:
     """What whoever interrupts the context is told at once."""
-    table = context_table.Contexts(stand._loop, None)
+    table = contexts.Contexts(stand._loop, None)
     table._by_id["c"] = stand
     channel = Asked()
     table.operations()["interrupt_context"](channel, {"id": "c"})
@@ -171,7 +171,7 @@ def test_an_interrupt_while_a_context_starts_ends_the_first_cell_in_line(context
     context.cell.end(0)
     context.state = "starting"
     first, second = (
-        executions.Execution(context._loop, name, {"code": b"1"}, context) for name in "ab"
+        context_runs.CellExec(context._loop, name, {"code": b"1"}, context) for name in "ab"
     )
     context.add(first)
     context.add(second)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,10 +14,10 @@ from typing import Any
 import pytest
 
 from k8e.guest import wire
-from k8e.runtimes import packing
-from tests.guest.test_packing import interpreter  # noqa: F401 # pyright: ignore[reportUnusedImport]
+from k8e.runtimes import guest_package
+from tests.guest.test_package import interpreter  # noqa: F401 # pyright: ignore[reportUnusedImport]
 
-SECONDS = 20.0
+SECONDS = 60.0
 # What the kernel uses of matplotlib, which is not installed where tests run.
 PYPLOT = """
 from matplotlib.figure import Figure
@@ -38,12 +39,12 @@ class Figure:
 class Kernel:
     """A running kernel, and the guest's end of its socket."""
 
-    def __init__(self, python: str, folder: Path) -> None:
-        program = folder / "python.py"
-        program.write_text(packing.kernel_sources()["python.py"], "utf-8")
+    def __init__(self, runner: str, name: str, folder: Path) -> None:
+        program = folder / name
+        program.write_text(guest_package.kernel_sources()[name], "utf-8")
         self._mine, theirs = socket.socketpair()
         self._mine.settimeout(SECONDS)
-        command = [python, str(program), str(theirs.fileno())]
+        command = [runner, str(program), str(theirs.fileno())]
         self.process = subprocess.Popen(
             command,
             pass_fds=[theirs.fileno()],
@@ -81,6 +82,22 @@ class Kernel:
             if value["waits"]:
                 self._mine.sendall(wire.frame(wire.RESULT, self._number))
 
+    def cancel(self) -> None:
+        self._mine.sendall(wire.frame(wire.CANCEL, self._number))
+
+    def interrupt(self) -> None:
+        """As the guest does with a Python context; a Node context gets no signal."""
+        self.cancel()
+        self.process.send_signal(signal.SIGINT)
+
+    def stop(self) -> None:
+        """Let it do nothing for a while, as on a busy machine."""
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
+
+    def go_on(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
     def run(self, code: str, **env: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         self.begin(code, **env)
         return self.end()
@@ -99,7 +116,7 @@ def kernel(interpreter: str, tmp_path: Path) -> Generator[Kernel]:  # noqa: F811
     (package / "__init__.py").touch()
     (package / "pyplot.py").write_text(PYPLOT, "utf-8")
     (package / "figure.py").write_text(FIGURE, "utf-8")
-    started = Kernel(interpreter, tmp_path)
+    started = Kernel(interpreter, "python.py", tmp_path)
     yield started
     started.close()
 
@@ -145,6 +162,85 @@ def test_an_interrupt_stops_a_cell_and_only_that(kernel: Kernel) -> None:
     assert (told["name"], told["code"]) == ("KeyboardInterrupt", 130)
     assert "python.py" not in told["traceback"]
     assert kernel.run("1")[0] == [{"text/plain": "1"}]
+
+
+def test_an_interrupt_that_comes_before_a_cell_has_begun_stops_it(kernel: Kernel) -> None:
+    kernel.stop()
+    kernel.begin("begun = True\nwhile True: pass")
+    kernel.interrupt()
+    kernel.go_on()
+    told = kernel.end()[1]
+    assert (told["name"], told["code"]) == ("KeyboardInterrupt", 130)
+    assert "python.py" not in told["traceback"]
+    assert kernel.run("'begun' in globals()")[0] == [{"text/plain": "False"}]
+
+
+def test_an_interrupt_that_comes_after_a_cell_has_ended_stops_no_other(kernel: Kernel) -> None:
+    kernel.begin("1;")
+    kernel.end()
+    kernel.stop()
+    kernel.interrupt()
+    kernel.begin("2")
+    kernel.go_on()
+    assert kernel.end() == ([{"text/plain": "2"}], {"code": 0})
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Generator[Kernel]:
+    if shutil.which("node") is None:
+        pytest.skip("Node is not installed")
+    started = Kernel("node", "node.js", tmp_path)
+    yield started
+    started.close()
+
+
+@pytest.mark.parametrize("code", ["while (true) {}", "await new Promise(() => {})"])
+def test_node_stops_a_cell_that_was_interrupted_before_it_began(node: Kernel, code: str) -> None:
+    node.stop()
+    node.begin(f"globalThis.begun = true; {code}")
+    node.cancel()
+    node.go_on()
+    told = node.end()[1]
+    assert (told["name"], told["code"]) == ("Interrupted", 130)
+    assert node.run("globalThis.begun")[0] == []
+
+
+@pytest.mark.parametrize("code", ["while (true) {}", "await new Promise(() => {})"])
+def test_node_stops_a_cell_that_runs_and_keeps_what_it_did(node: Kernel, code: str) -> None:
+    for number in range(3):
+        node.begin(f"globalThis.x = {number}; process.stdout.write('on'); {code}")
+        assert node.process.stdout is not None
+        assert os.read(node.process.stdout.fileno(), 2) == b"on"
+        node.cancel()
+        assert node.end()[1]["name"] == "Interrupted"
+        assert node.run("x") == ([{"text/plain": str(number)}], {"code": 0})
+
+
+def test_node_stops_no_cell_for_an_interrupt_of_an_earlier_one(node: Kernel) -> None:
+    assert node.run("1;")[1] == {"code": 0}
+    node.stop()
+    node.cancel()
+    node.begin("await new Promise((resolve) => setTimeout(resolve, 50)); 2")
+    node.go_on()
+    assert node.end() == ([{"text/plain": "2"}], {"code": 0})
+
+
+def test_node_ends_when_the_guest_has_gone(node: Kernel) -> None:
+    assert node.run("setInterval(() => {}, 1000); 1;")[1] == {"code": 0}
+    # The fixture closes the socket and waits for the end.
+
+
+def test_a_second_interrupt_of_a_cell_that_is_being_stopped_changes_nothing(
+    kernel: Kernel,
+) -> None:
+    code = (
+        "import os, signal\n"
+        "class E(Exception):\n"
+        "    def __str__(self): os.kill(os.getpid(), signal.SIGINT)\n"
+        "raise E"
+    )
+    told = kernel.run(code)[1]
+    assert (told["name"], told["code"]) == ("KeyboardInterrupt", 130)
 
 
 def test_a_forked_child_ends_with_its_cell(kernel: Kernel) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from k8e.guest import dial, ports, wire
+from k8e.guest import link, ports, wire
 from k8e.guest.loop import Loop
 from k8e.guest.ports import Ports
 
-PATIENCE = 10.0
+PATIENCE = 60.0
 
 
 class FakeChannel:
@@ -30,7 +30,7 @@ class FakeChannel:
         self.frames.append((kind, body))
 
     def fail(self, error: BaseException) -> None:
-        self.send(wire.ERROR, wire.pack(dial.explain(error)))
+        self.send(wire.ERROR, wire.pack(link.explain(error)))
 
     def close(self) -> None:
         self.closed = True

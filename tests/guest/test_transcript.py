@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from k8e.guest import wire
-from k8e.guest.output import BUFFER, Output
+from k8e.guest.streams import BUFFER, ExecOutput
 from k8e.guest.transcript import Transcript
 
 
@@ -38,8 +38,8 @@ class Channel:
         return wire.unpack_dict(body) if kind == wire.EXIT else None
 
 
-def program(transcript: Transcript, name: str) -> Output:
-    output = Output(ring=False, limit=0)
+def program(transcript: Transcript, name: str) -> ExecOutput:
+    output = ExecOutput(ring=False, limit=0)
     transcript.begin(name, output)
     return output
 

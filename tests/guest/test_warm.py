@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from k8e.guest import conditions, keeping, kinds, waiting, warm
-from k8e.guest.conditions import node_conditions, start_conditions, suits
+from k8e.guest import interpreters, warm
+from k8e.guest.interpreters import node_conditions, start_conditions, suits
 from k8e.guest.loop import Timer
 
 MESSAGE = b"program"
-PACKET = len(MESSAGE).to_bytes(4, "big") + MESSAGE + waiting.TOKEN
+PACKET = len(MESSAGE).to_bytes(4, "big") + MESSAGE + warm.TOKEN
 SPEC: dict[str, Any] = {"code": b"print(1)", "language": "python"}
 ENV = {"PATH": "/usr/bin", "HOME": "/home/user", "LANG": "C.UTF-8"}
 
 
-class Stand(waiting.Waiting):
+class Stand(warm.WaitingInterpreter):
     """One without a process: the test is at the other end."""
 
     def __init__(self) -> None:
@@ -124,8 +124,8 @@ def test_what_a_program_reads_itself_may_differ(added: str) -> None:
 @pytest.fixture
 def unprivileged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever runs the tests looks at files as themselves."""
-    monkeypatch.setattr(conditions, "as_user", contextlib.nullcontext)
-    monkeypatch.setattr(conditions, "UID", os.getuid() + 1)
+    monkeypatch.setattr(interpreters, "as_user", contextlib.nullcontext)
+    monkeypatch.setattr(interpreters, "UID", os.getuid() + 1)
 
 
 @pytest.mark.usefixtures("unprivileged")
@@ -134,11 +134,11 @@ def test_a_python_of_a_virtual_environment_does_not_wait(tmp_path: Path, place: 
     program = tmp_path / "bin/python3"
     program.parent.mkdir()
     program.symlink_to("/usr/bin/python3")
-    seen = conditions.site_state(str(tmp_path), str(program))
-    assert conditions.is_installed(str(program))
+    seen = interpreters.site_state(str(tmp_path), str(program))
+    assert interpreters.is_installed(str(program))
     (tmp_path / place / "pyvenv.cfg").write_text("home = /usr/bin\n")
-    assert not conditions.is_installed(str(program))
-    assert conditions.site_changed(seen)
+    assert not interpreters.is_installed(str(program))
+    assert interpreters.site_changed(seen)
 
 
 @pytest.mark.usefixtures("unprivileged")
@@ -147,9 +147,9 @@ def test_a_python_that_is_the_users_own_does_not_wait(
 ) -> None:
     program = tmp_path / "python3"
     program.symlink_to("/usr/bin/python3")
-    monkeypatch.setattr(conditions, "UID", os.getuid())
-    assert not conditions.is_installed(str(program))
-    assert not conditions.is_installed(str(tmp_path / "missing"))
+    monkeypatch.setattr(interpreters, "UID", os.getuid())
+    assert not interpreters.is_installed(str(program))
+    assert not interpreters.is_installed(str(tmp_path / "missing"))
 
 
 class Clock:
@@ -199,13 +199,13 @@ class Kept:
         self.busy = False
         self.made: list[Stand] = []
         self.killed: list[int] = []
-        monkeypatch.setattr(keeping, "Waiting", self._make)
-        monkeypatch.setattr(keeping, "end_process", self.killed.append)
-        monkeypatch.setattr(keeping, "wait_for_ends", answering(None))
+        monkeypatch.setattr(warm, "WaitingInterpreter", self._make)
+        monkeypatch.setattr(warm, "end_process", self.killed.append)
+        monkeypatch.setattr(warm, "wait_for_ends", answering(None))
         monkeypatch.setattr(Stand, "is_current", answering(True))
-        monkeypatch.setattr(kinds.PythonKind, "obstacle", answering(""))
+        monkeypatch.setattr(interpreters.PythonKind, "obstacle", answering(""))
         loop: Any = self.clock
-        self.warmth = warm.Warmth(loop, lambda: self.busy)
+        self.warmth = warm.WarmInterpreters(loop, lambda: self.busy)
         self.keeper = self.warmth.keepers["python"]
         self.keeper.allowed = True
 
@@ -215,7 +215,7 @@ class Kept:
         self.made.append(item)
         return item
 
-    def run(self) -> waiting.Waiting | None:
+    def run(self) -> warm.WaitingInterpreter | None:
         return self.warmth.claim(SPEC, ENV, "/")
 
     def get_ready(self) -> None:
@@ -233,29 +233,29 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Generator[Kept]:
 def test_none_is_started_where_each_must_start_anew(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kinds.PythonKind, "obstacle", answering("it starts anew"))
-    monkeypatch.setattr(kinds.PythonKind, "is_there", answering(True))
+    monkeypatch.setattr(interpreters.PythonKind, "obstacle", answering("it starts anew"))
+    monkeypatch.setattr(interpreters.PythonKind, "is_there", answering(True))
     kept.keeper.prepare(ENV, [])
     assert (kept.made, kept.keeper.left_out) == ([], ["python: it starts anew"])
     kept.keeper.bind(ENV, allowed=True)
     kept.run()
     kept.warmth.on_quiet()
-    kept.clock.fire(keeping.PATIENCE)
+    kept.clock.fire(warm.PATIENCE)
     assert kept.made == []
 
 
 def test_nothing_waits_before_python_was_used(kept: Kept) -> None:
     kept.warmth.on_quiet()
-    kept.clock.fire(keeping.PATIENCE)
+    kept.clock.fire(warm.PATIENCE)
     assert kept.made == []
 
 
 def test_after_the_first_use_one_is_started_as_soon_as_it_is_quiet(kept: Kept) -> None:
     assert kept.run() is None
-    kept.clock.fire(keeping.QUIET)
+    kept.clock.fire(warm.QUIET)
     assert kept.made == []
     kept.warmth.on_quiet()
-    kept.clock.fire(keeping.QUIET)
+    kept.clock.fire(warm.QUIET)
     assert len(kept.made) == 1
 
 
@@ -263,14 +263,14 @@ def test_while_programs_run_one_is_started_late_but_is(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr(keeping.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(warm.time, "monotonic", lambda: now[0])
     kept.run()
     kept.busy = True
     kept.warmth.on_quiet()
-    kept.clock.fire(keeping.QUIET)
+    kept.clock.fire(warm.QUIET)
     assert kept.made == []
-    now[0] += keeping.PATIENCE
-    kept.clock.fire(keeping.PATIENCE)
+    now[0] += warm.PATIENCE
+    kept.clock.fire(warm.PATIENCE)
     assert len(kept.made) == 1
 
 
@@ -281,52 +281,52 @@ def test_more_wait_where_more_are_used_and_one_after_a_while(
         kept.run()
         kept.warmth.on_quiet()
     for _ in range(5):
-        kept.clock.fire(keeping.PATIENCE)
+        kept.clock.fire(warm.PATIENCE)
         kept.get_ready()
         kept.warmth.on_quiet()
-    assert len(kept.made) == kept.keeper.ready == kinds.PythonKind.most_ready
-    later = keeping.time.monotonic() + keeping.KEEP_MANY
-    monkeypatch.setattr(keeping.time, "monotonic", lambda: later)
-    kept.clock.fire(keeping.KEEP_MANY)
+    assert len(kept.made) == kept.keeper.ready == interpreters.PythonKind.most_ready
+    later = warm.time.monotonic() + warm.KEEP_MANY
+    monkeypatch.setattr(warm.time, "monotonic", lambda: later)
+    kept.clock.fire(warm.KEEP_MANY)
     assert kept.keeper.ready == 1
     assert kept.killed == [2, 3]
 
 
 def test_interpreters_that_never_become_ready_are_given_up(kept: Kept) -> None:
     kept.run()
-    for _ in range(2 * keeping.GIVE_UP):
-        kept.clock.fire(keeping.START_SECONDS)
-    assert len(kept.made) == keeping.GIVE_UP
+    for _ in range(2 * warm.GIVE_UP):
+        kept.clock.fire(warm.START_SECONDS)
+    assert len(kept.made) == warm.GIVE_UP
     assert not kept.keeper.allowed
-    assert kept.killed == list(range(1, keeping.GIVE_UP + 1))
+    assert kept.killed == list(range(1, warm.GIVE_UP + 1))
 
 
 def test_one_of_a_version_that_was_not_tried_is_the_last(kept: Kept) -> None:
     kept.run()
-    kept.clock.fire(keeping.PATIENCE)
+    kept.clock.fire(warm.PATIENCE)
     [item] = kept.made
     item.theirs.send(b"o\n")
     kept.keeper._on_word(item)  # pyright: ignore[reportPrivateUsage]
     assert not kept.keeper.allowed
     kept.run()
-    kept.clock.fire(keeping.START_SECONDS)
+    kept.clock.fire(warm.START_SECONDS)
     assert kept.made == [item]
 
 
 def test_one_that_ended_by_itself_is_replaced_and_not_killed(kept: Kept) -> None:
     kept.run()
-    kept.clock.fire(keeping.PATIENCE)
+    kept.clock.fire(warm.PATIENCE)
     kept.get_ready()
     kept.warmth.lost(kept.made[0].pid)
     assert kept.keeper.ready == 0
-    kept.clock.fire(keeping.PATIENCE)
+    kept.clock.fire(warm.PATIENCE)
     assert len(kept.made) == 2
     assert kept.killed == []
 
 
 def test_one_is_used_once(kept: Kept) -> None:
     kept.run()
-    kept.clock.fire(keeping.PATIENCE)
+    kept.clock.fire(warm.PATIENCE)
     kept.get_ready()
     kept.made[0].theirs.send(b"b")
     assert kept.run() is kept.made[0]
@@ -339,7 +339,7 @@ def test_one_is_used_once(kept: Kept) -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        {"code": b"x" * (kinds.CODE_MOST + 1)},
+        {"code": b"x" * (interpreters.CODE_MOST + 1)},
         {"code": b"print('\0')"},
         {"code": b"print('\xff')"},
         {"language": "bash"},
@@ -349,31 +349,31 @@ def test_one_is_used_once(kept: Kept) -> None:
 )
 def test_what_only_a_new_interpreter_can_do_uses_none(kept: Kept, call: dict[str, Any]) -> None:
     kept.run()
-    kept.clock.fire(keeping.PATIENCE)
+    kept.clock.fire(warm.PATIENCE)
     kept.get_ready()
     assert kept.warmth.claim({**SPEC, **call}, ENV, "/") is None
     assert kept.keeper.ready == 1
 
 
 def test_the_boot_program_is_beside_the_guest() -> None:
-    assert kinds.boot_folder("/run/k8e/guest/guest-0123.pyc") == "/run/k8e/guest/boot-0123"
+    assert interpreters.boot_folder("/run/k8e/guest/guest-0123.pyc") == "/run/k8e/guest/boot-0123"
 
 
 def test_those_that_were_killed_are_reaped() -> None:
     pids = [os.posix_spawn("/bin/sleep", ["sleep", "100"], {}) for _ in range(2)]
     for pid in pids:
-        waiting.end_process(pid)
-    waiting.wait_for_ends(pids)
+        warm.end_process(pid)
+    warm.wait_for_ends(pids)
     for pid in pids:
         with pytest.raises(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
 
 
 def test_nobody_waits_for_ends_that_a_tracer_holds_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting.os, "waitpid", answering((0, 0)))
+    monkeypatch.setattr(warm.os, "waitpid", answering((0, 0)))
     began = time.monotonic()
-    waiting.wait_for_ends([7, 8, 9])
-    assert time.monotonic() - began < 10 * waiting.END_SECONDS
+    warm.wait_for_ends([7, 8, 9])
+    assert time.monotonic() - began < 10 * warm.END_SECONDS
 
 
 NOTHING_MORE: tuple[str, list[str]] = ("r", [])
@@ -383,8 +383,8 @@ NONSENSE: tuple[str, list[str]] = ("", [])
 @pytest.fixture
 def settled(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> Kept:
     """One interpreter is ready before there is a session."""
-    monkeypatch.setattr(kinds.PythonKind, "is_there", answering(True))
-    monkeypatch.setattr(kinds.PythonKind, "site", answering([]))
+    monkeypatch.setattr(interpreters.PythonKind, "is_there", answering(True))
+    monkeypatch.setattr(interpreters.PythonKind, "site", answering([]))
     kept.keeper.prepare(ENV, ["json", "no name"])
     kept.get_ready()
     return kept
@@ -405,22 +405,22 @@ def test_a_session_has_the_one_that_waited_for_it(settled: Kept) -> None:
 def test_a_session_without_room_has_none(settled: Kept) -> None:
     settled.keeper.bind(ENV, False)
     settled.keeper.on_quiet()
-    settled.clock.fire(keeping.PATIENCE)
+    settled.clock.fire(warm.PATIENCE)
     assert (settled.killed, len(settled.made)) == ([1], 1)
 
 
 def test_a_session_with_another_start_has_another_one_soon(settled: Kept) -> None:
     settled.keeper.bind({**ENV, "TZ": "Asia/Tokyo"}, True)
     assert settled.killed == [1]
-    settled.clock.fire(keeping.QUIET)
+    settled.clock.fire(warm.QUIET)
     assert len(settled.made) == 2
 
 
 def test_a_session_that_always_wants_new_ones_keeps_none(settled: Kept) -> None:
     settled.keeper.bind({**ENV, "PYTHONUTF8": "1"}, True)
-    settled.clock.fire(keeping.PATIENCE)
+    settled.clock.fire(warm.PATIENCE)
     settled.keeper.on_quiet()
-    settled.clock.fire(keeping.PATIENCE)
+    settled.clock.fire(warm.PATIENCE)
     assert (settled.killed, len(settled.made)) == ([1], 1)
 
 
@@ -448,7 +448,7 @@ def test_modules_suit_where_what_they_read_is_the_same(
         (b"rHOME\0TZ\n", ("r", ["HOME", "TZ"])),
         (b"fnumpy: gone\n", ("f", ["numpy: gone"])),
         (b"r", None),
-        (b"x" * (waiting.SAID_MOST + 1), NONSENSE),
+        (b"x" * (warm.SAID_MOST + 1), NONSENSE),
     ],
 )
 def test_what_one_says_is_read_when_it_is_whole(
@@ -456,7 +456,7 @@ def test_what_one_says_is_read_when_it_is_whole(
 ) -> None:
     stand.theirs.send(said)
     found = stand.listen()
-    while found is None and len(said) > waiting.SAID_MOST:
+    while found is None and len(said) > warm.SAID_MOST:
         found = stand.listen()
     assert found == told
 
@@ -472,12 +472,12 @@ def test_modules_that_cannot_be_loaded_are_left_out(settled: Kept) -> None:
 
 @pytest.mark.parametrize("code", [b"-1", b"import('fs')", b"crypto.randomUUID()", b"a\0b", b"\xff"])
 def test_what_node_treats_differently_gets_a_new_one(code: bytes) -> None:
-    assert not kinds.NodeKind("/").takes({"code": code})
+    assert not interpreters.NodeKind("/").takes({"code": code})
 
 
 def test_a_node_that_waits_cannot_be_given_input() -> None:
-    assert kinds.NodeKind("/").takes({"code": b"1"})
-    assert not kinds.NodeKind("/").takes({"code": b"1", "stdin": True})
+    assert interpreters.NodeKind("/").takes({"code": b"1"})
+    assert not interpreters.NodeKind("/").takes({"code": b"1", "stdin": True})
 
 
 @pytest.mark.parametrize("added", ["NODE_PATH", "NODE_OPTIONS", "NODE_DEBUG"])

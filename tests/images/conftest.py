@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from k8e import settings
-from k8e.images.images import Images
+from k8e.images.service import Images
 from tests.images import registries
 
 

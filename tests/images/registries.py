@@ -21,7 +21,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, utils
 from cryptography.x509.oid import NameOID
 
-from tests.places import eventually, free_port
+from k8e.conformance.lab.ports import free_port
+from tests.places import eventually
 
 UNPACKED = Path(__file__).resolve().parents[2] / ".venv/packages/usr/bin"
 """Where ``make test`` puts programs that only tests need."""

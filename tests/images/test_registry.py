@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from k8e import errors, settings
-from k8e.images import credentials, registry
-from k8e.images.images import Images
-from k8e.images.references import parse
+from k8e.images import registry
+from k8e.images.manifest import parse_reference
+from k8e.images.service import Images
 from tests.images import registries
 from tests.images.building import DOCKER, OTHER, Archive, Built, digest
 
@@ -47,7 +47,7 @@ def small(text: bytes = b"text") -> Built:
 def fetch(host: str, name: str = "tools", **options: Any) -> tuple[str, dict[str, Any]]:
     """The digest and the configuration of an image, straight from a registry."""
     client = registry.Registry(host, plain=False, **options)
-    manifest, found = client.manifest(parse(f"{host}/{name}:1"))
+    manifest, found = client.manifest(parse_reference(f"{host}/{name}:1"))
     return found, client.config(name, manifest.config)
 
 
@@ -101,7 +101,7 @@ def test_a_password_from_the_operators_file_is_used(tmp_path: Path) -> None:
         with pytest.raises(errors.Denied, match="refuses the password"):
             fetch(host, credentials=wrong)
         file = registries.docker_config(tmp_path / "config.json", host)
-        fetch(host, credentials=credentials.find(str(file), host))
+        fetch(host, credentials=registry.find(str(file), host))
 
 
 def test_a_token_is_asked_for_and_used(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_token_is_asked_for_and_used(tmp_path: Path) -> None:
                 fetch(host)
             tokens.asked.clear()
             file = registries.docker_config(tmp_path / "config.json", host)
-            fetch(host, credentials=credentials.find(str(file), host))
+            fetch(host, credentials=registry.find(str(file), host))
         assert len(tokens.asked) == 1, "one token does for all calls"
         assert "service=tests" in tokens.asked[0]
         assert "scope=repository%3Atools%3Apull" in tokens.asked[0]
@@ -279,7 +279,7 @@ def test_an_answer_that_comes_byte_by_byte_ends_in_time(
     monkeypatch.setattr(registry, "DOCUMENT_SECONDS", 0.5)
     try:
         with pytest.raises(errors.ImageUnusable, match=r"took more than 0\.5 s"):
-            client.manifest(parse(f"{host}/tools:1"))
+            client.manifest(parse_reference(f"{host}/tools:1"))
     finally:
         over.set()
 
@@ -393,9 +393,9 @@ def test_a_file_that_is_not_there_means_no_password(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert credentials.find("", "r.example") == ""
+    assert registry.find("", "r.example") == ""
     with pytest.raises(errors.InvalidRequest, match="is not there"):
-        credentials.find(str(tmp_path / "missing"), "r.example")
+        registry.find(str(tmp_path / "missing"), "r.example")
 
 
 @pytest.mark.parametrize(
@@ -405,13 +405,13 @@ def test_a_file_that_cannot_be_understood_is_named(tmp_path: Path, text: str) ->
     file = tmp_path / "config.json"
     file.write_text(text)
     with pytest.raises(errors.InvalidRequest, match=r"config\.json"):
-        credentials.find(str(file), "r.example")
+        registry.find(str(file), "r.example")
 
 
 def test_a_password_is_for_its_registry_only(tmp_path: Path) -> None:
     auth = base64.b64encode(b"a:b").decode()
     file = tmp_path / "config.json"
     file.write_text(json.dumps({"auths": {"https://r.example/v1/": {"auth": auth}, "s:5": {}}}))
-    assert credentials.find(str(file), "r.example") == auth
-    assert credentials.find(str(file), "s:5") == ""
-    assert credentials.find(str(file), "r.example.evil") == ""
+    assert registry.find(str(file), "r.example") == auth
+    assert registry.find(str(file), "s:5") == ""
+    assert registry.find(str(file), "r.example.evil") == ""

@@ -6,7 +6,7 @@ from collections.abc import Generator
 
 import pytest
 
-from k8e import SandboxClient, errors
+from k8e import Sandbox, SandboxClient, errors
 from tests.images import registries
 from tests.images.building import Built, busybox
 from tests.places import Place, eventually
@@ -44,6 +44,18 @@ def test_sessions_of_an_image_are_made_and_kept_ready(boxes: Place, runtime: str
             client.run("print(1)", "python", session_id=second)
         for session_id in (first, second):
             client.destroy_session(session_id)
+
+
+def test_a_sandbox_object_is_made_from_an_image(boxes: Place, registry: str, runtime: str) -> None:
+    with SandboxClient(boxes.endpoint) as client:
+        before = {item.name for item in client.list_templates()}
+        for _ in range(2):
+            with Sandbox(image=f"{registry}/box:1", runtime=runtime, client=client) as sandbox:
+                assert sandbox.exec(["cat", "/etc/mark"]).stdout == "from the image\n"
+        made = {item.name for item in client.list_templates()} - before
+        assert len(made) <= 1
+        for name in made:
+            client.delete_template(name)
 
 
 def test_an_image_that_there_is_not_is_told_to_whoever_wants_a_session(

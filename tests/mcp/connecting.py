@@ -11,8 +11,9 @@ import httpx2
 from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 
-from k8e import tokens
-from tests.places import COMMAND, Place, free_port
+from k8e import access
+from k8e.conformance.lab.ports import free_port
+from tests.places import COMMAND, Place
 
 PATIENCE = 30.0
 LEGACY, MODERN = "legacy", "2026-07-28"
@@ -31,7 +32,7 @@ class HttpServer:
         assert self.process.stderr is not None
         self.said = self.process.stderr.readline().decode()
         assert "/mcp" in self.said, self.said
-        self.token = tokens.token(self.token_file)
+        self.token = access.token(self.token_file)
         self.url = f"http://127.0.0.1:{self.port}/mcp"
         self.headers = {"authorization": f"Bearer {self.token}"}
 

@@ -64,7 +64,7 @@ class Machine:
         self.programs.mkdir()
         self.package = self.clone / "src/k8e"
         self.package.mkdir(parents=True)
-        for name in ("pyproject.toml", "LICENSE"):
+        for name in ("pyproject.toml", "hatch_build.py", "LICENSE"):
             shutil.copy(REPO / name, self.clone)
         # What root installed on the machine that runs the tests says nothing about this one.
         self.shared = folder / "shared"

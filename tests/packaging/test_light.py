@@ -143,7 +143,7 @@ def test_every_command_s_module_can_be_imported(run: Run) -> None:
         "import importlib, pkgutil, k8e.cli, k8e.client\n"
         "for package in (k8e.cli, k8e.client):\n"
         "    for module in pkgutil.iter_modules(package.__path__):\n"
-        "        if module.name != 'starting':  # starts gateways, where they can run\n"
+        "        if module.name != 'autostart':  # starts gateways, where they can run\n"
         "            importlib.import_module(f'{package.__name__}.{module.name}')\n"
     )
     done = run(code)
@@ -188,3 +188,30 @@ def test_a_login_without_cryptography_says_what_to_install_or_keeps_the_key(
     done = run(COMMAND, "sandbox", "run", "echo kept", **nothing)
     assert json.loads(done.stdout)["stdout"] == "kept\n", done
     assert (tmp_path / ".k8e/sandbox/profiles/p/api_key").stat().st_mode & 0o777 == 0o600
+
+
+def test_an_installation_can_leave_the_conformance_checks_out(tmp_path: Path) -> None:
+    options = ["-q", "--no-build-isolation", "--no-deps", "--wheel-dir", str(tmp_path)]
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", *options, str(REPO)],
+        check=True,
+        env=os.environ | {"K8E_WITHOUT_CONFORMANCE": "1"},
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        archive.extractall(tmp_path / "site")
+    assert "k8e/cli/conformance.py" in names
+    assert not [name for name in names if name.startswith("k8e/conformance/")]
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", COMMAND, "conformance", "run", "--list"],
+        env=os.environ | {"PYTHONPATH": str(tmp_path / "site")},
+        cwd=tmp_path,
+        capture_output=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode == 1, done
+    told = json.loads(done.stdout)
+    assert told["error"] == "this installation of k8e has no conformance checks"
+    assert "K8E_WITHOUT_CONFORMANCE" in told["detail"]

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.places import NewPlace, Place, eventually, free_port
+from k8e.conformance.lab.ports import free_port
+from tests.places import NewPlace, Place, eventually
 
 REPO = Path(__file__).resolve().parents[2]
 SCRIPT = (REPO / "install.sh").read_text("utf-8")
@@ -133,7 +134,9 @@ def test_nothing_is_removed_while_something_cannot_be_ended(installed: Installed
 
 
 def test_every_file_that_a_gateway_keeps_is_known_to_the_purge() -> None:
-    source = "".join(path.read_text("utf-8") for path in (REPO / "src/k8e").rglob("*.py"))
+    # A cluster has a data folder of its own, which k8e-uninstall.sh removes.
+    files = [path for path in (REPO / "src/k8e").rglob("*.py") if path.parent.name != "distro"]
+    source = "".join(path.read_text("utf-8") for path in files)
     for folder, variable in (("data_dir", "data_parts"), ("run_dir", "run_parts")):
         found = re.search(rf"^{variable}='([^']*)'", SCRIPT, re.MULTILINE)
         assert found

@@ -27,7 +27,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 
 def test_holds_the_package_and_nothing_else(wheel: zipfile.ZipFile) -> None:
     tops = {name.split("/")[0] for name in wheel.namelist()}
-    assert tops == {"k8e", "sandbox_client.py", f"k8e-{k8e._version.__version__}.dist-info"}
+    assert tops == {
+        "k8e",
+        "sandbox_client.py",
+        "agentic_sandbox_client.py",
+        f"k8e-{k8e._version.__version__}.dist-info",
+    }
     parts = [*(REPO / "src/k8e").rglob("*.py"), *(REPO / "src/k8e").rglob("*.md")]
     source = {str(path.relative_to(REPO / "src")) for path in parts}
     assert source <= set(wheel.namelist())

@@ -7,6 +7,7 @@ import ipaddress
 import json
 import os
 import shutil
+import signal
 import socket
 import stat
 from collections.abc import Generator
@@ -74,6 +75,29 @@ def test_a_users_sandbox_reaches_the_names_of_its_list_and_nothing_else(
     pasta = _children_named(place, b"pasta")
     assert pasta
     assert [Path(f"/proc/{pid}/environ").read_bytes() for pid in pasta] == [b""] * len(pasta)
+
+
+def test_a_program_that_carries_packets_and_ends_is_started_again(
+    internet: Internet, new_user_place: NewUserPlace
+) -> None:
+    if shutil.which("pasta") is None:
+        pytest.skip("the program pasta is not installed (Debian's package passt)")
+    place = new_user_place(network=internet.world, K8E_RESOLVERS=RESOLVER)
+    words = ("--runtime", "container", "--allowed-hosts", "allowed.example")
+    session = json.loads(place.cli("sandbox", "create", *words).stdout)["session_id"]
+    here = ("--session-id", str(session), "--raw", "--lang", "python")
+
+    def asked() -> bytes:
+        code = ASK.format(names=["allowed.example"])
+        return place.cli("sandbox", "run", *here, code).stdout
+
+    for _ in range(2):
+        assert asked() == f"allowed.example {ALLOWED}\n".encode()
+        before = _children_named(place, b"pasta")
+        for pid in before:
+            os.kill(int(pid), signal.SIGKILL)
+        eventually(lambda old=before: set(_children_named(place, b"pasta")) - set(old), 30)
+        eventually(lambda: asked() == f"allowed.example {ALLOWED}\n".encode(), 30)
 
 
 def _children_named(place: UserPlace, name: bytes) -> list[str]:

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from k8e import errors
-from k8e.processes import start_time
-from k8e.rootless import groups, holder, ids, tether
-from k8e.rootless.ids import Range
+from k8e.rootless import cgroup, holder, pasta
+from k8e.rootless.holder import IdRange
 from k8e.runtimes import cgroups, mounts
 from k8e.runtimes.workspaces import Workspaces
+from k8e.system import start_time
 
 TEXT = """# a comment
 other:1000:65536
@@ -28,12 +28,12 @@ me
 
 
 def test_ranges_are_those_of_the_name_and_of_the_number_and_nonsense_is_skipped() -> None:
-    assert ids.parse(TEXT, {"me", "1234"}) == [
-        Range(100000, 65536),
-        Range(300000, 131072),
-        Range(500000, 10),
+    assert holder.parse(TEXT, {"me", "1234"}) == [
+        IdRange(100000, 65536),
+        IdRange(300000, 131072),
+        IdRange(500000, 10),
     ]
-    assert ids.parse(TEXT, {"nobody"}) == []
+    assert holder.parse(TEXT, {"nobody"}) == []
 
 
 @pytest.mark.parametrize("text", ["", "0:100000:4095\n"])
@@ -41,16 +41,16 @@ def test_too_few_ids_are_an_error_that_says_how_to_get_more(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "subuid").write_text(text)
-    monkeypatch.setitem(ids.FILES, "uid", tmp_path / "subuid")
+    monkeypatch.setitem(holder.ID_FILES, "uid", tmp_path / "subuid")
     with pytest.raises(errors.RuntimeUnusable, match="sets aside") as caught:
-        ids.find("uid", 0)
+        holder.find_ids("uid", 0)
     assert "usermod" in caught.value.hint
 
 
 def test_the_largest_range_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "subgid").write_text("0:100000:5000\n0:200000:9000\n")
-    monkeypatch.setitem(ids.FILES, "gid", tmp_path / "subgid")
-    assert ids.find("gid", 0) == Range(200000, 9000)
+    monkeypatch.setitem(holder.ID_FILES, "gid", tmp_path / "subgid")
+    assert holder.find_ids("gid", 0) == IdRange(200000, 9000)
 
 
 @pytest.mark.parametrize(
@@ -73,19 +73,19 @@ def test_a_pid_that_another_process_has_now_is_no_holder(tmp_path: Path) -> None
 def test_a_group_is_divided_only_by_who_left_it_and_only_where_memory_can_be_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(groups, "MOUNTED", tmp_path)
-    assert groups.given() is None, "on cgroup v1 there is none"
-    own = tmp_path / "scope" / groups.LEAF
+    monkeypatch.setattr(cgroup, "MOUNTED", tmp_path)
+    assert cgroup.given() is None, "on cgroup v1 there is none"
+    own = tmp_path / "scope" / cgroup.LEAF
     own.mkdir(parents=True)
     (tmp_path / "cgroup.controllers").write_text("cpu memory pids\n")
     (own.parent / "cgroup.subtree_control").touch()
-    monkeypatch.setattr(groups, "_own", lambda: own)
+    monkeypatch.setattr(cgroup, "_own", lambda: own)
     (own.parent / "cgroup.controllers").write_text("cpu pids\n")
-    assert groups.given() is None
+    assert cgroup.given() is None
     (own.parent / "cgroup.controllers").write_text("cpu memory pids\n")
-    assert groups.given() == own.parent
-    monkeypatch.setattr(groups, "_own", lambda: own.parent)
-    assert groups.given() is None, "processes are in it"
+    assert cgroup.given() == own.parent
+    monkeypatch.setattr(cgroup, "_own", lambda: own.parent)
+    assert cgroup.given() is None, "processes are in it"
 
 
 def test_root_has_all_groups() -> None:
@@ -122,17 +122,17 @@ def test_what_carries_packets_is_known_also_to_who_comes_after_a_gateway_killed_
     program.chmod(0o700)
     tun.touch()
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr(tether, "TUN", tun)
+    monkeypatch.setattr(pasta, "TUN", tun)
 
     def be_killed(_pid: int) -> int:
         raise Killed
 
     monkeypatch.setattr(os, "pidfd_open", be_killed)
     with pytest.raises(Killed):
-        tether.ensure(tmp_path)
+        pasta.ensure(tmp_path)
     pid, _ = json.loads((tmp_path / "tether.json").read_text("ascii"))
     try:
-        assert tether.ensure(tmp_path) == "", "a second one could not serve the same network"
+        assert pasta.ensure(tmp_path) == "", "a second one could not serve the same network"
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)

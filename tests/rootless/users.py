@@ -8,14 +8,16 @@ import shutil
 import sys
 from pathlib import Path
 
+from k8e.conformance.lab.ports import reserve
 from k8e.rootless import holder
 from tests.places import COMMAND, Place
 
-_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw") or 0)
-UID = 54321 + _WORKER  # each worker looks for what is left of its own user
+# Whoever runs tests on this machine looks for what is left of a user of their own.
+_OWN = next(number for number in range(1000) if reserve(f"user-{number}"))
+UID = 54321 + 2 * _OWN  # the uid after it is that of a stranger
 NAME = "k8e-test-user"
 COUNT = 65536
-FIRST = 1_000_000_000 + _WORKER * COUNT
+FIRST = 1_000_000_000 + _OWN * COUNT
 """Ids that nobody else has: neither systemd nor useradd hands them out."""
 PF_EXITING = 4
 AS_USER = Path(__file__).with_name("as_user.py")

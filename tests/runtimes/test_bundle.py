@@ -10,11 +10,11 @@ import pytest
 
 from k8e import settings
 from k8e.model import MIB, Limits
-from k8e.runtimes import bundle, procfs, rootfs, seccomp
+from k8e.runtimes import bundle, rootfs, seccomp
 from k8e.runtimes.container import Container
+from k8e.runtimes.guest_package import Interpreter
 from k8e.runtimes.gvisor import GVisor
-from k8e.runtimes.host import Host, Record
-from k8e.runtimes.interpreter import Interpreter
+from k8e.runtimes.host import Host, SandboxRecord
 from k8e.runtimes.uids import FIRST_ID, Uids
 
 LIMITS = Limits(cpus=0.5, memory=128 * MIB, pids=40, disk=8 * MIB)
@@ -34,7 +34,7 @@ def runtime(request: pytest.FixtureRequest, host: Host) -> GVisor | Container:
 
 
 def make_config(runtime: GVisor | Container, python: Interpreter | None = None) -> dict[str, Any]:
-    record = runtime.assign(Record("sb-x", runtime.name, LIMITS, None))
+    record = runtime.assign(SandboxRecord("sb-x", runtime.name, LIMITS, None))
     return bundle.make_config("sb-x", host_layout(python), runtime.flavour(record), LIMITS)
 
 
@@ -93,7 +93,7 @@ def test_the_root_is_read_only_and_what_the_host_lends_too(config: dict[str, Any
 
 def test_nothing_but_the_known_folders_of_the_host_is_mounted(config: dict[str, Any]) -> None:
     sources = {m["source"] for m in config["mounts"] if m["type"] == "bind"}
-    sources.discard(procfs.CPUS)  # instead of a sysfs, which would tell of all of the host
+    sources.discard(bundle.CPUS)  # instead of a sysfs, which would tell of all of the host
     assert sources == {"/usr", "/k8e/tools", "/k8e/guest", "/k8e/sb-x/link", "/k8e/sb-x/slot"}
 
 
@@ -299,7 +299,7 @@ def test_blocks_are_the_same_numbers() -> None:
 
 
 def test_what_is_hidden_is_all_that_is_not_known_to_be_needed() -> None:
-    paths = procfs.hidden(["1", "4711", "self", "cpuinfo", "pressure", "what-comes-next"])
+    paths = bundle.hidden(["1", "4711", "self", "cpuinfo", "pressure", "what-comes-next"])
     assert {"/proc/pressure", "/proc/what-comes-next"} <= set(paths)
     assert not {"/proc/1", "/proc/4711", "/proc/self", "/proc/cpuinfo"} & set(paths)
 
@@ -343,7 +343,7 @@ def test_the_guest_in_an_image_reads_neither_its_cache_nor_its_locales_nor_its_z
 
 def test_in_a_user_namespace_of_its_own_the_guest_limits_itself(host: Host) -> None:
     runtime = Container(host)
-    record = runtime.assign(Record("sb-x", "container", LIMITS, None))
+    record = runtime.assign(SandboxRecord("sb-x", "container", LIMITS, None))
     layout = host_layout()
     config = bundle.make_config("sb-x", layout, runtime.flavour(record), LIMITS, "", "/k8e/userns")
     spaces = {item["type"]: item.get("path", "") for item in config["linux"]["namespaces"]}

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from k8e import errors
-from k8e.runtimes import cpuid, tools
+from k8e.runtimes import gvisor, tools
 
 SH = "/bin/sh"
 TRAP_CPUID = """
@@ -100,7 +100,7 @@ def test_whoever_is_cancelled_leaves_no_program(tmp_path: Path) -> None:
 def test_what_is_started_cannot_make_cpuid_trap_and_nobody_else_is_kept_from_it(
     tmp_path: Path,
 ) -> None:
-    run([sys.executable, "-c", TRAP_CPUID], tmp_path / "log", prepare=cpuid.keep_native)
+    run([sys.executable, "-c", TRAP_CPUID], tmp_path / "log", prepare=gvisor.keep_native)
     assert (tmp_path / "log").read_text().split() == ["-1", str(errno.ENODEV), "1"]
     filters = Path("/proc/self/status").read_text().split("Seccomp_filters:\t")[1].split()[0]
     plain = subprocess.run(

@@ -177,3 +177,22 @@ def test_prepared_images_do_not_grow_in_number(
         mounts.unmount(target)
     names = sorted(path.name for path in tmp_path.glob("empty-*"))
     assert names == ["empty-4194304-100.ext4", "empty-4194304-300.ext4"]
+
+
+@needs_root
+@pytest.mark.parametrize("is_renamed", [False, True])
+def test_a_repaired_copy_that_nobody_mounted_yet_is_mounted(
+    tmp_path: Path, target: Path, is_renamed: bool
+) -> None:
+    found = workspaces.Workspaces(tmp_path / "images")
+    found.mount("sb-x", target, size=8 * MIB, owner=12345)
+    (target / "mine").write_text("precious")
+    mounts.unmount(target)
+    if not is_renamed:  # as it is while the broken one still has the name
+        image = found.image("sb-x")
+        image.rename(image.with_suffix(".healed"))
+        image.touch()
+    found.finish_heal("sb-x", target)
+    assert (target / "mine").read_text() == "precious"
+    assert found.names() == ["sb-x"]
+    found.remove("sb-x")

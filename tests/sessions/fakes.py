@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -11,13 +11,13 @@ from typing import Any, cast
 from k8e import errors, settings
 from k8e.link import Link
 from k8e.model import Limits, Principal, Rootfs, SandboxSpec
-from k8e.runtimes.base import Binding, Guest, Support
+from k8e.runtimes.base import Binding, Guest, Leftover, LendNetwork, RegisteredRuntime, Support
 from k8e.runtimes.host import Host
 from k8e.runtimes.registry import Runtimes
 from k8e.sessions.service import Sessions
-from k8e.sessions.store import Store
+from k8e.sessions.store import SessionStore
 
-PATIENCE = 5.0
+PATIENCE = 60.0
 ME = Principal("me")
 OTHER = Principal("somebody-else")
 
@@ -78,6 +78,8 @@ class FakeGuest:
         self.settled: Mapping[str, Sequence[str]] | None = None
         self.limits: Limits | None = None
         self.unhealthy: Exception | None = None
+        self.hits: dict[str, int] = {}
+        """How often its kernel held it to each limit."""
         self.answers = asyncio.Event()
         """Binding waits for it."""
         self.answers.set()
@@ -105,12 +107,18 @@ class FakeGuest:
     async def wait(self) -> str:
         return await asyncio.shield(self.death)
 
+    def limit_hits(self) -> dict[str, int]:
+        return dict(self.hits)
+
     async def freeze(self) -> None:
         await asyncio.sleep(0)
         if self.fails_to_freeze:
             raise errors.ToolFailed("it does not freeze")
         self.frozen = True
         self.turns.append("freeze")
+
+    async def heal_workspace(self) -> bool:
+        return False
 
     async def thaw(self) -> None:
         await asyncio.sleep(0)
@@ -172,13 +180,41 @@ class FakeRuntime:
 class FakeRuntimes:
     """The registry, with one runtime that always works."""
 
-    def __init__(self, runtime: FakeRuntime) -> None:
+    def __init__(self, runtime: FakeRuntime, host: Host) -> None:
+        self.disk, self.machine = host.growth, host
         self.all = {runtime.name: runtime}
         self.on_change: list[Callable[[], None]] = []
         self._runtime = runtime
 
-    def is_usable(self, name: str) -> bool:
-        return name in self.all
+    def start(self) -> None:
+        pass
+
+    async def stop(self) -> None:
+        pass
+
+    def stronger(self, name: str) -> RegisteredRuntime | None:
+        return None
+
+    def use_network(self, lend: LendNetwork) -> None:
+        pass
+
+    def leftovers(self) -> list[Leftover]:
+        return []
+
+    async def held_disks(self) -> dict[str, str]:
+        return {}
+
+    async def adopt(self) -> list[Guest]:
+        return await self._runtime.adopt()
+
+    def orphans(self, owned: Collection[str]) -> set[str]:
+        return self.machine.remains() - set(owned)
+
+    async def find_greedy(self, sandboxes: Iterable[tuple[str, str]]) -> dict[str, str]:
+        return {}
+
+    def excess(self, name: str, limits: Limits) -> str:
+        return ""
 
     def forget(self) -> None:
         pass
@@ -211,9 +247,9 @@ class World:
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[Sessions]:
-        store = Store(self.settings.data_dir / "sessions.db")
-        runtimes = cast("Runtimes", FakeRuntimes(self.runtime))
-        sessions = Sessions(self.settings, store, Host(self.settings), runtimes)
+        store = SessionStore(self.settings.data_dir / "sessions.db")
+        runtimes = cast("Runtimes", FakeRuntimes(self.runtime, Host(self.settings)))
+        sessions = Sessions(self.settings, store, runtimes)
         try:
             async with sessions.running():
                 yield sessions

@@ -23,8 +23,8 @@ from k8e.conformance import traces
 from k8e.guest import wire
 from tests.places import PROBES
 
-START_SECONDS = 45.0  # the first start tries the runtimes out
-PATIENCE = 20.0
+START_SECONDS = 150.0  # the first start tries the runtimes out
+PATIENCE = 60.0
 _RUN = (
     "import sys; from k8e import settings; from k8e.gateway import app;"
     "sys.exit(app.run(settings.load(), background=True, ready_fd=int(sys.argv[1])))"

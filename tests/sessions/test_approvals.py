@@ -14,9 +14,9 @@ import pytest
 from k8e import errors
 from k8e.model import Principal, Role, SessionSpec
 from k8e.sessions import approvals as module
-from k8e.sessions import approver, clock
-from k8e.sessions.approval_store import Approval, ApprovalStore
-from k8e.sessions.approvals import MAX_EXPIRES, MAX_PENDING, Approvals
+from k8e.sessions import approvals as sessions_approvals
+from k8e.sessions import live
+from k8e.sessions.approvals import MAX_EXPIRES, MAX_PENDING, Approval, Approvals, ApprovalStore
 from k8e.sessions.service import Sessions
 from tests.sessions.fakes import PATIENCE, World
 
@@ -141,7 +141,7 @@ async def test_approvals_of_sessions_that_ended_without_a_gateway_are_removed(
     sessions: Sessions, world: World
 ) -> None:
     store = ApprovalStore(world.settings.data_dir / "approvals.db")
-    deadline = clock.now() + HOUR
+    deadline = live.boot_time() + HOUR
     gone = ("me", "gone", "sb-gone", ACTION, "pending", time.time(), time.time() + HOUR, deadline)
     store.insert(Approval("approval-gone", *gone))
     await sessions.create(ME, SessionSpec(session_id="mine"))
@@ -165,11 +165,11 @@ async def test_a_session_keeps_only_so_many_old_approvals(
 async def test_setting_the_date_neither_ends_an_approval_nor_revives_it(
     approvals: Approvals, asked: Approval, monkeypatch: pytest.MonkeyPatch, jump: float
 ) -> None:
-    real, ticking = time.time, clock.now
+    real, ticking = time.time, live.boot_time
     await approvals.decide(ME, asked.approval_id, approved=True)
     monkeypatch.setattr(time, "time", lambda: real() + jump)
     assert approvals.get(ME, asked.approval_id).status == "approved"
-    monkeypatch.setattr(clock, "now", lambda: ticking() + HOUR + 1)
+    monkeypatch.setattr(live, "boot_time", lambda: ticking() + HOUR + 1)
     with pytest.raises(errors.TimedOut, match="has expired"):
         await approvals.wait(ME, asked.approval_id)
 
@@ -261,7 +261,7 @@ async def test_an_approver_is_replaced_only_by_who_knows_the_secret(approvals: A
 async def test_guessing_is_slowed_down(
     approvals: Approvals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(approver, "MAX_WRONG", 2)
+    monkeypatch.setattr(sessions_approvals, "MAX_WRONG", 2)
     await approvals.approver.configure(SECRET, "")
     for _ in range(2):
         with pytest.raises(errors.Denied):

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from k8e import errors, metrics
 from k8e.model import Limits, SessionSpec
-from k8e.sessions import making
+from k8e.sessions import creation
 from k8e.sessions.service import Sessions
 from tests.sessions.fakes import ME, World, until
 
@@ -21,7 +21,7 @@ FAILURES = [errors.GuestFailed("no answer"), FileNotFoundError("/proc/1/root"), 
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr("k8e.sessions.warming.HEAD_START", 0.001)
+    monkeypatch.setattr("k8e.sessions.pool.HEAD_START", 0.001)
     return World(tmp_path, pool_min=3, pool_max=3)
 
 
@@ -120,7 +120,7 @@ async def test_a_session_uses_up_no_more_than_two_sandboxes_before_one_is_starte
 async def test_a_sandbox_that_does_not_answer_costs_the_time_of_all_tries(
     world: World, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(making, "BIND_SECONDS", 0.01)
+    monkeypatch.setattr(creation, "BIND_SECONDS", 0.01)
     silent, other = world.runtime.launched[:2]
     silent.answers.clear()
     told = Told()
@@ -133,7 +133,7 @@ async def test_a_sandbox_that_does_not_answer_costs_the_time_of_all_tries(
 async def test_a_try_that_fails_is_no_second_claim_for_the_size_of_the_pool(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("k8e.sessions.warming.HEAD_START", 0.001)
+    monkeypatch.setattr("k8e.sessions.pool.HEAD_START", 0.001)
     world = World(tmp_path, pool_min=1, pool_max=8)
     async with world.running() as sessions:
         await until(lambda: sessions.pool.ready == 1)

@@ -12,9 +12,8 @@ from k8e import errors
 from k8e.guest import wire
 from k8e.model import Principal, Role, SessionSpec
 from k8e.sessions import events as event_files
-from k8e.sessions import noting
-from k8e.sessions.approval_store import ApprovalStore
-from k8e.sessions.approvals import Approvals
+from k8e.sessions import operations
+from k8e.sessions.approvals import Approvals, ApprovalStore
 from k8e.sessions.service import Sessions
 from tests.sessions.fakes import ME, OTHER, PATIENCE, World
 
@@ -284,7 +283,7 @@ async def test_events_are_forgotten_with_their_session(
     await sessions.create(ME, SessionSpec(session_id="second"))
     await sessions.destroy(ME, "first")
     assert (await kinds(sessions, "first"))[-1] == "session.ended"
-    monkeypatch.setattr("k8e.sessions.ending.KEEP_ENDED", -1.0)
+    monkeypatch.setattr("k8e.sessions.lifetime.KEEP_ENDED", -1.0)
     await sessions.destroy(ME, "second")
     assert list((world.settings.data_dir / "events").iterdir()) == []
     # Another owner may have the name now, and sees nothing of before.
@@ -384,7 +383,7 @@ async def test_the_end_of_every_exec_is_told_however_many_run_at_once(
 async def test_execs_that_never_end_take_no_memory_without_end(
     world: World, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(noting, "MOST_WATCHED", 3)
+    monkeypatch.setattr(operations, "MOST_WATCHED", 3)
     await sessions.create(ME, SessionSpec(session_id="mine"))
     talk = world.runtime.launched[0].talk
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import threading
 import time
@@ -284,7 +285,7 @@ def use_up(call: Callable[[], Any]) -> None:
         call()
 
 
-def test_what_a_broken_workspace_holds_is_saved_and_its_session_ends_with_a_reason(
+def test_what_a_broken_workspace_holds_is_saved_and_it_is_repaired_or_its_session_ends(
     place: DiskPlace, client: SandboxClient, runtime: str
 ) -> None:
     session_id = client.create_session(runtime_class=runtime)
@@ -302,16 +303,66 @@ def test_what_a_broken_workspace_holds_is_saved_and_its_session_ends_with_a_reas
     assert place.json("status")["disk"]["broken"] == 1
     hog.unlink()
     eventually(lambda: client.list_snapshots(), 40)
-    ended = eventually(lambda: client.get_session(session_id).ended_reason, 20)
     name = client.list_snapshots()[0].name
-    assert name in ended
+    if runtime == "container":  # a sandbox that sees what is mounted later goes on
+        eventually(lambda: "workspace.healed" in kinds(client, session_id), 40)
+        again = "cat /workspace/mine && echo more > /workspace/more && rm /workspace/mine"
+        assert client.exec(session_id, again).stdout == "precious\n"
+        assert client.get_session(session_id).phase == "active"
+        assert place.json("status")["disk"]["workspaces"] == 1
+        eventually(lambda: place.json("status")["disk"]["broken"] == 0)
+    else:
+        ended = eventually(lambda: client.get_session(session_id).ended_reason, 20)
+        assert name in ended
     assert "workspace.rescued" in kinds(client, session_id)
-    healed = client.create_session(runtime_class=runtime, snapshot=name)
+    restored = client.create_session(runtime_class=runtime, snapshot=name)
     # gVisor cannot read a file again that it has lately written; it is told which these are.
     events = client.events(session_id)
     rescued = next(item for item in events if item.kind == "workspace.rescued")
     if runtime == "container" or "mine" not in rescued.fields.get("warning", ""):
-        assert client.exec(healed, ["cat", "/workspace/mine"]).stdout == "precious\n"
+        assert client.exec(restored, ["cat", "/workspace/mine"]).stdout == "precious\n"
+
+
+KILLED_IN_BETWEEN = """#!/bin/sh
+test -e {flag} && exec {e2fsck} "$@"
+{e2fsck} "$@"
+touch {flag}
+{unmount}
+kill -9 $PPID
+"""
+"""An e2fsck that ends the gateway which runs it, the first time."""
+
+
+@pytest.mark.parametrize("unmount", ["", "umount -l {slot}"])
+def test_a_gateway_that_is_killed_while_it_repairs_a_workspace_leaves_it_to_the_next_one(
+    place: DiskPlace, unmount: str
+) -> None:
+    tools = place.folder / "tools"
+    tools.mkdir()
+    place.environ["PATH"] = f"{tools}:{place.environ['PATH']}"
+    place.environ["K8E_DISK_RESERVE"] = str(RESERVE)
+    place.json("sandbox", "status")
+    with SandboxClient(endpoint=place.endpoint) as client:
+        session_id = client.create_session(runtime_class="container")
+        made = "echo precious > /workspace/mine; sync /workspace/mine"
+        assert client.exec(session_id, ["sh", "-c", made]).exit_code == 0
+        (slot,) = workspaces(place)
+        flag, real = tools / "killed", shutil.which("e2fsck", path="/usr/sbin:/sbin")
+        unmount = unmount.format(slot=slot)
+        script = KILLED_IN_BETWEEN.format(flag=flag, e2fsck=real, unmount=unmount)
+        (tools / "e2fsck").write_text(script)
+        (tools / "e2fsck").chmod(0o755)
+        break_workspaces(place)
+        eventually(lambda: flag.exists() and not place.answers())
+    assert workspaces(place) == ([] if unmount else [slot])
+    place.json("sandbox", "status")
+    with SandboxClient(endpoint=place.endpoint) as client:
+        if not unmount:
+            eventually(lambda: "workspace.healed" in kinds(client, session_id))
+        again = "cat /workspace/mine && echo more > /workspace/more"
+        assert client.exec(session_id, ["sh", "-c", again]).stdout == "precious\n"
+        assert place.json("status")["disk"]["workspaces"] == 1
+        assert not list(place.data.rglob("*.healed"))
 
 
 def break_workspaces(place: DiskPlace) -> None:

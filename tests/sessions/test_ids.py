@@ -15,8 +15,7 @@ from k8e.egress.policy import Policy
 from k8e.guest import wire
 from k8e.model import Phase, Principal, Session, SessionSpec
 from k8e.sessions import service
-from k8e.sessions.approval_store import ApprovalStore
-from k8e.sessions.approvals import MAX_PENDING, Approvals
+from k8e.sessions.approvals import MAX_PENDING, Approvals, ApprovalStore
 from k8e.sessions.service import Sessions
 from tests.sessions.fakes import ME, OTHER, World, until
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from k8e import errors
-from k8e.egress import indexes
+from k8e.egress import presets
 from k8e.egress.policy import Rule, parse_rule
 from k8e.sessions.network import Network
 from k8e.settings import Settings
@@ -41,7 +41,7 @@ async def rules(made: Network, *words: str) -> dict[str, bool]:
 async def test_a_bare_index_host_is_trusted_as_in_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(indexes, "default_rules", index)
+    monkeypatch.setattr(presets, "default_rules", index)
     made = network(tmp_path, "default")
     assert await rules(made, "index.corp") == {"index.corp": False, "index.corp:443": True}
     assert await rules(made, "index.corp:443,80") == {
@@ -58,7 +58,7 @@ async def test_where_default_is_not_the_default_no_index_is_asked_for_a_name(
     def never(_: Path) -> tuple[Rule, ...]:
         raise AssertionError("the indexes were asked")
 
-    monkeypatch.setattr(indexes, "default_rules", never)
+    monkeypatch.setattr(presets, "default_rules", never)
     made = network(tmp_path, "none", "db.corp:5432, 10.0.0.0/8")
     assert await rules(made, "index.corp") == {"index.corp": False}
     assert await rules(made, "db.corp") == {"db.corp": False, "db.corp:5432": True}

@@ -11,15 +11,15 @@ import pytest
 
 from k8e import errors
 from k8e.model import MIB, Limits, SessionSpec
-from k8e.sessions import shelf as shelves
+from k8e.sessions import pool as shelves
+from k8e.sessions.demand import REMEMBERED
 from k8e.sessions.service import Sessions
-from k8e.sessions.sizing import REMEMBERED
 from tests.sessions.fakes import ME, PATIENCE, FakeGuest, World, until
 
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr("k8e.sessions.warming.HEAD_START", 0.001)
+    monkeypatch.setattr("k8e.sessions.pool.HEAD_START", 0.001)
     return World(tmp_path, pool_min=2, pool_max=4)
 
 
@@ -302,7 +302,7 @@ async def test_nothing_is_kept_ready_once_the_gateway_is_being_stopped(
 @pytest.fixture
 def tight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     """A gateway on which no more than four sandboxes wait."""
-    monkeypatch.setattr("k8e.sessions.warming.HEAD_START", 0.001)
+    monkeypatch.setattr("k8e.sessions.pool.HEAD_START", 0.001)
     monkeypatch.setattr(shelves, "ROOM_SECONDS", 0.01)
     return World(tmp_path, pool_min=0, pool_max=4, pool_total=4)
 
@@ -381,7 +381,7 @@ async def test_a_file_that_asks_for_more_than_may_wait_gets_what_there_is_and_th
 async def test_without_a_usual_size_only_templates_that_say_how_many_are_started_ahead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("k8e.sessions.warming.HEAD_START", 0.001)
+    monkeypatch.setattr("k8e.sessions.pool.HEAD_START", 0.001)
     async with World(tmp_path, pool_max=0).running() as sessions:
         await sessions.templates.apply({"name": "a", "pool": {"min": 1}}, "me")
         await until(lambda: numbers(sessions, "ready") == {"a": 1})

@@ -10,7 +10,7 @@ import pytest
 
 from k8e import errors, settings
 from k8e.model import Principal, SessionSpec
-from k8e.sessions.quotas import MOST_BUCKETS, PERIOD, Holder, Quotas
+from k8e.sessions.quotas import MOST_BUCKETS, PERIOD, QuotaHolder, Quotas
 from tests.sessions.fakes import ME, OTHER, World
 
 
@@ -40,7 +40,7 @@ def make(made: Quotas, times: int, principal: Principal = ME, tenant: str = "a")
 
 
 def test_a_principal_cannot_have_more_sessions_than_its_limit_whatever_it_calls_its_tenants():
-    alive = [Holder("me", "a"), Holder("me", "b"), Holder("somebody-else", "a")]
+    alive = [QuotaHolder("me", "a"), QuotaHolder("me", "b"), QuotaHolder("somebody-else", "a")]
     made = quotas(max_sessions_per_principal=2)
     with pytest.raises(errors.LimitExceeded) as caught:
         made.admit(ME, "c", alive)
@@ -51,7 +51,7 @@ def test_a_principal_cannot_have_more_sessions_than_its_limit_whatever_it_calls_
 
 
 def test_a_tenant_cannot_have_more_sessions_than_its_limit_and_another_one_can():
-    alive = [Holder("me", "a"), Holder("me", "a"), Holder("somebody-else", "b")]
+    alive = [QuotaHolder("me", "a"), QuotaHolder("me", "a"), QuotaHolder("somebody-else", "b")]
     made = quotas(max_sessions_per_tenant=2)
     with pytest.raises(errors.LimitExceeded, match="tenant 'a' has 2 sessions; the limit is 2"):
         made.admit(ME, "a", alive)
@@ -93,7 +93,7 @@ def test_a_principal_with_a_quota_of_its_own_has_that_one():
     made.sessions_of = lambda owner: 1 if owner == ME.name else 0
     shown = Principal(ME.name, label="key:laptop")
     with pytest.raises(errors.LimitExceeded) as caught:
-        made.admit(shown, "a", [Holder("me", "x")])
+        made.admit(shown, "a", [QuotaHolder("me", "x")])
     told = "principal 'key:laptop' has 1 sessions; the limit is 1 (--max-sessions of its key)"
     assert caught.value.message == told
     assert caught.value.hint.endswith("make a key that may have more")

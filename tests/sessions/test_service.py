@@ -12,7 +12,7 @@ from k8e import errors
 from k8e.guest import wire
 from k8e.model import MIB, Limits, Phase, SessionSpec
 from k8e.sessions.service import Sessions
-from k8e.sessions.store import Store
+from k8e.sessions.store import SessionStore
 from tests.sessions.fakes import ME, OTHER, PATIENCE, FakeGuest, World
 
 
@@ -191,7 +191,7 @@ async def test_a_session_that_cannot_be_written_down_leaves_no_sandbox(
         raise sqlite3.OperationalError("disk I/O error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Store, "activate", fail)
+        patch.setattr(SessionStore, "activate", fail)
         with pytest.raises(sqlite3.OperationalError):
             await sessions.create(ME, SessionSpec(session_id="mine"))
     assert world.runtime.launched[0].killed.is_set()
@@ -230,7 +230,7 @@ async def test_a_disk_that_is_full_keeps_no_session_from_ending(
 
     made = await sessions.create(ME, SessionSpec())
     for name in ("begin_end", "end", "forget_ended"):
-        monkeypatch.setattr(Store, name, is_full)
+        monkeypatch.setattr(SessionStore, name, is_full)
     await sessions.destroy(ME, made.session_id)
     assert world.runtime.launched[0].killed.is_set()
     assert sessions.count() == 0

@@ -21,7 +21,7 @@ from tests.sessions.gateways import Client, Gateways, eventually
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="the local runtimes need root"),
-    pytest.mark.timeout(120),
+    pytest.mark.timeout(300),
 ]
 RUNTIMES = ("container", "gvisor")
 MIB = 1 << 20

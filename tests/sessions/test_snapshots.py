@@ -15,7 +15,7 @@ from k8e import errors
 from k8e.guest import wire
 from k8e.link import FrameSink
 from k8e.model import MIB, Limits, Phase, Principal, Session, SessionSpec
-from k8e.sessions import archives, blobs, programs
+from k8e.sessions import archives, exchange
 from k8e.sessions.operations import Operation
 from k8e.sessions.snapshots import Snapshots
 from tests.sessions.fakes import ME, OTHER
@@ -55,7 +55,7 @@ class Tar:
         own: bool = False,
     ) -> Operation:
         self.call = call
-        self._operation = Operation("exec", on_frame, lambda kind, body: None, lambda body: body)
+        self._operation = Operation("exec", on_frame)
         self._operation.attach(self)  # pyright: ignore[reportArgumentType]
         self._operation.receive(wire.RESULT, wire.pack({"id": "x", "pid": 2}))
         self._script(self)
@@ -327,7 +327,7 @@ async def test_a_guest_that_never_ends_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(archives, "SECONDS", 0.05)
-    monkeypatch.setattr(programs, "GRACE", 0.05)
+    monkeypatch.setattr(exchange, "GRACE", 0.05)
     async with opened(tmp_path, lambda tar: None) as snapshots:
         with pytest.raises(errors.GuestFailed, match="in time"):
             await snapshots.save(ME, SESSION, "one", replace=False)
@@ -347,7 +347,7 @@ async def test_a_full_disk_of_the_gateway_is_said_so(
     def full(self: object, parts: list[bytes]) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(blobs.Writer, "_write", full)
+    monkeypatch.setattr(archives.Writer, "_write", full)
     async with opened(tmp_path, good()) as snapshots:
         with pytest.raises(errors.LimitExceeded, match="gateway's disk is full"):
             await snapshots.save(ME, SESSION, "one", replace=False)
@@ -357,7 +357,7 @@ async def test_a_full_disk_of_the_gateway_is_said_so(
 async def test_names_are_counted_however_they_are_cut() -> None:
     text = b"./\n./a\n./b/\n./b/c\ntar: hm\n./d"
     for at in range(len(text)):
-        listing = archives.Listing()
+        listing = archives.TarListing()
         listing.add(text[:at])
         listing.add(text[at:] + b"\n")
         assert listing.files == 3

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from k8e import errors, tokens
+from k8e import access, errors
 from k8e.skills import servers
 from k8e.skills.agents import Scope
 
@@ -59,7 +59,7 @@ def test_token_is_made_for_a_server_that_has_not_run_yet(tmp_path: Path) -> None
     made = servers.choose(scope).token
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert servers.choose(scope).token == made
-    assert tokens.token(file) == made, "the server takes it at its first start"
+    assert access.token(file) == made, "the server takes it at its first start"
 
 
 def test_token_that_cannot_be_read_or_kept_is_told(tmp_path: Path) -> None:

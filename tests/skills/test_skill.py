@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from k8e.skills import shipped
+from k8e.skills import install
 from k8e.skills.agents import SKILL
 
 MOST = 1024  # characters that agents read of a description
@@ -47,7 +47,7 @@ TRIGGERS = (
 
 @pytest.fixture
 def head() -> dict[str, Any]:
-    text = shipped.texts()["SKILL.md"].decode("utf-8")
+    text = install.texts()["SKILL.md"].decode("utf-8")
     return yaml.safe_load(text.split("---\n")[1])
 
 

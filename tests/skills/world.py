@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from k8e.skills import agents, installing
+from k8e.skills import agents, install
 from k8e.skills.agents import Agent, Scope
-from k8e.skills.installing import Outcome
+from k8e.skills.install import InstallOutcome
 
 GOLDEN = Path(__file__).parent / "golden"
 ALL = list(agents.AGENTS.values())
@@ -30,13 +30,13 @@ class World:
     def scope(self, *, project: bool = False, **environ: str) -> Scope:
         return Scope(self.home, self.project if project else None, {**self.environ, **environ})
 
-    def install(self, agent: Agent, **asked: Any) -> Outcome:
+    def install(self, agent: Agent, **asked: Any) -> InstallOutcome:
         dry = asked.pop("dry", False)
-        return installing.install(agent, self.scope(**asked), dry=dry)
+        return install.install(agent, self.scope(**asked), dry=dry)
 
-    def uninstall(self, agent: Agent, **asked: Any) -> Outcome:
+    def uninstall(self, agent: Agent, **asked: Any) -> InstallOutcome:
         dry = asked.pop("dry", False)
-        return installing.uninstall(agent, self.scope(**asked), dry=dry)
+        return install.uninstall(agent, self.scope(**asked), dry=dry)
 
     def config(self, agent: Agent, *, project: bool = False) -> Path:
         return agent.config(self.scope(project=project))

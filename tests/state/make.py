@@ -22,7 +22,7 @@ def make_sessions(path: Path) -> None:
     from dataclasses import replace
 
     from k8e.model import Limits, Phase, Session, SessionSpec
-    from k8e.sessions.store import Store
+    from k8e.sessions.store import SessionStore
 
     spec = SessionSpec(
         tenant="team",
@@ -38,7 +38,7 @@ def make_sessions(path: Path) -> None:
     )
     over = replace(base, session_id="over", sandbox_id="sb-over", auto=False, spec=SessionSpec())
     half = replace(over, session_id="half", sandbox_id="sb-half")
-    store = Store(path)
+    store = SessionStore(path)
     for session in (base, over, half):
         store.insert(session)
     store.activate(base)
@@ -49,7 +49,7 @@ def make_sessions(path: Path) -> None:
 
 
 def make_approvals(path: Path) -> None:
-    from k8e.sessions.approval_store import Approval, ApprovalStore
+    from k8e.sessions.approvals import Approval, ApprovalStore
 
     store = ApprovalStore(path)
     words = ("local", "live", "sb-live", "rm -r /workspace", "pending")
@@ -59,7 +59,7 @@ def make_approvals(path: Path) -> None:
 
 
 def make_exposures(path: Path) -> None:
-    from k8e.sessions.exposure_store import Exposure, ExposureStore
+    from k8e.sessions.exposures import Exposure, ExposureStore
 
     store = ExposureStore(path)
     place = (8000, "localhost", "127.9.8.7", 700)
@@ -78,7 +78,7 @@ def make_keys(path: Path) -> None:
 
 
 def make_snapshots(path: Path) -> None:
-    from k8e.sessions.snapshot_store import Snapshot, SnapshotStore
+    from k8e.sessions.snapshots import Snapshot, SnapshotStore
 
     store = SnapshotStore(path)
     told = (3, 10240, "sha256:00", "live", ("sha256:00",), "blob-1")
@@ -102,7 +102,7 @@ def make_secrets(path: Path) -> None:
 
 
 def make_templates(path: Path) -> None:
-    from k8e.sessions.template_store import TemplateStore
+    from k8e.sessions.templates import TemplateStore
 
     store = TemplateStore(path)
     store.put("small", {"name": "small", "limits": {"pids": 20}}, "local")

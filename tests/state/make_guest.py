@@ -15,7 +15,9 @@ from pathlib import Path
 
 FIXTURES = Path(__file__).parent / "fixtures"
 _PACK = (
-    "import json, sys; from k8e.runtimes import packing as p;"
+    "import json, sys, importlib, importlib.util as u;"
+    "names = ('k8e.runtimes.guest_package', 'k8e.runtimes.packing');"  # the latter up to 0.1
+    "p = importlib.import_module(next(filter(u.find_spec, names)));"
     "json.dump({'packed_source': p.packed_source(), 'boot_source': p.boot_source(),"
     "'node_boot_source': p.node_boot_source(), 'kernel_sources': p.kernel_sources()}, sys.stdout)"
 )
@@ -23,14 +25,14 @@ _PACK = (
 
 def use(name: str) -> None:
     """Have this process launch the guest of a fixture."""
-    from k8e.runtimes import packing
+    from k8e.runtimes import guest_package
 
     def told(value: object) -> object:
         return lambda: value
 
     kept = json.loads(lzma.decompress((FIXTURES / f"{name}.json.xz").read_bytes()))
     for function, value in kept.items():
-        setattr(packing, function, told(value))
+        setattr(guest_package, function, told(value))
 
 
 def main(commit: str) -> None:

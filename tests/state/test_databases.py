@@ -15,17 +15,17 @@ import pytest
 from k8e import database, errors
 from k8e.auth.store import Key, KeyStore
 from k8e.egress.policy import parse_policy
-from k8e.egress.records import Records
+from k8e.egress.records import NetworkRecords
 from k8e.gateway import state
 from k8e.model import Limits, Phase, Role, SecretRef
-from k8e.runtimes.host import FORMAT, Record
-from k8e.sessions import clock
-from k8e.sessions.approval_store import ApprovalStore
-from k8e.sessions.exposure_store import ExposureStore
+from k8e.runtimes.host import FORMAT, SandboxRecord
+from k8e.sessions import live
+from k8e.sessions.approvals import ApprovalStore
+from k8e.sessions.exposures import ExposureStore
 from k8e.sessions.secrets import Secrets
-from k8e.sessions.snapshot_store import SnapshotStore
-from k8e.sessions.store import Store
-from k8e.sessions.template_store import TemplateStore
+from k8e.sessions.snapshots import SnapshotStore
+from k8e.sessions.store import SessionStore
+from k8e.sessions.templates import TemplateStore
 from tests.state import make
 
 VERSIONS = sorted(path.stem.rpartition("-")[::2] for path in make.FIXTURES.glob("*.sql"))
@@ -61,7 +61,7 @@ def test_the_newest_schema_is_written_down_and_is_still_what_it_was(
 
 
 def check_sessions(path: Path) -> None:
-    store = Store(path)
+    store = SessionStore(path)
     live, over, half = (store.get(name) for name in ("live", "over", "half"))
     assert live is not None
     assert over is not None
@@ -83,7 +83,7 @@ def check_sessions(path: Path) -> None:
 
 def check_approvals(path: Path) -> None:
     store = ApprovalStore(path)
-    waiting = store.pending(make.NOW + clock.offset())
+    waiting = store.pending(make.NOW + live.boot_offset())
     (found,) = (store.get(item.approval_id) for item in waiting)
     assert found is not None
     assert found.action == "rm -r /workspace"
@@ -170,7 +170,7 @@ def test_the_record_of_an_older_sandbox_can_be_read(name: str, tmp_path: Path) -
     folder = tmp_path / "sb-live"
     folder.mkdir()
     shutil.copy(make.FIXTURES / f"{name}.json", folder / "sandbox.json")
-    found = Record.load(folder)
+    found = SandboxRecord.load(folder)
     assert found is not None
     assert (found.sandbox_id, found.pid, found.limits) == ("sb-live", 4711, LIMITS)
     assert found.boot == "", "it did not say"
@@ -179,7 +179,7 @@ def test_the_record_of_an_older_sandbox_can_be_read(name: str, tmp_path: Path) -
 def test_the_network_record_of_an_older_release_can_be_read(tmp_path: Path) -> None:
     (tmp_path / "sandboxes").mkdir()
     shutil.copy(make.FIXTURES / "network-0.json", tmp_path / "sandboxes" / "sb-live.json")
-    (found,) = Records(tmp_path).load().values()
+    (found,) = NetworkRecords(tmp_path).load().values()
     assert found.slot == 3
     assert found.bound.policy == parse_policy(["example.com", "8.8.0.0/16:443", "strict"])
     assert found.before.policy == parse_policy(["open"])
@@ -218,31 +218,33 @@ def test_no_database_is_migrated_if_another_one_is_of_a_newer_release(tmp_path: 
 
 
 def test_a_sandbox_of_a_newer_release_is_not_taken_for_half_made(tmp_path: Path) -> None:
-    record = Record("sb-x", "container", Limits(), None, pid=1, pid_started=1)
+    record = SandboxRecord("sb-x", "container", Limits(), None, pid=1, pid_started=1)
     folder = tmp_path / "sb-x"
     folder.mkdir()
     record.save(folder)
     file = folder / "sandbox.json"
     file.write_text(file.read_text().replace('"pid": 1,', '"pid": 1, "colour": "red",'))
-    assert Record.load(folder) == record, "what is only unknown does no harm"
+    assert SandboxRecord.load(folder) == record, "what is only unknown does no harm"
     file.write_text(file.read_text().replace(f'"format": {FORMAT}', f'"format": {FORMAT + 1}'))
     with pytest.raises(errors.StateUnusable, match="newer k8e"):
-        Record.load(folder)
+        SandboxRecord.load(folder)
 
 
 def test_a_sandbox_of_before_the_machine_started_does_not_run(tmp_path: Path) -> None:
-    ours = Record("sb-x", "container", Limits(), None, pid=1, pid_started=0)
+    ours = SandboxRecord("sb-x", "container", Limits(), None, pid=1, pid_started=0)
     assert not ours.is_running(), "somebody else has its pid"
-    again = Record("sb-x", "container", Limits(), None, pid=1, pid_started=-1, boot="another")
+    again = SandboxRecord(
+        "sb-x", "container", Limits(), None, pid=1, pid_started=-1, boot="another"
+    )
     assert not again.is_running()
 
 
 def test_a_session_that_cannot_be_understood_says_whose_it_may_be(tmp_path: Path) -> None:
     path = restore("sessions", "1", tmp_path)
-    Store(path).close()
+    SessionStore(path).close()
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as made:
         made.execute("UPDATE sessions SET spec='{\"colour\": 1}' WHERE session_id='live'")
-    store = Store(path)
+    store = SessionStore(path)
     with pytest.raises(errors.StateUnusable, match=r"session live .*colour") as caught:
         store.unended()
     assert "update k8e" in caught.value.hint
@@ -341,7 +343,7 @@ def test_what_was_made_here_and_is_gone_is_missed(name: str, tmp_path: Path) -> 
 def test_without_knowing_what_was_made_nothing_starts(content: str, tmp_path: Path) -> None:
     make_all(tmp_path)
     (tmp_path / state.MADE).write_text(content)
-    with pytest.raises(errors.StateUnusable, match="nobody knows") as caught:
+    with pytest.raises(errors.StateUnusable, match="it is unknown") as caught:
         state.check(tmp_path, [])
     assert "k8e gateway repair" in caught.value.hint
     assert state.repair(tmp_path) == []

@@ -135,6 +135,8 @@ async def main() -> None:
     chosen = [name for name in runtimes.all if name in WORDS]
     for name in chosen or runtimes.all:
         runtime = runtimes.all[name]
+        if not isinstance(runtime, OciRuntime):
+            raise TypeError(f"{name} is no runtime of OCI bundles")
         if any(support.usable for support in await runtimes.support() if support.runtime == name):
             if SCENARIO != "poor":
                 await compare_files(runtime)

@@ -1,14 +1,15 @@
-"""The two generations of A2A on the wire: how each writes tasks down, and reads messages."""
+"""The two versions of A2A on the wire: tasks, messages and the agent card."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
-from k8e.a2a import asking, tasks
-from k8e.a2a.asking import Ask, Piece
-from k8e.a2a.faults import INVALID_PARAMS, Fault
-from k8e.a2a.tasks import Event, Output, Result, Status, Task
+from k8e import _version
+from k8e.a2a import message as a2a_message
+from k8e.a2a import tasks
+from k8e.a2a.message import INVALID_PARAMS, Fault, Piece, TaskMessage
+from k8e.a2a.tasks import Event, Task, TaskOutput, TaskResult, TaskStatus
 
 MAX_PARTS = 64
 _TEXTS = {"stdout": "what the code printed", "stderr": "what it printed to its standard error"}
@@ -36,36 +37,36 @@ class Dialect:
 
     # Reading.
 
-    def ask(self, params: Mapping[str, Any], longest: float) -> Ask:
-        message = asking.mapping(params.get("message"), "message")
+    def ask(self, params: Mapping[str, Any], longest: float) -> TaskMessage:
+        message = a2a_message.mapping(params.get("message"), "message")
         parts = message.get("parts")
         if not isinstance(parts, list) or not parts:
             raise Fault(INVALID_PARAMS, "message has no parts")
         listed = cast("list[Any]", parts)
         if len(listed) > MAX_PARTS:
             raise Fault(INVALID_PARAMS, f"message has more than {MAX_PARTS} parts")
-        pieces = [self.piece(asking.mapping(part, "a part")) for part in listed]
-        metadata = asking.mapping(message.get("metadata"), "metadata")
-        settings = asking.mapping(params.get("configuration"), "configuration")
+        pieces = [self.piece(a2a_message.mapping(part, "a part")) for part in listed]
+        metadata = a2a_message.mapping(message.get("metadata"), "metadata")
+        settings = a2a_message.mapping(params.get("configuration"), "configuration")
         key, waits = self._blocking
         said = settings.get(key)
-        return Ask(
-            asking.job(pieces, metadata, longest),
-            asking.name_of(message.get("contextId"), "contextId"),
-            asking.name_of(message.get("taskId"), "taskId"),
+        return TaskMessage(
+            a2a_message.job(pieces, metadata, longest),
+            a2a_message.name_of(message.get("contextId"), "contextId"),
+            a2a_message.name_of(message.get("taskId"), "taskId"),
             blocking=said is None or bool(said) is waits,
         )
 
     def piece(self, part: Mapping[str, Any]) -> Piece:
-        metadata = asking.mapping(part.get("metadata"), "metadata")
+        metadata = a2a_message.mapping(part.get("metadata"), "metadata")
         if "text" in part:
-            return Piece(asking.text(part["text"], "text", 4 << 20), metadata=metadata)
+            return Piece(a2a_message.text(part["text"], "text", 4 << 20), metadata=metadata)
         if "data" in part:
             return Piece(data=part["data"], metadata=metadata)
         if "raw" in part:
-            return Piece(file=asking.file_of(part.get("filename"), part["raw"]))
+            return Piece(file=a2a_message.file_of(part.get("filename"), part["raw"]))
         if "url" in part:
-            raise asking.refuse_url()
+            raise a2a_message.refuse_url()
         raise Fault(INVALID_PARAMS, "a part has neither text nor data nor raw")
 
     # Writing.
@@ -88,7 +89,7 @@ class Dialect:
             "parts": [self.text_part(text)],
         }
 
-    def status(self, task: Task, status: Status) -> dict[str, Any]:
+    def status(self, task: Task, status: TaskStatus) -> dict[str, Any]:
         told: dict[str, Any] = {"state": self.state(status.state), "timestamp": status.at}
         if status.text:
             told["message"] = self.message(task, status.text)
@@ -125,12 +126,12 @@ class Dialect:
     def event(self, task: Task, event: Event) -> dict[str, Any]:
         """One thing that happened, for a stream."""
         about = {"taskId": task.id, "contextId": task.context_id}
-        if isinstance(event, Status):
+        if isinstance(event, TaskStatus):
             return {"statusUpdate": {**about, "status": self.status(task, event)}}
         return {"artifactUpdate": {**about, **self._artifact(event)}}
 
-    def _artifact(self, event: Output | Result) -> dict[str, Any]:
-        if isinstance(event, Result):
+    def _artifact(self, event: TaskOutput | TaskResult) -> dict[str, Any]:
+        if isinstance(event, TaskResult):
             return {"artifact": self._result(event.data), "append": False, "lastChunk": True}
         return {
             "artifact": self._text(event.name, event.text),
@@ -160,10 +161,10 @@ class OldDialect(Dialect):
     def piece(self, part: Mapping[str, Any]) -> Piece:
         if part.get("kind") != "file" and "file" not in part:
             return super().piece(part)
-        file = asking.mapping(part.get("file"), "file")
+        file = a2a_message.mapping(part.get("file"), "file")
         if "bytes" not in file:
-            raise asking.refuse_url()
-        return Piece(file=asking.file_of(file.get("name"), file["bytes"]))
+            raise a2a_message.refuse_url()
+        return Piece(file=a2a_message.file_of(file.get("name"), file["bytes"]))
 
     def state(self, state: str) -> str:
         return state
@@ -185,7 +186,7 @@ class OldDialect(Dialect):
 
     def event(self, task: Task, event: Event) -> dict[str, Any]:
         about = {"taskId": task.id, "contextId": task.context_id}
-        if isinstance(event, Status):
+        if isinstance(event, TaskStatus):
             final = event.state in tasks.OVER
             told = self.status(task, event)
             return {"kind": "status-update", **about, "status": told, "final": final}
@@ -198,3 +199,54 @@ DIALECTS = (Dialect(), OldDialect())
 def speaking(method: str) -> Dialect | None:
     """The dialect that has a method."""
     return next((item for item in DIALECTS if method in item.methods), None)
+
+
+PATH = "/.well-known/agent-card.json"
+_MODES = ["text/plain", "application/json"]
+
+
+def card(url: str) -> dict[str, Any]:
+    """What ``GET /.well-known/agent-card.json`` answers; nothing in it is secret."""
+    return {
+        "name": "k8e",
+        "description": "Runs code in isolated sandboxes and streams back what it prints. "
+        "It does not write code.",
+        "version": _version.__version__,
+        "provider": {"organization": "k8e", "url": url},
+        "capabilities": {"streaming": True, "pushNotifications": False},
+        "defaultInputModes": _MODES,
+        "defaultOutputModes": _MODES,
+        "skills": [_skill()],
+        "securitySchemes": {
+            "bearer": {
+                "httpAuthSecurityScheme": {"scheme": "bearer"},  # 1.0
+                "type": "http",  # 0.3
+                "scheme": "bearer",
+            }
+        },
+        # 1.0
+        "supportedInterfaces": [
+            {"url": url, "protocolBinding": "JSONRPC", "protocolVersion": "1.0"},
+            {"url": url, "protocolBinding": "JSONRPC", "protocolVersion": "0.3"},
+        ],
+        "securityRequirements": [{"schemes": {"bearer": {"list": []}}}],
+        # 0.3
+        "url": url,
+        "preferredTransport": "JSONRPC",
+        "protocolVersion": "0.3.0",
+        "security": [{"bearer": []}],
+    }
+
+
+def _skill() -> dict[str, Any]:
+    return {
+        "id": "run-code",
+        "name": "Run code",
+        "description": "Runs bash, Python, Node.js or TypeScript code in a sandbox. Messages of "
+        "one context share /workspace. Files of a message are put there. Artifacts: stdout, "
+        "stderr, and result with the exit code.",
+        "tags": ["code", "sandbox", "python", "bash", "node", "typescript"],
+        "examples": ["```python\nprint(6 * 7)\n```", '{"code": "uname -a", "language": "bash"}'],
+        "inputModes": [*_MODES, "application/octet-stream"],
+        "outputModes": _MODES,
+    }

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import h11
 
-from k8e.admission import Admission, Stranger
-from k8e.http_messages import Connection
+from k8e.admission import Admission, UnknownConnection
+from k8e.http_messages import HttpConnection
 
 MAX_BODY = 8 << 20
 MAX_HEAD = 32 << 10
@@ -36,7 +36,7 @@ class Head(NamedTuple):
     headers: Mapping[str, str]
 
 
-class Reply(NamedTuple):
+class HttpReply(NamedTuple):
     """An answer; an iterator of pieces is sent as they come."""
 
     status: int
@@ -50,14 +50,14 @@ class Problem(Exception):
 
     def __init__(self, status: int, text: str, *extra: tuple[str, str]) -> None:
         super().__init__(text)
-        self.reply = Reply(status, f"{text}\n".encode(), "text/plain; charset=utf-8", extra)
+        self.reply = HttpReply(status, f"{text}\n".encode(), "text/plain; charset=utf-8", extra)
 
 
 Body = Callable[[], Awaitable[bytes]]
-Handler = Callable[[Head, Body], Awaitable[Reply]]
+Handler = Callable[[Head, Body], Awaitable[HttpReply]]
 
 
-class Server:
+class HttpServer:
     """Serves a handler on connections."""
 
     def __init__(self, handler: Handler, security: ssl.SSLContext | None = None) -> None:
@@ -92,7 +92,7 @@ class Server:
             self._open.discard(task)
             writer.close()
 
-    def _admit(self, stranger: Stranger) -> None:
+    def _admit(self, stranger: UnknownConnection) -> None:
         """A request had a token."""
         if stranger.pool is None:
             return
@@ -100,7 +100,7 @@ class Server:
             raise Problem(503, "too many connections are open; try again later")
         self._places.admit(stranger)
 
-    def _rest(self, place: list[Stranger], expel: Callable[[], object]) -> None:
+    def _rest(self, place: list[UnknownConnection], expel: Callable[[], object]) -> None:
         """Nothing is known of the next request: else one caller could keep all connections."""
         if place[0].pool is None:
             place[0] = self._places.enter(place[0].address, expel)
@@ -117,7 +117,7 @@ class _Connection:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, handler: Handler
     ) -> None:
         self._reader, self._writer, self._handler = reader, writer, handler
-        self._http = Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
+        self._http = HttpConnection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
         self.admit: Callable[[], object] = lambda: None
         """Called when a request had a token: nobody else gets to read its body."""
         self.rest: Callable[[], object] = lambda: None
@@ -166,7 +166,7 @@ class _Connection:
             raise ConnectionResetError
         return bytes(found)
 
-    async def _reply(self, reply: Reply, *, last: bool = False) -> None:
+    async def _reply(self, reply: HttpReply, *, last: bool = False) -> None:
         headers = [("Content-Type", reply.kind), *_SAFE, *reply.extra]
         if last or self._http.their_state is h11.SEND_BODY:
             headers.append(("Connection", "close"))  # nobody will read the rest of its body

@@ -11,12 +11,12 @@ from collections.abc import AsyncGenerator, Mapping
 from typing import Any, cast
 
 from k8e import json_size
-from k8e.a2a import asking, dialects, faults
-from k8e.a2a.desk import Desk
+from k8e.a2a import dialects, message
 from k8e.a2a.dialects import Dialect
-from k8e.a2a.faults import Fault
+from k8e.a2a.message import Fault
+from k8e.a2a.runner import TaskRunner
 from k8e.a2a.tasks import Event, Task
-from k8e.a2a.tokens import Caller
+from k8e.a2a.tokens import A2aCaller
 
 PING_SECONDS = 15.0
 MAX_STREAMS = 8
@@ -24,7 +24,7 @@ MAX_STREAMS = 8
 logger = logging.getLogger(__name__)
 
 
-class Call:
+class RpcCall:
     """A call that can be answered."""
 
     def __init__(self, body: bytes, version: str) -> None:
@@ -33,28 +33,28 @@ class Call:
         self.id = found.get("id") if isinstance(found.get("id"), str | int) else None
         method = found.get("method")
         if found.get("jsonrpc") != "2.0" or not isinstance(method, str):
-            raise self.fault(Fault(faults.INVALID_REQUEST, "this is no call of JSON-RPC 2.0"))
+            raise self.fault(Fault(message.INVALID_REQUEST, "this is no call of JSON-RPC 2.0"))
         speaks = dialects.speaking(method)
         if speaks is None:
-            raise self.fault(Fault(faults.NO_METHOD, f"there is no method {method[:64]!r}"))
+            raise self.fault(Fault(message.NO_METHOD, f"there is no method {method[:64]!r}"))
         if version and version.split(".")[0] != speaks.version.split(".")[0]:
             told = f"A2A-Version {version[:16]} does not have the method {method!r}"
-            raise self.fault(Fault(faults.VERSION, told))
+            raise self.fault(Fault(message.VERSION, told))
         self.dialect: Dialect = speaks
         self.does = speaks.methods[method]
         try:
-            self.params: Mapping[str, Any] = asking.mapping(found.get("params"), "params")
+            self.params: Mapping[str, Any] = message.mapping(found.get("params"), "params")
         except Fault as fault:
             raise self.fault(fault) from None
 
-    def fault(self, fault: Fault) -> Refused:
-        return Refused(self.id, fault)
+    def fault(self, fault: Fault) -> RpcRefusal:
+        return RpcRefusal(self.id, fault)
 
     def result(self, result: Any) -> bytes:
         return _encode({"jsonrpc": "2.0", "id": self.id, "result": result})
 
 
-class Refused(Exception):
+class RpcRefusal(Exception):
     """A call that is answered with an error."""
 
     def __init__(self, call_id: str | int | None, fault: Fault) -> None:
@@ -66,13 +66,13 @@ class Refused(Exception):
 def _parse(body: bytes) -> Mapping[str, Any]:
     if json_size.is_too_large(body):
         told = f"the body has more than {json_size.MAX_VALUES} JSON values; send fewer"
-        raise Refused(None, Fault(faults.PARSE, told))
+        raise RpcRefusal(None, Fault(message.PARSE, told))
     try:
         found = json.loads(body)
     except (ValueError, RecursionError):
-        raise Refused(None, Fault(faults.PARSE, "the body is no JSON")) from None
+        raise RpcRefusal(None, Fault(message.PARSE, "the body is no JSON")) from None
     if not isinstance(found, dict):
-        raise Refused(None, Fault(faults.INVALID_REQUEST, "the body is not one call"))
+        raise RpcRefusal(None, Fault(message.INVALID_REQUEST, "the body is not one call"))
     return cast("Mapping[str, Any]", found)
 
 
@@ -81,14 +81,14 @@ def _encode(value: Any) -> bytes:
     return text.encode("utf-8", "replace")
 
 
-class Service:
+class RpcService:
     """Answers the calls of anybody whose token was checked."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: TaskRunner) -> None:
         self._desk = desk
         self._streams: Counter[Task] = Counter()
 
-    async def answer(self, caller: Caller, call: Call) -> bytes | AsyncGenerator[bytes]:
+    async def answer(self, caller: A2aCaller, call: RpcCall) -> bytes | AsyncGenerator[bytes]:
         """One answer, or the lines of a stream of them."""
         try:
             return await self._answer(caller, call)
@@ -96,10 +96,10 @@ class Service:
             raise call.fault(fault) from None
         except Exception:
             logger.exception("a call failed for a reason that nobody thought of")
-            told = Fault(faults.INTERNAL, "k8e failed; its log says why")
+            told = Fault(message.INTERNAL, "k8e failed; its log says why")
             raise call.fault(told) from None
 
-    async def _answer(self, caller: Caller, call: Call) -> bytes | AsyncGenerator[bytes]:
+    async def _answer(self, caller: A2aCaller, call: RpcCall) -> bytes | AsyncGenerator[bytes]:
         dialect = call.dialect
         if call.does in ("send", "stream"):
             ask = dialect.ask(call.params, self._desk.terms.longest)
@@ -112,13 +112,13 @@ class Service:
         if call.does in ("get", "cancel", "subscribe"):
             return await self._about(caller, call)
         if call.does == "push":
-            raise Fault(faults.NO_PUSH, "there are no push notifications; stream, or ask again")
+            raise Fault(message.NO_PUSH, "there are no push notifications; stream, or ask again")
         if call.does == "extended_card":
-            raise Fault(faults.NO_EXTENDED_CARD, "there is only one card, and it says everything")
-        raise Fault(faults.UNSUPPORTED, "this is not supported; keep the ids of your tasks")
+            raise Fault(message.NO_EXTENDED_CARD, "there is only one card, and it says everything")
+        raise Fault(message.UNSUPPORTED, "this is not supported; keep the ids of your tasks")
 
-    async def _about(self, caller: Caller, call: Call) -> bytes | AsyncGenerator[bytes]:
-        task_id = asking.text(call.params.get("id"), "id")
+    async def _about(self, caller: A2aCaller, call: RpcCall) -> bytes | AsyncGenerator[bytes]:
+        task_id = message.text(call.params.get("id"), "id")
         if call.does == "cancel":
             task = await self._desk.cancel(caller, task_id)
         else:
@@ -126,17 +126,19 @@ class Service:
         if call.does != "subscribe":
             return call.result(call.dialect.task(task))
         if task.over:
-            raise Fault(faults.UNSUPPORTED, f"task {task.id} is over; get it instead")
+            raise Fault(message.UNSUPPORTED, f"task {task.id} is over; get it instead")
         if self._streams[task] >= MAX_STREAMS:
-            raise Fault(faults.BUSY, f"task {task.id} has {MAX_STREAMS} streams; end one of them")
+            raise Fault(message.BUSY, f"task {task.id} has {MAX_STREAMS} streams; end one of them")
         return self._events(call, task)
 
-    def _events(self, call: Call, task: Task) -> AsyncGenerator[bytes]:
+    def _events(self, call: RpcCall, task: Task) -> AsyncGenerator[bytes]:
         """The task as it is, then what happens to it, as server-sent events."""
         at = task.mark()  # now: what is sent later must not tell the same twice
         return self._follow(call, task, at, _event(call.result(call.dialect.sent(task))))
 
-    async def _follow(self, call: Call, task: Task, at: int, first: bytes) -> AsyncGenerator[bytes]:
+    async def _follow(
+        self, call: RpcCall, task: Task, at: int, first: bytes
+    ) -> AsyncGenerator[bytes]:
         self._streams[task] += 1
         try:
             yield first
@@ -150,7 +152,7 @@ class Service:
                 del self._streams[task]
 
 
-def _told(call: Call, task: Task, event: Event) -> bytes:
+def _told(call: RpcCall, task: Task, event: Event) -> bytes:
     return _event(call.result(call.dialect.event(task, event)))
 
 

@@ -20,7 +20,7 @@ def now() -> str:
     return told.replace("+00:00", "Z")
 
 
-class Status:
+class TaskStatus:
     """How a task is from a moment on."""
 
     def __init__(self, state: str, text: str = "") -> None:
@@ -29,7 +29,7 @@ class Status:
         self.at = now()
 
 
-class Output:
+class TaskOutput:
     """Text of one stream. It grows until somebody has taken it: who is slow gets larger pieces."""
 
     def __init__(self, name: str, *, first: bool) -> None:
@@ -43,14 +43,14 @@ class Output:
         return "".join(self.parts)
 
 
-class Result:
+class TaskResult:
     """What came of a program, as data."""
 
     def __init__(self, data: dict[str, Any]) -> None:
         self.data = data
 
 
-Event = Status | Output | Result
+Event = TaskStatus | TaskOutput | TaskResult
 
 
 class Task:
@@ -59,7 +59,7 @@ class Task:
     def __init__(self, context_id: str) -> None:
         self.id = f"task-{secrets.token_hex(12)}"
         self.context_id = context_id
-        self.status = Status(SUBMITTED)
+        self.status = TaskStatus(SUBMITTED)
         self.log: list[Event] = []
         self.running: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
@@ -76,7 +76,7 @@ class Task:
     def change(self, state: str, text: str = "") -> None:
         if self.over:
             return  # what is over stays as it ended
-        self.status = Status(state, text)
+        self.status = TaskStatus(state, text)
         self._add(self.status)
         self._join()
 
@@ -87,8 +87,8 @@ class Task:
         if not text:
             return
         last = self.log[-1] if self.log else None
-        if not isinstance(last, Output) or last.taken or last.name != stream:
-            last = Output(stream, first=stream not in self._begun)
+        if not isinstance(last, TaskOutput) or last.taken or last.name != stream:
+            last = TaskOutput(stream, first=stream not in self._begun)
             self._begun.add(stream)
             self.log.append(last)
         last.parts.append(text)
@@ -100,7 +100,7 @@ class Task:
             self.printed(stream, b"", final=True)
 
     def came_to(self, result: dict[str, Any]) -> None:
-        self._add(Result(result))
+        self._add(TaskResult(result))
 
     def _join(self) -> None:
         """Keep one piece for each stream of what is over, once nobody has a place in the log."""
@@ -108,10 +108,10 @@ class Task:
             return
         whole: list[Event] = []
         for name in self.streams:
-            joined = Output(name, first=True)
+            joined = TaskOutput(name, first=True)
             joined.parts.append(self.text(name))
             whole.append(joined)
-        self.log = [*whole, *(item for item in self.log if not isinstance(item, Output))]
+        self.log = [*whole, *(item for item in self.log if not isinstance(item, TaskOutput))]
 
     def _add(self, event: Event) -> None:
         self.log.append(event)
@@ -124,21 +124,23 @@ class Task:
     # What there is.
 
     def text(self, stream: str) -> str:
-        found = [item.text for item in self.log if isinstance(item, Output) and item.name == stream]
+        found = [
+            item.text for item in self.log if isinstance(item, TaskOutput) and item.name == stream
+        ]
         return "".join(found)
 
     @property
     def streams(self) -> list[str]:
-        return list(dict.fromkeys(item.name for item in self.log if isinstance(item, Output)))
+        return list(dict.fromkeys(item.name for item in self.log if isinstance(item, TaskOutput)))
 
     @property
     def result(self) -> dict[str, Any] | None:
-        return next((item.data for item in self.log if isinstance(item, Result)), None)
+        return next((item.data for item in self.log if isinstance(item, TaskResult)), None)
 
     def mark(self) -> int:
         """The place in the log where everything begins that nobody knows yet, to follow it."""
         self._followers += 1
-        if self.log and isinstance(last := self.log[-1], Output):
+        if self.log and isinstance(last := self.log[-1], TaskOutput):
             last.taken = True
         return len(self.log)
 
@@ -158,7 +160,7 @@ class Task:
             while at < len(self.log):
                 event = self.log[at]
                 at += 1
-                if isinstance(event, Output):
+                if isinstance(event, TaskOutput):
                     event.taken = True
                 yield event
                 news = self._news

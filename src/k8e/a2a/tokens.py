@@ -10,7 +10,7 @@ import secrets
 from pathlib import Path
 from typing import NamedTuple
 
-from k8e import errors, folders
+from k8e import errors, system
 
 FIRST = "default"
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?")
@@ -18,7 +18,7 @@ _PRIVATE = 0o600
 _BYTES = 32
 
 
-class Caller(NamedTuple):
+class A2aCaller(NamedTuple):
     """Who calls. Who gets the name of somebody that was there before is somebody else."""
 
     name: str
@@ -40,7 +40,7 @@ class Tokens:
             self._save({FIRST: _new()})
         self._load()
 
-    def caller(self, token: str) -> Caller | None:
+    def caller(self, token: str) -> A2aCaller | None:
         """Whose token it is."""
         self._load()
         given = token.encode("utf-8", "surrogateescape")
@@ -50,7 +50,7 @@ class Tokens:
                 found = _caller(name, known)
         return found
 
-    def callers(self) -> set[Caller]:
+    def callers(self) -> set[A2aCaller]:
         """All who may call now."""
         self._load()
         return {_caller(name, known) for name, known in self._callers.items()}
@@ -97,7 +97,7 @@ class Tokens:
 
     def _save(self, callers: dict[str, str]) -> None:
         text = "".join(f"{key} {value}\n" for key, value in callers.items())
-        folders.replace_files(self.path.parent, {self.path.name: text.encode()})
+        system.replace_files(self.path.parent, {self.path.name: text.encode()})
 
 
 def check(name: str) -> None:
@@ -119,8 +119,8 @@ def _line(line: str) -> tuple[str, bytes]:
     return name, token.encode()
 
 
-def _caller(name: str, token: bytes) -> Caller:
-    return Caller(name, hashlib.sha256(token).hexdigest()[:32])
+def _caller(name: str, token: bytes) -> A2aCaller:
+    return A2aCaller(name, hashlib.sha256(token).hexdigest()[:32])
 
 
 def _new() -> str:

@@ -12,20 +12,20 @@ import re
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from k8e.lines import MAX_LINE, to_json
+from k8e.json_lines import MAX_LINE, to_json
 
 ALLOWED, DENIED = "allowed", "denied"
 SHORT = 1 << 10  # bytes of a value that stays in a row that is too long
 NO_HASH = "0" * 64
-"""What the first row of all has for the hash of the one before."""
+"""The previous hash in the very first row."""
 _HASH = re.compile(rb',"prev":"([0-9a-f]{64})","hash":"([0-9a-f]{64})"\}')
 _SEQ = re.compile(rb'\{"seq":([0-9]{1,18}),')
 _TAIL = len(',"hash":""}') + 64
 _PREV = len(',"prev":""') + 64
 
 
-class Row(NamedTuple):
-    """What is written down, before it gets its number."""
+class AuditRow(NamedTuple):
+    """A row before it gets its number."""
 
     action: str
     """A constant like ``noun.verb``."""
@@ -40,7 +40,7 @@ class Row(NamedTuple):
     """Further facts, each as JSON already."""
 
 
-class Link(NamedTuple):
+class ChainLink(NamedTuple):
     """A row's place in the chain."""
 
     seq: int
@@ -48,10 +48,10 @@ class Link(NamedTuple):
     hash: str
 
 
-def encode(seq: int, at: float, row: Row, prev: str) -> tuple[bytes, str]:
+def encode(seq: int, at: float, row: AuditRow, prev: str) -> tuple[bytes, str]:
     """The line of a row, and its hash."""
     detail = _members(row.detail)
-    if len(detail) > MAX_LINE:  # what is short says most
+    if len(detail) > MAX_LINE:  # short values say most
         short = {name: value for name, value in row.detail.items() if len(value) <= SHORT}
         detail = _members({**short, "cut": "true"})
     owner = f',"owner":{to_json(row.owner)}' if row.owner else ""
@@ -69,23 +69,23 @@ def _members(detail: dict[str, str]) -> str:
     return ",".join([f'"{name}":{value}' for name, value in detail.items()])
 
 
-def link(line: bytes) -> Link | None:
+def link(line: bytes) -> ChainLink | None:
     """The place of a line (without its end) in the chain; None if it is no row."""
     seq = _SEQ.match(line)
     hashes = _HASH.fullmatch(line, len(line) - _TAIL - _PREV) if len(line) > _TAIL + _PREV else None
     if seq is None or hashes is None:
         return None
-    return Link(int(seq[1]), hashes[1].decode(), hashes[2].decode())
+    return ChainLink(int(seq[1]), hashes[1].decode(), hashes[2].decode())
 
 
-def is_whole(line: bytes, found: Link) -> bool:
+def is_whole(line: bytes, found: ChainLink) -> bool:
     """Whether a line is what its hash says."""
     return hashlib.sha256(line[:-_TAIL]).hexdigest() == found.hash
 
 
 @dataclass(frozen=True)
 class Filter:
-    """Which rows somebody wants; an empty field means all of them."""
+    """The rows that a query wants; an empty field means all of them."""
 
     session: str = ""
     principal: str = ""
@@ -95,10 +95,10 @@ class Filter:
     """One action, or all that begin with what stands before a ``*``."""
     denied: bool = False
     of: str = ""
-    """Only rows of this principal and of its sessions: what a caller who is no admin may see."""
+    """Only rows of this principal and of its sessions, for a caller who is no admin."""
 
     def needles(self) -> list[bytes]:
-        """What a line must have in it, whatever else: looking for bytes is quick."""
+        """Bytes that each matching line contains, since searching for bytes is quick."""
         found = [f'"session":{to_json(self.session)}'] if self.session else []
         if self.principal:
             found.append(f'"principal":{to_json(self.principal)[:-1]}')

@@ -1,35 +1,162 @@
-"""The audit trail of a gateway: what is written into it, by whom, and who may read it."""
+"""The audit trail of a gateway: writing rows, counting floods, changes without a row yet.
+
+A gateway that is killed in between leaves the file, and the next one makes a row of it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hashlib
+import json
 import logging
 import os
 import re
 import time
-from collections.abc import AsyncGenerator
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Generator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from k8e import addresses, errors
+from k8e import access, errors
 from k8e._version import __version__
-from k8e.audit import acting, files, reading
-from k8e.audit.acting import Act, Caller
-from k8e.audit.files import Writer
-from k8e.audit.folding import Folding
-from k8e.audit.looks import Looks
-from k8e.audit.pending import Begun, Pending
-from k8e.audit.reading import Checked, Page
-from k8e.audit.rows import ALLOWED, DENIED, Filter, Link, Row
-from k8e.lines import long_text, to_json
+from k8e.audit import act as audit_act
+from k8e.audit import query, segments
+from k8e.audit.act import Act, AuditCaller
+from k8e.audit.query import Checked, Looks, Page
+from k8e.audit.rows import ALLOWED, DENIED, AuditRow, ChainLink, Filter
+from k8e.audit.segments import SegmentWriter
+from k8e.json_lines import long_text, to_json
 from k8e.model import Session
+
+WINDOW = 60.0  # seconds
+BURST = 20  # rows of one kind in a window; further ones are counted
+GROUP_BURST = 500  # rows of a whole group of kinds
+MAX_KINDS = 4096
+
+Kind = tuple[str, ...]
+
+
+@dataclass
+class _Count:
+    began: float
+    rows: int = 0
+    more: int = 0
+
+
+class Folding:
+    """Counts by kind; the kind that began longest ago is forgotten first."""
+
+    def __init__(self) -> None:
+        self._counts: OrderedDict[Kind, _Count] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def admit(self, kind: Kind, now: float, group: Kind | None = None) -> bool:
+        """Whether this one gets a row of its own; otherwise it is counted.
+
+        Kinds of which there can be any number belong to a ``group``, which has a bound too; what is
+        beyond that is counted as the group's.
+        """
+        count = self._counts.get(kind)
+        if count is not None and count.rows >= BURST:
+            count.more += 1
+            return False
+        if group is not None:
+            whole = self._counts.setdefault(group, _Count(now))
+            if whole.rows >= GROUP_BURST:
+                whole.more += 1
+                return False
+            whole.rows += 1
+        if count is None:
+            count = self._counts[kind] = _Count(now)
+        count.rows += 1
+        return True
+
+    def over(self, now: float) -> Iterator[tuple[Kind, int]]:
+        """Kinds whose window has ended, or that are too many, each with what was only counted."""
+        while self._counts:
+            kind, count = next(iter(self._counts.items()))
+            if now < count.began + WINDOW and len(self._counts) <= MAX_KINDS:
+                return
+            del self._counts[kind]
+            if count.more:
+                yield kind, count.more
+
 
 log = logging.getLogger(__name__)
 
+FOLDER = "pending"
+MAX_BYTES = 64 << 10
+
+
+class Begun(NamedTuple):
+    """A change that began, and perhaps ended."""
+
+    act: Act
+    action: str
+    detail: dict[str, str]
+
+
+class PendingChanges:
+    """The changes of one trail."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / FOLDER
+
+    @contextlib.contextmanager
+    def during(self, begun: Begun) -> Generator[None]:
+        """Remember a change while the block runs, which writes its row.
+
+        It does not fail, as rows do not: a full disk must not stop callers that could make room.
+        """
+        path = self._folder / f"{time.time_ns():020d}-{os.urandom(4).hex()}"
+        try:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            _write(path, json.dumps([begun.act.caller, begun.action, begun.detail]).encode())
+        except OSError as error:
+            log.error("nothing would tell of %s after a crash: %s", begun.action, error)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+
+    def left(self) -> Iterator[Begun]:
+        """The changes that the gateway before us had begun; each is forgotten when handled."""
+        paths = sorted(self._folder.iterdir()) if self._folder.is_dir() else []
+        for path in paths:
+            found = _read(path)
+            if found is not None:  # else it was being written, and nothing had begun
+                yield found
+            path.unlink(missing_ok=True)
+
+
+def _write(path: Path, data: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        if os.write(fd, data) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    finally:
+        os.close(fd)
+
+
+def _read(path: Path) -> Begun | None:
+    try:
+        with path.open("rb") as file:
+            told: Any = json.loads(file.read(MAX_BYTES))
+        (principal, via, peer), action, detail = told
+        texts = {str(name): json.dumps(json.loads(value)) for name, value in detail.items()}
+        return Begun(Act(AuditCaller(str(principal), str(via), str(peer)), ""), str(action), texts)
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return None
+
+
 CONTENTS = ("commands", "hashes", "all")
-"""What is kept of commands and code: commands as text and code as hash, both as hash, or both as
+"""How commands and code are stored: commands as text and code as hash, both as hash, or both as
 text."""
 MAX_CODE = 8 << 10  # bytes of the text of code or of a command, where it is kept
 SYNC_SECONDS = 1.0
@@ -37,20 +164,20 @@ PRUNE_SECONDS = 60.0
 IDLE_SECONDS = 3600.0  # after which to look for old rows, where nothing happens
 FOLLOW_SECONDS = 0.1
 MAX_FOLLOWERS = 64  # calls of all who are no admins that wait for rows
-GATEWAY = Caller("", "gateway")
+GATEWAY = AuditCaller("", "gateway")
 _REFUSALS = frozenset(
     (
         "PERMISSION_DENIED",
         "UNAUTHENTICATED",
         "RESOURCE_EXHAUSTED",
         "NOT_FOUND",
-        "ALREADY_EXISTS",  # perhaps somebody else's
+        "ALREADY_EXISTS",  # perhaps another owner's
     )
 )
 
 
 _KEY = re.compile(r"(k8e-)[0-9a-f]{16,}")
-"""A key that somebody put where a name belongs."""
+"""A key that a caller put where a name belongs."""
 
 
 class Trail:
@@ -65,8 +192,8 @@ class Trail:
             )
         self._folder = folder
         self._content = content
-        self._writer = Writer(folder, max_bytes=max_bytes, max_age=max_age)
-        self._pending = Pending(folder)
+        self._writer = SegmentWriter(folder, max_bytes=max_bytes, max_age=max_age)
+        self._pending = PendingChanges(folder)
         self._folding = Folding()
         self._lost = 0  # rows that could not be written
         self._synced = self._writer.seq
@@ -105,16 +232,16 @@ class Trail:
         act: Act | None = None,
         **detail: Any,
     ) -> None:
-        """Write down that something happened, on behalf of ``act`` or of whoever acts now.
+        """Write a row, on behalf of ``act`` or of the current caller.
 
-        It does not fail: a disk that is full must not stop whoever could make room. What could not
+        It does not fail: a full disk must not stop callers that could make room. What could not
         be written is counted, and the next row that can be says so.
         """
         told = {name: to_json(value) for name, value in detail.items() if value is not None}
-        self._record(action, outcome, session, owner, act or acting.current(), told)
+        self._record(action, outcome, session, owner, act or audit_act.current(), told)
 
     def admit(self) -> None:
-        """Refuse what is about to begin where its rows could not be written.
+        """Refuse an operation that is about to begin if its rows could not be written.
 
         Not asked of what makes things safer: a key is deleted, and a session ended, all the same.
         """
@@ -127,12 +254,12 @@ class Trail:
             )
 
     def during(self, action: str, **detail: Any) -> contextlib.AbstractContextManager[None]:
-        """While the block runs, whoever acts now changes something, and then writes its row.
+        """A block in which the current caller changes something, and then writes its row.
 
-        Who is killed in between leaves a row as well: the next gateway writes it.
+        If the gateway is killed in between, the next one writes the row.
         """
         told = {name: to_json(value) for name, value in detail.items() if value is not None}
-        act = acting.current() or Act(GATEWAY, "")
+        act = audit_act.current() or Act(GATEWAY, "")
         return self._pending.during(Begun(act, action, told))
 
     def _tell_left(self) -> None:
@@ -153,7 +280,7 @@ class Trail:
     ) -> None:
         caller = act.caller if act is not None else GATEWAY._replace(principal=owner)
         other = owner if owner != caller.principal else ""
-        row = Row(
+        row = AuditRow(
             action, outcome, caller.principal, caller.via, caller.peer, session, other, detail
         )
         try:
@@ -173,15 +300,15 @@ class Trail:
     def event(
         self, session: Session, kind: str, fields: dict[str, Any], call: dict[str, Any] | None
     ) -> None:
-        """Something happened in a session; ``call`` is what was asked for, if that matters."""
+        """Write the row of an event in a session; ``call`` is the request, if that matters."""
         detail = {name: to_json(value) for name, value in fields.items() if value is not None}
         if kind == "exec.started" and call is not None:
             detail |= self._asked(detail, call)
         outcome = DENIED if _is_denial(kind, fields) else ALLOWED
-        self._record(kind, outcome, session.session_id, session.owner, acting.current(), detail)
+        self._record(kind, outcome, session.session_id, session.owner, audit_act.current(), detail)
 
     def _asked(self, detail: dict[str, str], call: dict[str, Any]) -> dict[str, str]:
-        """What is kept of code and commands. Never their environment, nor what they read."""
+        """Code and commands as rows have them. Never their environment, nor their input."""
         code = call.get("code")
         what = "code" if isinstance(code, bytes) else "command"
         data = code if isinstance(code, bytes) else _bytes(call)
@@ -197,18 +324,18 @@ class Trail:
         return told
 
     def refused(self, error: BaseException, act: Act | None = None) -> None:
-        """Somebody was refused what they asked for; other errors leave no row."""
+        """Write the row of a refusal; other errors leave no row."""
         if isinstance(error, errors.K8eError):
             if error.grpc_status not in _REFUSALS:
                 return
             code, why = error.code, error.message
         else:
             code, why = "unauthenticated", str(error)
-        act = act or acting.current() or Act(GATEWAY, "")
+        act = act or audit_act.current() or Act(GATEWAY, "")
         caller = act.caller
         host = "" if caller.principal else _host(caller.peer)
         kind = (caller.principal, caller.via, host, code)
-        # Who is nobody can come from any number of addresses.
+        # Unknown callers can come from any number of addresses.
         group = None if caller.principal else ("", caller.via, "*", code)
         self._busy.set()
         if self._folding.admit(kind, time.monotonic(), group):
@@ -224,7 +351,7 @@ class Trail:
 
     def _flush(self, now: float) -> None:
         for (principal, via, host, code), count in self._folding.over(now):
-            act = Act(Caller(principal, via, host), "")
+            act = Act(AuditCaller(principal, via, host), "")
             self.record("call.refused", outcome=DENIED, act=act, code=code, count=count)
 
     # Keeping.
@@ -251,21 +378,24 @@ class Trail:
                 log.error("the audit trail cannot be kept: %s", error)
 
     async def _sync(self) -> None:
-        seq, written = self._writer.seq, self._writer.written()  # here, where nobody writes now
-        await asyncio.to_thread(files.sync, self._folder, written)
+        seq, written = (
+            self._writer.seq,
+            self._writer.written(),
+        )  # here, between two rows
+        await asyncio.to_thread(segments.sync, self._folder, written)
         self._synced = seq
 
     async def prune(self) -> None:
-        """Remove what is too old or too much.
+        """Remove rows that are too old or too many.
 
-        First the row about it, on the disk, and then the files: whoever dies in between leaves too
+        First the row about it, on the disk, and then the files: a crash in between leaves too
         much, and never a gap that nothing explains.
         """
         excess = await asyncio.to_thread(self._writer.excess, time.time())
         if excess is None:
             return
         count = len(excess.paths)
-        self.record(reading.PRUNED, files=count, first=excess.first, prev=excess.prev)
+        self.record(query.PRUNED, files=count, first=excess.first, prev=excess.prev)
         if self._lost:
             return  # the row could not be written
         await self._sync()
@@ -280,7 +410,7 @@ class Trail:
     async def newest(self, wanted: Filter, limit: int, who: str = "") -> Page:
         """The newest rows; ``who`` asks for them."""
         with self._looks.by(who):
-            search = reading.Newest(self._folder, wanted, limit)
+            search = query.Newest(self._folder, wanted, limit)
             while (page := await self._looks.read(search.step)) is None:
                 pass
             return page
@@ -289,8 +419,8 @@ class Trail:
         self, wanted: Filter, cursor: str, limit: int, wait: float = 0, who: str = ""
     ) -> Page:
         """Rows after ``cursor``; waits up to ``wait`` seconds for the first of them."""
-        reading.parse_cursor(cursor)
-        # Admins have their own number alone: nobody else can lock them out.
+        query.parse_cursor(cursor)
+        # Admins have a limit of their own, so that no other caller can lock them out.
         if wait and wanted.of and self._followers >= MAX_FOLLOWERS:
             raise errors.LimitExceeded(
                 f"{MAX_FOLLOWERS} calls wait for rows of the audit trail", hint="try again later"
@@ -307,7 +437,7 @@ class Trail:
         deadline = loop.time() + wait
         while True:
             news = self._news
-            page = await self._looks.read(reading.following, self._folder, wanted, cursor, limit)
+            page = await self._looks.read(query.following, self._folder, wanted, cursor, limit)
             if page.lines or page.more or loop.time() >= deadline:
                 return page
             cursor = page.cursor
@@ -316,7 +446,7 @@ class Trail:
                     await news.wait()
                     await asyncio.sleep(FOLLOW_SECONDS)  # so that many rows are one look
 
-    async def verify(self, expected: Link | None = None, who: str = "") -> Checked:
+    async def verify(self, expected: ChainLink | None = None, who: str = "") -> Checked:
         """Check the chain, also against what this gateway remembers of its end."""
         before, found = self._removals, await self._verify(expected, who)
         if found.problems and (before != self._removals or before % 2):
@@ -324,13 +454,13 @@ class Trail:
             return await self._verify(expected, who)
         return found
 
-    async def _verify(self, expected: Link | None, who: str) -> Checked:
-        known = Link(self._writer.seq, "", self._writer.head)
+    async def _verify(self, expected: ChainLink | None, who: str) -> Checked:
+        known = ChainLink(self._writer.seq, "", self._writer.head)
         with self._looks.by(who):
-            check = reading.Verifying(self._folder, expected, known)
+            check = query.Verifying(self._folder, expected, known)
             while (found := await self._looks.read(check.step)) is None:
                 pass
-        if found.last < known.seq and len(found.problems) < reading.MAX_PROBLEMS:
+        if found.last < known.seq and len(found.problems) < query.MAX_PROBLEMS:
             missing = f"rows from {found.last + 1} to {known.seq} are missing at the end"
             return found._replace(problems=[*found.problems, missing])
         return found
@@ -338,15 +468,15 @@ class Trail:
 
 def _host(peer: str) -> str:
     """A stranger's address without its port; one host may have many of IPv6."""
-    return addresses.group(peer.rpartition(":")[0].strip("[]"))
+    return access.group(peer.rpartition(":")[0].strip("[]"))
 
 
 def _without_keys(text: str) -> str:
     return _KEY.sub(r"\1…", text)
 
 
-def _lost(count: int) -> Row:
-    return Row("audit.lost", ALLOWED, "", GATEWAY.via, "", "", "", {"count": str(count)})
+def _lost(count: int) -> AuditRow:
+    return AuditRow("audit.lost", ALLOWED, "", GATEWAY.via, "", "", "", {"count": str(count)})
 
 
 def _is_denial(kind: str, fields: dict[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""API keys: made, listed, deleted, and recognised when somebody shows one."""
+"""API keys: created, listed, deleted, and recognised in calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from k8e import errors
-from k8e.auth.attempts import Attempts
+from k8e.auth.rates import Attempts
 from k8e.auth.store import Key, KeyStore
 from k8e.model import Principal, Role, new_id
 
@@ -38,11 +38,11 @@ _SHAPE = re.compile(r"k8e-[0-9a-f]{64}")
 
 
 class Unknown(Exception):
-    """Who shows this credential is nobody that we know; the text says why."""
+    """The credential is not valid; the text says why."""
 
 
-class Quota(NamedTuple):
-    """What one key may use; 0 means what any key may."""
+class KeyQuota(NamedTuple):
+    """The limits of one key; 0 means the usual one."""
 
     max_sessions: int = 0
     rate: float = 0
@@ -50,7 +50,7 @@ class Quota(NamedTuple):
 
 
 class Created(NamedTuple):
-    """A new key; nobody can be told its secret again."""
+    """A new key; its secret cannot be shown again."""
 
     key: Key
     secret: str
@@ -67,14 +67,14 @@ class Keys:
         self.attempts = Attempts()
         self._open: dict[int, set[asyncio.Timeout]] = {}
         self.on_end: list[Callable[[Key], None]] = []
-        """Called with each key that nobody can use any more as it was: deleted, or rotated."""
+        """Called with each key that was deleted or rotated."""
         self.on_delete: list[Callable[[Key], None]] = []
         """Called with each key that is deleted, before the calls with it end."""
 
     # Managing.
 
     def create(
-        self, name: str, ttl: str = "", roles: Sequence[str] = (), quota: Quota | None = None
+        self, name: str, ttl: str = "", roles: Sequence[str] = (), quota: KeyQuota | None = None
     ) -> Created:
         """A new key, good for ``ttl`` (``30d``, ``12h``, ``never``) and for ``roles``."""
         if not _NAME.fullmatch(name):
@@ -83,7 +83,7 @@ class Keys:
                 hint="use at most 60 letters, digits and inner hyphens, dots and underscores",
             )
         now = time.time()
-        quota = _checked_quota(quota or Quota())
+        quota = _checked_quota(quota or KeyQuota())
         ends = _ends(ttl, now)
         self._store.forget(now - KEEP, now)
         if len(self._store.listing()) >= MAX_KEYS:
@@ -142,14 +142,14 @@ class Keys:
         return self._store.revoked()
 
     def max_sessions(self, owner: str) -> int:
-        """How many sessions a principal may have at once; 0 means that nobody said."""
+        """How many sessions a principal may have at once; 0 means the usual number."""
         found = self._store.owned(owner) if owner.startswith(OWNER_PREFIX) else None
         return found.max_sessions if found is not None else 0
 
     # Recognising.
 
     def of_secret(self, secret: str) -> Key:
-        """The key that somebody shows.
+        """The key that a caller shows.
 
         Found by its hash, so the time that this takes tells nothing about any other key.
         """
@@ -176,7 +176,7 @@ class Keys:
         return found if found is not None and found.valid(time.time()) else None
 
     def issued(self, serial: str, key: Key, device: str, expires_at: float) -> None:
-        """Remember a certificate; one that is not remembered is nobody's."""
+        """Record a certificate; one that is not recorded belongs to no key."""
         self._store.add_certificate(serial.lower(), key.key_id, device, time.time(), expires_at)
         log.info("a certificate is issued for key %s, device %s", key.name, device)
 
@@ -207,7 +207,7 @@ def principal(key: Key) -> Principal:
 
 
 def digest(secret: str) -> bytes:
-    """What is kept of a key: 256 random bits need no salt and no slow hash."""
+    """The stored form of a key: 256 random bits need no salt and no slow hash."""
     return hashlib.sha256(secret.encode()).digest()
 
 
@@ -220,7 +220,7 @@ def _ends(ttl: str, now: float) -> float:
     return now + seconds if seconds else 0
 
 
-def _checked_quota(quota: Quota) -> Quota:
+def _checked_quota(quota: KeyQuota) -> KeyQuota:
     if not 0 <= quota.max_sessions <= MAX_QUOTA:
         raise errors.InvalidRequest(f"a key may have 1 to {MAX_QUOTA} sessions; 0 means no limit")
     if not 0 <= quota.rate <= MAX_RATE:  # so that NaN is refused too

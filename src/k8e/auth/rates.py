@@ -1,7 +1,11 @@
-"""How often one caller may call: a bucket of calls for each principal, filled as time passes.
+"""Limits on calls and on failed logins: buckets that fill as time passes.
 
 A caller's rate is the operator's word (``K8E_CALL_RATE``, or the key's own), never the caller's: no
 header chooses the bucket. The local user has none; it would only be in its own way.
+
+A key has 256 random bits, so it cannot be guessed; and many people may share an address. So a flood
+from an address is told to stop, and costs next to nothing, while a good key from there goes on
+working.
 """
 
 from __future__ import annotations
@@ -9,22 +13,22 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 
-from k8e import errors
+from k8e import access, errors
 from k8e.model import Principal
 
 BURST_SECONDS = 2.0  # of calls that a caller who was quiet may make at once
 MAX_CALLERS = 4096
 UNLIMITED = frozenset({"local", "anybody"})
-"""Who has no bucket: the gateway's own user; and who is nobody yet, and counted by address."""
+"""Callers without a bucket: the gateway's own user, and unknown callers, counted by address."""
 
 
 class Rates:
-    """The buckets of all callers; who was quiet for longest is forgotten first, with a full one."""
+    """The buckets of all callers; the caller that was quiet for longest is forgotten first."""
 
     def __init__(self, usual: float, times: float = 1) -> None:
-        """``usual`` calls per second for whoever has no rate of its own; 0 means no limit.
+        """``usual`` calls per second for callers without a rate of their own; 0 means no limit.
 
-        What costs less than a call may be done so many ``times`` as often.
+        Cheaper actions are allowed so many ``times`` as often.
         """
         self._usual = usual
         self._times = times
@@ -50,6 +54,33 @@ class Rates:
                 f"({'the limit of this key' if principal.rate else 'K8E_CALL_RATE'})",
                 hint="wait a little, and call less often",
             )
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+
+BURST = 20.0  # failures that an address may have at once …
+REFILL = 0.5  # … and how many more each second
+MAX_ADDRESSES = 4096
+
+
+class Attempts:
+    """A token bucket per address; the address that was quiet for longest is forgotten first."""
+
+    def __init__(self) -> None:
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def failed(self, address: str, now: float | None = None) -> bool:
+        """Count a failure; whether the address is still within its limit."""
+        now = time.monotonic() if now is None else now
+        key = access.group(address)
+        left, at = self._buckets.pop(key, (BURST, now))
+        left = min(BURST, left + (now - at) * REFILL)
+        allowed = left >= 1
+        self._buckets[key] = (left - 1 if allowed else left, now)
+        while len(self._buckets) > MAX_ADDRESSES:
+            self._buckets.popitem(last=False)
+        return allowed
 
     def __len__(self) -> int:
         return len(self._buckets)

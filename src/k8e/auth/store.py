@@ -60,7 +60,7 @@ class Key:
     """Unix time; 0 means never."""
     revoked_at: float = 0
     owner: str = ""
-    """The name of its principal. Random in part: what it made never becomes another key's."""
+    """The name of its principal. Random in part, so that its things never become another key's."""
     max_sessions: int = 0
     """How many sessions it may have at once; 0 means as many as the gateway takes."""
     rate: float = 0
@@ -74,7 +74,7 @@ class KeyStore:
     """The keys of one gateway."""
 
     def __init__(self, path: Path) -> None:
-        # What was deleted stays deleted, also after a power failure.
+        # A deleted key stays deleted, also after a power failure.
         self._db = database.connect(path, MIGRATIONS, durable=True)
         self._db.execute("PRAGMA foreign_keys=ON")
 
@@ -114,7 +114,7 @@ class KeyStore:
         database.settle(self._db)
 
     def revoke(self, name: str, at: float) -> Key | None:
-        """End a key; what it was, or None if there is none."""
+        """Delete a key; returns the key, or None if there is none."""
         found = self.named(name)
         if found is not None:
             query = "UPDATE keys SET revoked_at=? WHERE key_id=?"
@@ -125,7 +125,7 @@ class KeyStore:
     def forget(self, before: float, now: float) -> None:
         """Remove what has been over for long, with its certificates.
 
-        A key that only expired is deleted first: that is what says that nobody needs what it made.
+        A key that only expired must be deleted first: that says that its things are not needed.
         """
         self._db.execute("DELETE FROM keys WHERE revoked_at > 0 AND revoked_at < ?", (before,))
         query = "UPDATE keys SET revoked_at=? WHERE revoked_at=0 AND expires_at > 0"

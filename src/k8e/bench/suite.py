@@ -1,4 +1,4 @@
-"""The suite of ``k8e bench``: what a user of a gateway waits for, measured by the SDK.
+"""The suite of ``k8e bench``: the waits of a user of a gateway, measured through the SDK.
 
 Everything happens in sessions of its own, which end with it; those of a suite that was killed end
 with their lifetime. Beside each number stands a floor that was measured in the same minute.
@@ -18,12 +18,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from k8e import errors
-from k8e.bench.samples import Row, Series
-from k8e.bench.timing import Timed, interleave, megabytes_per_second, milliseconds, timed
+from k8e.bench.measure import (
+    Series,
+    TableRow,
+    Timed,
+    interleave,
+    megabytes_per_second,
+    milliseconds,
+    timed,
+)
 from k8e.client.blocking import SandboxClient
 
 LABELS = {"k8e-bench": "1"}
-MAKING_SECONDS = 3.0  # that a gateway may take to make a session for somebody who has left
+MAKING_SECONDS = 3.0  # in which a gateway may still make a session that its client gave up
 LIFETIME = 900.0  # seconds; a suite takes less than a minute
 PATIENCE = 120.0
 PROGRAM = ["true"]
@@ -40,12 +47,12 @@ NOTHING = "a call of nothing"
 PYTHON = "python -c pass on this host"
 
 Tell = Callable[[str], None]
-"""Is told what is measured now."""
+"""Called with the name of what is being measured."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is measured."""
+    """How often and how much is measured."""
 
     rounds: int = 20
     at_once: int = 10
@@ -66,7 +73,7 @@ class Suite:
         self._tell = tell
         self._made: set[str] = set()
 
-    def measure(self) -> Generator[Row]:
+    def measure(self) -> Generator[TableRow]:
         """Yields rows as they are ready; destroys its sessions, also when it is left early."""
         try:
             yield from self._first_results()
@@ -84,7 +91,7 @@ class Suite:
 
     def _create(self) -> str:
         session_id = f"bench-{os.urandom(10).hex()}"
-        self._made.add(session_id)  # before: whoever is interrupted now may still get it
+        self._made.add(session_id)  # first, because an interrupted call may still make it
         return self._client.create_session(
             self._runtime,
             session_id=session_id,
@@ -124,7 +131,7 @@ class Suite:
 
     # What is measured.
 
-    def _first_results(self) -> Iterator[Row]:
+    def _first_results(self) -> Iterator[TableRow]:
         """From the request for a session until a program in it has ended."""
         plan, destroyed = self._plan, list[float]()
 
@@ -148,7 +155,7 @@ class Suite:
         name = f"create to first result, {plan.at_once} at once"
         yield self._row(name, milliseconds(many), floor)
 
-    def _execs(self, session_id: str) -> Iterator[Row]:
+    def _execs(self, session_id: str) -> Iterator[TableRow]:
         self._tell("exec")
         rounds = 5 * self._plan.rounds
         work = timed(lambda: self._exec(session_id, *PROGRAM))
@@ -161,7 +168,7 @@ class Suite:
                 many = [task.result() for task in tasks]
             yield self._row(f"exec true, {width} at once", milliseconds(many), nothing)
 
-    def _run(self, session_id: str, language: str) -> Iterator[Row]:
+    def _run(self, session_id: str, language: str) -> Iterator[TableRow]:
         """Code in a language; nothing where the sandbox does not have it."""
         code, command = LANGUAGES[language]
         if self._client.exec(session_id, f"command -v {command[0]}", PATIENCE).exit_code:
@@ -181,7 +188,7 @@ class Suite:
         peer = Series(floor, "ms", milliseconds(took[floor]))
         yield self._row(f"run {language}", milliseconds(took[""]), peer)
 
-    def _files(self, session_id: str) -> Iterator[Row]:
+    def _files(self, session_id: str) -> Iterator[TableRow]:
         for size in (SMALL, self._plan.large):
             label = f"{size >> 20} MiB" if size >> 20 else f"{size >> 10} KiB"
             self._tell(f"files of {label}")
@@ -191,7 +198,7 @@ class Suite:
             for verb in ("write", "read"):
                 peer = _copied("a file on this host", size, took[f"{verb} here"])
                 ours = _copied(f"{verb} {label}", size, took[verb])
-                yield Row("", self._runtime, ours, peer)
+                yield TableRow("", self._runtime, ours, peer)
 
     def _copies(self, session_id: str, size: int, folder: Path) -> dict[str, Timed]:
         data, here = os.urandom(size), folder / FILE
@@ -211,8 +218,8 @@ class Suite:
         """The gateway's quickest answer: the way there and back."""
         return timed(self._client.status)
 
-    def _row(self, name: str, samples: list[float], floor: Series) -> Row:
-        return Row("", self._runtime, Series(name, floor.unit, samples), floor)
+    def _row(self, name: str, samples: list[float], floor: Series) -> TableRow:
+        return TableRow("", self._runtime, Series(name, floor.unit, samples), floor)
 
 
 def _copied(name: str, size: int, seconds: list[float]) -> Series:

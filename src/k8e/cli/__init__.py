@@ -29,11 +29,11 @@ def _run(arguments: list[str]) -> int:
         code = fast.run(arguments[2:])
         if code is not None:
             return code
-    from k8e.cli import parsing
+    from k8e.cli import parser
 
     if arguments[:1] == ["sandbox"]:
         arguments = _said_once(arguments)
-    return parsing.main(arguments)
+    return parser.main(arguments)
 
 
 def _said_once(arguments: list[str]) -> list[str]:
@@ -49,7 +49,7 @@ def _said_once(arguments: list[str]) -> list[str]:
 
 
 def _flush() -> bool:
-    """Write what Python has kept back; False if nobody reads it any more.
+    """Write what Python has buffered; False if the reader of stdout is gone.
 
     Python does this after us too, and would print a traceback.
     """

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from k8e import errors
-from k8e.cli import fast, printing, sandbox
-from k8e.client import approving
-from k8e.client.approving import BINDING_NOTE, Approval, visible
+from k8e.cli import fast, output, sessions
+from k8e.cli.parser import Commands
+from k8e.client import approvals as client_approvals
+from k8e.client.approvals import BINDING_NOTE, Approval, visible
 from k8e.client.endpoints import Endpoint
 
 SECRET_VARIABLE = "K8E_APPROVER_SECRET"  # noqa: S105 - a name
@@ -24,13 +25,13 @@ _MAX_SECRET_FILE = 4096
 
 def confirm(options: argparse.Namespace) -> int:
     """Ask, tell the people at the terminal, and wait."""
-    with sandbox.connect(options) as client:
+    with sessions.connect(options) as client:
         approval_id = options.approval_id
         if not approval_id:
             asked = client.confirm_action(
                 options.session_id, options.action, wait=False, expires=options.expires
             )
-            _prompt(asked, sandbox.endpoint(options))
+            _prompt(asked, sessions.endpoint(options))
             if options.no_wait:
                 _answer(asked)
                 return 0
@@ -43,12 +44,12 @@ def confirm(options: argparse.Namespace) -> int:
 
 
 def _prompt(asked: Approval, where: Endpoint) -> None:
-    """Say what is asked, with commands to paste."""
+    """Print the action that needs approval, with commands to paste."""
     _tell(
         f"approval {asked.approval_id} is needed for session {asked.session_id}",
         f"action: {visible(asked.action)}",
-        f"to approve: {approving.command(asked.approval_id, where)}",
-        f"to reject:  {approving.command(asked.approval_id, where, reject=True)}",
+        f"to approve: {client_approvals.command(asked.approval_id, where)}",
+        f"to reject:  {client_approvals.command(asked.approval_id, where, reject=True)}",
         *(() if asked.advisory else (BINDING_NOTE,)),
     )
 
@@ -67,15 +68,15 @@ def _answer(found: Approval) -> None:
     }
     if found.reason:
         told["reason"] = found.reason
-    printing.answer(told)
+    output.answer(told)
 
 
 def approve(options: argparse.Namespace) -> int:
-    """Show what is decided on, then decide."""
-    with sandbox.connect(options) as client:
+    """Show the action, then decide on it."""
+    with sessions.connect(options) as client:
         asked = client.get_approval(options.approval_id)
         _tell(f"session: {asked.session_id}", f"action: {visible(asked.action)}")
-        # Who has the approver's role needs no secret; whoever may not approve is told so at once.
+        # A caller with the approver's role needs no secret; without any role the gateway refuses.
         needed = not asked.advisory and "admin" in client.status()["roles"]
         decided = client.approve_action(
             options.approval_id,
@@ -83,16 +84,16 @@ def approve(options: argparse.Namespace) -> int:
             options.reason,
             secret=secret(options, "the approver's secret: ") if needed else "",
         )
-    printing.answer({"advisory": decided.advisory, "ok": True})
+    output.answer({"advisory": decided.advisory, "ok": True})
     return 0
 
 
 def approvals(options: argparse.Namespace) -> int:
-    with sandbox.connect(options) as client:
+    with sessions.connect(options) as client:
         found = client.list_approvals(options.session_id)
     shown = "action advisory approval_id created_at expires_at session_id".split()
     items = [{name: getattr(item, name) for name in shown} for item in found]
-    printing.answer({"approvals": [item | {"action": visible(item["action"])} for item in items]})
+    output.answer({"approvals": [item | {"action": visible(item["action"])} for item in items]})
     return 0
 
 
@@ -101,29 +102,29 @@ def approvals(options: argparse.Namespace) -> int:
 
 def init(options: argparse.Namespace) -> int:
     """Choose a secret, or take a passphrase; it is shown once and kept nowhere."""
-    with sandbox.connect(options) as client:
+    with sessions.connect(options) as client:
         if client.has_approver() and not options.replace:
             raise errors.Conflict(
                 "there is an approver already",
-                hint="k8e approver init --replace asks for the secret of before",
+                hint="k8e approver init --replace asks for the current secret",
             )
-        current = secret(options, "the secret of before: ") if options.replace else ""
+        current = secret(options, "the current secret: ") if options.replace else ""
         if options.passphrase:
             client.set_approver(_new_passphrase(), current=current)
-            printing.answer({"ok": True})
+            output.answer({"ok": True})
             return 0
         chosen = secrets.token_urlsafe(32)
         if options.file:
-            # Before the gateway knows it: a secret that nobody has locks everybody out.
+            # Before the gateway learns it: without the file, no caller could approve.
             _write(Path(options.file), chosen)
         client.set_approver(chosen, current=current)
-    printing.answer({"file": options.file} if options.file else {"secret": chosen})
+    output.answer({"file": options.file} if options.file else {"secret": chosen})
     return 0
 
 
 def status(options: argparse.Namespace) -> int:
-    with sandbox.connect(options) as client:
-        printing.answer({"configured": client.has_approver()})
+    with sessions.connect(options) as client:
+        output.answer({"configured": client.has_approver()})
     return 0
 
 
@@ -171,3 +172,104 @@ def _new_passphrase() -> str:
     if _ask("the same again: ") != chosen:
         raise errors.InvalidRequest("the two passphrases differ", hint="try again")
     return chosen
+
+
+def add_confirm(commands: Commands) -> None:
+    parser = commands.add(
+        "confirm",
+        "ask for leave to do something, and wait for the decision; exits with 1 if it is a no",
+        "k8e sandbox confirm ID 'delete the table users'\n"
+        "         k8e sandbox confirm --no-wait ID 'delete the table users'",
+        confirm,
+        remote=True,
+    )
+    parser.add_argument("session_id", metavar="ID")
+    parser.add_argument("action", metavar="ACTION", help="what is to be done, in words")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=30,
+        metavar="SECONDS",
+        help="give up waiting after this long (default 30); it can still be approved then",
+    )
+    parser.add_argument(
+        "--no-wait", action="store_true", help="print the approval's id and leave at once"
+    )
+    parser.add_argument(
+        "--approval-id", default="", metavar="ID", help="wait again for what was asked before"
+    )
+    parser.add_argument(
+        "--expires",
+        type=float,
+        default=0,
+        metavar="SECONDS",
+        help="how long it can be approved and acted on (default 3600)",
+    )
+
+
+def add_approve(commands: Commands) -> None:
+    parser = commands.add(
+        "approve",
+        "allow an action, or refuse it; where there is an approver, with the approver's secret",
+        "k8e sandbox approve APPROVAL\n"
+        "         k8e sandbox approve APPROVAL --reject --reason 'not on a Friday'",
+        approve,
+        remote=True,
+        answers_ok=True,
+    )
+    parser.add_argument("approval_id", metavar="APPROVAL", help="its id")
+    parser.add_argument("--reject", action="store_true", help="say no")
+    parser.add_argument("--reason", default="", metavar="TEXT", help="why, for the asker")
+    _add_secret_file(parser)
+
+
+def add_approvals(commands: Commands) -> None:
+    parser = commands.add(
+        "approvals",
+        "list the actions that wait for a decision",
+        "k8e sandbox approvals",
+        approvals,
+        remote=True,
+    )
+    parser.add_argument("--session-id", default="", metavar="ID", help="only of this session")
+
+
+def add_approver(commands: Commands) -> None:
+    approver = commands.add(
+        "approver",
+        "choose who decides on approvals",
+        "k8e approver init",
+    )
+    group = approver.commands(required=True)
+    init_parser = group.add(
+        "init",
+        "make a secret that approving needs from now on, and print it once",
+        "k8e approver init --passphrase\n         k8e approver init --file /root/approver.secret",
+        init,
+        remote=True,
+    )
+    init_parser.add_argument(
+        "--passphrase",
+        action="store_true",
+        help="take a passphrase instead, from the terminal or a line of stdin",
+    )
+    init_parser.add_argument(
+        "--file", metavar="PATH", help="write it to a new file that only we can read"
+    )
+    init_parser.add_argument("--replace", action="store_true", help="replace the current secret")
+    _add_secret_file(init_parser)
+    group.add(
+        "status",
+        "tell whether there is an approver",
+        "k8e approver status",
+        status,
+        remote=True,
+    )
+
+
+def _add_secret_file(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--secret-file",
+        metavar="PATH",
+        help="read the approver's secret from a file [K8E_APPROVER_SECRET holds it itself]",
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import importlib
 import os
 import shutil
 import signal
@@ -14,8 +15,10 @@ from typing import Any
 
 from k8e import errors, settings
 from k8e._version import __version__
-from k8e.cli import fast, printing
+from k8e.cli import fast, output
+from k8e.cli.parser import Commands
 
+_PACKAGE = "k8e.conformance"
 _COLOURS = {"pass": "\033[32m", "fail": "\033[31m", "not applicable": "\033[33m"}
 _PLAIN = "\033[0m"
 _DEFAULT_WIDTH = 100
@@ -25,13 +28,7 @@ _MARK = 14  # the longest verdict
 
 def run(options: argparse.Namespace) -> int:
     """Check promises; 0 if none is broken."""
-    # Of the extra ``gateway``, like what they check.
-    try:
-        from k8e import conformance
-    except ModuleNotFoundError as error:
-        raise errors.NotImplementedYet(
-            f"the checks need the package {error.name}", hint=errors.install_extra("gateway")
-        ) from None
+    conformance = _load()
     chosen = conformance.choose(options.only) if options.only else list(conformance.ALL)
     if options.list:
         return _list([conformance.ALL[name] for name in chosen], json=options.json)
@@ -46,10 +43,26 @@ def run(options: argparse.Namespace) -> int:
         return _INTERRUPTED + signal.SIGTERM
 
 
+def _load() -> Any:
+    """The checks, which an installation can leave out, and which need the extra ``gateway``."""
+    try:
+        return importlib.import_module(_PACKAGE)
+    except ModuleNotFoundError as error:
+        if error.name == _PACKAGE:
+            raise errors.NotImplementedYet(
+                "this installation of k8e has no conformance checks",
+                hint="they were left out when it was made; install k8e without "
+                "K8E_WITHOUT_CONFORMANCE=1: " + errors.install_extra("gateway"),
+            ) from None
+        raise errors.NotImplementedYet(
+            f"the checks need the package {error.name}", hint=errors.install_extra("gateway")
+        ) from None
+
+
 def _list(behaviours: list[Any], *, json: bool) -> int:
     if json:
         rows = [{"gaps": dict(it.gaps), "id": it.id, "promise": it.promise} for it in behaviours]
-        printing.answer({"behaviours": rows})
+        output.answer({"behaviours": rows})
         return 0
     width = max(len(item.id) for item in behaviours)
     for item in behaviours:
@@ -58,23 +71,25 @@ def _list(behaviours: list[Any], *, json: bool) -> int:
 
 
 async def _run(options: argparse.Namespace, chosen: list[str]) -> int:
-    from k8e.conformance import hosting
+    from k8e.conformance import host as conformance_host
 
     _end_at_sigterm()
     told: list[dict[str, Any]] = []
     show = _Lines(len(chosen), quiet=options.json)
-    async with hosting.own_host() as host:
-        for runtime in await hosting.runtimes(host, options.runtime):
+    async with conformance_host.own_host() as host:
+        for runtime in await conformance_host.runtimes(host, options.runtime):
             show.begin(runtime.name)
             # Closed also when a signal comes: that is when its sandboxes end.
-            async with contextlib.aclosing(hosting.results(host, runtime, chosen)) as results:
+            async with contextlib.aclosing(
+                conformance_host.results(host, runtime, chosen)
+            ) as results:
                 async for result in results:
                     told.append(_row(runtime.name, result))
                     show.result(told[-1])
     show.end()
     counts = {verdict: sum(row["verdict"] == verdict for row in told) for verdict in _COLOURS}
     if options.json:
-        printing.answer(
+        output.answer(
             {
                 "failed": counts["fail"],
                 "not_applicable": counts["not applicable"],
@@ -170,3 +185,33 @@ def _end_at_sigterm() -> None:
             checks.cancel()
 
     loop.add_signal_handler(signal.SIGTERM, end)
+
+
+def add_conformance(commands: Commands) -> None:
+    conformance = commands.add(
+        "conformance",
+        "check that sandboxes on this machine keep every promise, also under attack",
+        "k8e conformance run",
+    )
+    parser = conformance.commands().add(
+        "run",
+        "check every promise and print pass, fail or not applicable for each; exits with 1 if one "
+        "is broken; prints lines, or JSON",
+        "k8e conformance run\n"
+        "         k8e conformance run --runtime gvisor --only attacks --only network\n"
+        "         k8e conformance run --list",
+        run,
+    )
+    parser.add_argument(
+        "--runtime",
+        action="append",
+        help="gvisor or container; repeatable (by default all that work on this machine)",
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        metavar="ID",
+        help="a promise, or all whose id begins with this word; repeatable",
+    )
+    parser.add_argument("--list", action="store_true", help="print the promises and check nothing")
+    parser.add_argument("--json", action="store_true", help="print JSON, at the end")

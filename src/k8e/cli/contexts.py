@@ -10,8 +10,10 @@ import os
 from typing import Any
 
 from k8e import errors
-from k8e.cli import fast, parsing, printing, sandbox, state
-from k8e.client import driving, executions
+from k8e.cli import fast, output, sessions, state
+from k8e.cli import parser as cli_parser
+from k8e.cli.parser import Commands
+from k8e.client import driver, executions
 from k8e.client.blocking import SandboxClient
 from k8e.client.contexts import Context
 from k8e.client.executions import Execution, ExecutionEvent, Result
@@ -39,7 +41,7 @@ def run(options: argparse.Namespace, chosen: dict[str, Any], *, language: str | 
         if done.error is not None:
             fast.write(2, done.error.traceback.encode("utf-8", "replace"))
     else:
-        printing.answer(_shown(done))
+        output.answer(_execution_fields(done))
     return done.exit_code
 
 
@@ -57,8 +59,8 @@ def _call(name: str, chosen: dict[str, Any], language: str | None) -> dict[str, 
 
 
 def _execute(options: argparse.Namespace, call: dict[str, Any], *, raw: bool) -> Execution:
-    pool = driving.Pool(driving.connector(sandbox.endpoint(options)))
-    running = driving.Running(pool.take(), executions.events(call), None, pool.renew)
+    pool = driver.Pool(driver.connector(sessions.endpoint(options)))
+    running = driver.SyncOperation(pool.take(), executions.execution_events(call), None, pool.renew)
     with contextlib.closing(pool), contextlib.closing(running):
         while (event := running.next_event()) is not None:
             if raw:
@@ -76,7 +78,7 @@ def _print(event: ExecutionEvent) -> None:
         fast.write(1, event.text.encode("utf-8", "replace") + b"\n")
 
 
-def _shown(done: Execution) -> dict[str, Any]:
+def _execution_fields(done: Execution) -> dict[str, Any]:
     told = dataclasses.asdict(done)
     for name in ("stdout_bytes", "stderr_bytes", "exec_id"):
         del told[name]
@@ -91,7 +93,7 @@ def _shown(done: Execution) -> dict[str, Any]:
 
 
 def _result(item: Result) -> dict[str, Any]:
-    """A result; what is binary in base64, as notebooks have it."""
+    """A result as JSON, with binary data in base64 as in notebooks."""
     data = {
         kind: base64.b64encode(value).decode() if isinstance(value, bytes) else value
         for kind, value in item.data.items()
@@ -104,32 +106,32 @@ def _result(item: Result) -> dict[str, Any]:
 
 
 def listing(options: argparse.Namespace) -> int:
-    with sandbox.connect(options) as client:
+    with sessions.connect(options) as client:
         session_id = _session(client, options)
         found = client.list_contexts(session_id) if session_id else []
-    printing.answer({"contexts": [dataclasses.asdict(item) for item in found]})
+    output.answer({"contexts": [dataclasses.asdict(item) for item in found]})
     return 0
 
 
 def restart(options: argparse.Namespace) -> int:
-    with sandbox.connect(options) as client:
-        printing.answer(dataclasses.asdict(_context(client, options).restart()))
+    with sessions.connect(options) as client:
+        output.answer(dataclasses.asdict(_context(client, options).restart()))
     return 0
 
 
 def interrupt(options: argparse.Namespace) -> int:
     """1 if the code goes on."""
-    with sandbox.connect(options) as client:
+    with sessions.connect(options) as client:
         stopped = _context(client, options).interrupt(options.grace)
     hint = "" if stopped else f"k8e sandbox context restart {options.context} ends it"
-    printing.answer({"detail": hint, "stopped": stopped})
+    output.answer({"detail": hint, "stopped": stopped})
     return 0 if stopped else 1
 
 
 def delete(options: argparse.Namespace) -> int:
-    with sandbox.connect(options) as client:
+    with sessions.connect(options) as client:
         _context(client, options).close()
-    printing.answer({"ok": True})
+    output.answer({"ok": True})
     return 0
 
 
@@ -148,5 +150,57 @@ def _session(client: SandboxClient, options: argparse.Namespace) -> str:
     named = options.session_id or os.environ.get("K8E_SANDBOX_SESSION_ID")
     if named:
         return named
-    found = client.list_sessions(parsing.tenant(options) or state.DEFAULT_TENANT)
+    found = client.list_sessions(cli_parser.tenant(options) or state.DEFAULT_TENANT)
     return next((item.session_id for item in found if item.auto and item.phase in _LIVE), "")
+
+
+def add_context(commands: Commands) -> None:
+    context = commands.add(
+        "context",
+        "look after the contexts of a session: programs that keep their variables between runs",
+        "k8e sandbox context list",
+    )
+    inner = context.commands(required=True)
+    listing_parser = inner.add(
+        "list",
+        "list the contexts of a session, and how they are",
+        "k8e sandbox context list --session-id ID",
+        listing,
+        remote=True,
+    )
+    restart_parser = inner.add(
+        "restart",
+        "end a context's program, whatever it does, and start a new one without variables",
+        "k8e sandbox context restart NAME",
+        restart,
+        remote=True,
+    )
+    interrupt_parser = inner.add(
+        "interrupt",
+        "interrupt what a context runs, as Ctrl-C does; fails if the code goes on",
+        "k8e sandbox context interrupt NAME",
+        interrupt,
+        remote=True,
+    )
+    delete_parser = inner.add(
+        "delete",
+        "remove a context and everything that it runs",
+        "k8e sandbox context delete NAME",
+        delete,
+        remote=True,
+        answers_ok=True,
+    )
+    for parser in (listing_parser, restart_parser, interrupt_parser, delete_parser):
+        parser.add_argument("--session-id", metavar="ID", help="whose [K8E_SANDBOX_SESSION_ID]")
+        parser.add_argument(
+            "--tenant", metavar="NAME", help="whose standing session [K8E_SANDBOX_TENANT]"
+        )
+    for parser in (restart_parser, interrupt_parser, delete_parser):
+        parser.add_argument("context", metavar="NAME")
+    interrupt_parser.add_argument(
+        "--grace",
+        type=float,
+        default=5,
+        metavar="SECONDS",
+        help="how long the code has to stop (default 5)",
+    )

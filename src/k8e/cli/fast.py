@@ -1,8 +1,8 @@
 """``k8e sandbox run`` with nothing imported that it can do without.
 
 The bar is twice the time of ``python3 -c pass`` for the whole process, and ``json`` or ``argparse``
-alone would break it. What is not understood here is left to the full parser, which ends up in
-:func:`execute` too.
+alone would break it. Flags that are not understood here are left to the full parser, which ends
+up in :func:`execute` too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     class Connection(Protocol):
-        """What a run needs of a connection, local or remote."""
+        """A connection as a run uses it, local or remote."""
 
         def begin(self) -> None: ...
         def send(self, kind: int, body: bytes | memoryview) -> None: ...
@@ -49,7 +49,7 @@ _REPEATED = ("--env", "--allowed-hosts")
 
 
 class ClosedOutput(BrokenPipeError):
-    """Nobody reads what we print any more; a broken pipe in a sandbox is another matter."""
+    """The reader of our output is gone; a broken pipe in a sandbox is another error."""
 
 
 def defaults() -> dict[str, Any]:
@@ -161,7 +161,7 @@ def split_hosts(values: list[str], before: list[str] | None = None) -> list[str]
 
 
 def execute(options: dict[str, Any], connect: Callable[[], Connection] | None = None) -> int:
-    """Run the code, print what comes of it; the exit code."""
+    """Run the code and print its result; the exit code."""
     try:
         check(options)
         return _run(options, connect or _connect)
@@ -170,9 +170,9 @@ def execute(options: dict[str, Any], connect: Callable[[], Connection] | None = 
     except KeyboardInterrupt:
         return INTERRUPTED  # closing the connection has killed the command
     except Exception as error:
-        from k8e.cli import printing
+        from k8e.cli import output
 
-        return printing.failure(error, raw=options["raw"])
+        return output.failure(error, raw=options["raw"])
 
 
 def _run(options: dict[str, Any], connect: Callable[[], Connection]) -> int:
@@ -196,14 +196,14 @@ def _run(options: dict[str, Any], connect: Callable[[], Connection]) -> int:
 def _connect() -> Connection:
     try:
         return local.Connection(local.dial(local.default_socket()))
-    except local.Refused:
-        from k8e.client import starting
+    except local.NoGateway:
+        from k8e.client import autostart
 
-        return local.Connection(starting.dial())
+        return local.Connection(autostart.dial())
 
 
 def check(options: dict[str, Any]) -> None:
-    """Refuse what no gateway needs to see."""
+    """Refuse mistakes that need no gateway to be found."""
     session_id = options["session_id"]
     if len(options["code"]) > wire.MAX_CODE:
         from k8e import errors
@@ -231,7 +231,7 @@ def check(options: dict[str, Any]) -> None:
 
 
 def fields(options: dict[str, Any], exec_id: str) -> dict[str, Any]:
-    """What is asked of the gateway."""
+    """The call for the gateway."""
     session: dict[str, Any] = {"id": options["session_id"]}
     if not options["session_id"]:
         spec: dict[str, Any] = {"runtime": options["runtime"]} if options["runtime"] else {}
@@ -308,9 +308,9 @@ class _Run:
         if not self._options["session_id"]:
             note_session(self._options["tenant"] or "default", self._session_id)
         if self._options["stdin"]:
-            from k8e.cli import feeding
+            from k8e.cli import run as cli_run
 
-            feeder = feeding.Feeder(self._connection)
+            feeder = cli_run.Feeder(self._connection)
             self._send, self._grant = feeder.send, feeder.grant
 
     def _take(self, kind: int, body: bytes) -> None:
@@ -339,7 +339,7 @@ class _Run:
             lines = "".join(f"k8e: {item['message']}\n" for item in exit["limits"])
             write(2, lines.encode("utf-8", "replace"))
         if self._options["raw"] and denials:  # after the output, which is the program's own
-            from k8e.cli import denials as telling
+            from k8e.cli import egress as telling
 
             write(2, telling.lines(denials, self._session_id).encode("utf-8", "replace"))
         return exit["code"]
@@ -361,9 +361,9 @@ def _limits(met: list[dict[str, Any]] | None) -> str:
 
 
 def _denials(found: list[dict[str, Any]]) -> str:
-    from k8e.cli import denials
+    from k8e.cli import egress
 
-    return denials.encode(found)
+    return egress.encode(found)
 
 
 def quote(text: str) -> str:
@@ -375,7 +375,7 @@ def quote(text: str) -> str:
 
 
 def write(fd: int, data: bytes | memoryview) -> None:
-    """Write everything, also to a descriptor that somebody made non-blocking."""
+    """Write everything, also to a descriptor that another program made non-blocking."""
     view = memoryview(data)
     while view:
         try:

@@ -1,4 +1,4 @@
-"""``k8e gateway`` and ``k8e status``: be the gateway, start it, ask it, stop it."""
+"""``k8e gateway``, ``k8e status`` and ``k8e doctor``: run a gateway, ask it, mend the host."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import argparse
 import contextlib
 import json
 import os
+import shutil
 import sys
+import textwrap
+from collections.abc import Iterator
 from typing import Any
 
 from k8e import _version, errors, settings
-from k8e.cli import fast, printing
-from k8e.client import driving, local, operations
+from k8e.cli import fast, output
+from k8e.cli.parser import Commands
+from k8e.client import driver, local, operations
+from k8e.client.blocking import SandboxClient
 
 
 def serve(options: argparse.Namespace) -> int:
@@ -23,7 +28,7 @@ def serve(options: argparse.Namespace) -> int:
     config = settings.load(listen=options.listen, http=options.http, data_dir=options.data_dir)
     if options.background and options.ready_fd < 0:
         return _start(config)
-    # In the background a child is the gateway, so that whoever started us need not reap it.
+    # In the background a child is the gateway, so that our parent need not reap it.
     if options.background and os.fork():
         return 0
     try:
@@ -37,10 +42,10 @@ def serve(options: argparse.Namespace) -> int:
 
 
 def _start(config: settings.Settings) -> int:
-    from k8e.client import starting
+    from k8e.client import autostart
 
-    with contextlib.closing(starting.dial(config)) as sock:
-        printing.answer(_ask(local.Connection(sock), "status"))
+    with contextlib.closing(autostart.dial(config)) as sock:
+        output.answer(_ask(local.Connection(sock), "status"))
     return 0
 
 
@@ -51,15 +56,15 @@ def _incomplete(error: ImportError, ready_fd: int) -> int:
         f"a part of the gateway is missing: {error}", hint=installations.INSTALL
     )
     if ready_fd < 0:
-        return printing.failure(problem)
+        return output.failure(problem)
     with contextlib.suppress(OSError):
         os.write(ready_fd, json.dumps(problem.to_wire()).encode() + b"\n")
     return problem.exit_code
 
 
-def _ask(connection: driving.Connection, op: str, **fields: Any) -> dict[str, Any]:
+def _ask(connection: driver.Connection, op: str, **fields: Any) -> dict[str, Any]:
     operation = operations.call({"op": op, **fields})
-    running = driving.Running(connection, operation, None)
+    running = driver.SyncOperation(connection, operation, None)
     running.next_event()
     return running.result
 
@@ -68,18 +73,33 @@ def _connect() -> local.Connection | None:
     """A connection to the gateway of this host, if it runs."""
     try:
         return local.Connection(local.dial(os.fsencode(settings.load().socket)))
-    except local.Refused:
+    except local.NoGateway:
         return None
 
 
 def status(options: argparse.Namespace) -> int:
+    cluster = _cluster()
     connection = _connect()
     if connection is None:
-        printing.answer({"running": False, "socket": str(settings.load().socket)})
-        return errors.GatewayUnreachable.exit_code
+        told = {"running": False, "socket": str(settings.load().socket)}
+        output.answer(told | cluster)
+        return errors.GatewayUnreachable.exit_code if not cluster else _health(cluster)
     with contextlib.closing(connection):
-        printing.answer({"running": True, **_ask(connection, "status")})
-    return 0
+        output.answer({"running": True, **_ask(connection, "status"), **cluster})
+    return _health(cluster)
+
+
+def _cluster() -> dict[str, Any]:
+    """The state of this machine's cluster, as far as the caller may read it."""
+    if not os.access("/var/lib/k8e/release.json", os.R_OK):
+        return {}
+    from k8e.distro import layout, status
+
+    return {"cluster": status.read(layout.Layout())}
+
+
+def _health(cluster: dict[str, Any]) -> int:
+    return 1 if cluster and cluster["cluster"]["alarms"] else 0
 
 
 def metrics(options: argparse.Namespace) -> int:
@@ -101,7 +121,7 @@ def stop(options: argparse.Namespace) -> int:
         connection = _start_again()
     if connection is None:
         _leave_holder()
-        printing.answer({"ok": True, "running": False, "sessions": 0})
+        output.answer({"ok": True, "running": False, "sessions": 0})
         return 0
     with contextlib.closing(connection):
         pid = int(_ask(connection, "status")["pid"])
@@ -109,7 +129,7 @@ def stop(options: argparse.Namespace) -> int:
         left = _ask(connection, "stop", destroy=options.destroy)["sessions"]
     if process >= 0:
         _wait(process, pid)
-    printing.answer({"ok": True, "running": False, "sessions": left})
+    output.answer({"ok": True, "running": False, "sessions": left})
     return 0
 
 
@@ -118,32 +138,32 @@ def _leave_holder() -> None:
     run_dir = settings.load().run_dir
     for place in (run_dir, run_dir / "checks"):
         if os.geteuid() != 0 and (place / "holder.json").exists():
-            from k8e import folders, rootless
+            from k8e import rootless, system
 
             with contextlib.suppress(OSError):  # another user's is not ours to touch
-                folders.make_own(place)
+                system.make_own(place)
                 rootless.leave(place)
 
 
 def _start_again() -> local.Connection | None:
     """A gateway that takes over what a dead one left, so that it can be destroyed."""
-    from k8e.client import starting
+    from k8e.client import autostart
 
     config = settings.load()
     known = (config.data_dir / "sessions.db").exists()
     if not known and not any(config.run_dir.glob("sandboxes/sb-*")):
         return None
-    return local.Connection(starting.dial(config))
+    return local.Connection(autostart.dial(config))
 
 
 def repair(options: argparse.Namespace) -> int:
-    """Make usable what a gateway wrote down and cannot read any more."""
+    """Repair databases that a gateway can no longer read."""
     config = settings.load()
     try:
         from k8e.gateway import app
     except ImportError as error:
         return _incomplete(error, -1)
-    printing.answer({"ok": True, "repaired": app.repair(config)})
+    output.answer({"ok": True, "repaired": app.repair(config)})
     return 0
 
 
@@ -171,13 +191,158 @@ def _wait(process: int, pid: int) -> None:
         )
 
 
-def version(options: argparse.Namespace) -> int:
-    printing.answer({"version": _version.__version__})
+def fingerprint(options: argparse.Namespace) -> int:
+    """Print what ``login --ca-fingerprint`` takes on another machine."""
+    from k8e.client import credentials
+    from k8e.client import login as client_login
+
+    path = settings.load().data_dir / "tls" / credentials.CA
+    try:
+        found = client_login.fingerprint(path.read_text("ascii"))
+    except (OSError, ValueError):
+        raise errors.InvalidRequest(
+            f"there is no CA yet: {path} cannot be read",
+            hint="it is made when a gateway with a gRPC endpoint starts: k8e gateway --background",
+        ) from None
+    output.answer({"ca_file": str(path), "fingerprint": found})
     return 0
 
 
-def later(options: argparse.Namespace) -> int:
-    raise errors.NotImplementedYet(
-        f"k8e {options.name} is not part of this release",
-        hint="k8e gateway serves sandboxes on this host; Kubernetes comes with a later release",
+def version(options: argparse.Namespace) -> int:
+    output.answer({"version": _version.__version__})
+    return 0
+
+
+_MARKS = {True: "yes", False: "no"}
+_COLOURS = {True: "\033[32m", False: "\033[31m"}
+_PLAIN = "\033[0m"
+_DEFAULT_WIDTH = 100
+_REMOVAL = "nothing to do: the gateway tries again; a restart of the machine ends what never ends"
+
+
+def doctor(options: argparse.Namespace) -> int:
+    """Print the table; 0 if any runtime can be used."""
+    with SandboxClient() as client:
+        found = client.doctor(fresh=options.fresh)
+    if options.json:
+        output.answer(found)
+    else:
+        output.write_lines(doctor_report(found, colours=os.isatty(1)))
+    return 0 if any(item["usable"] for item in found["runtimes"]) else 1
+
+
+def doctor_report(found: dict[str, Any], *, colours: bool) -> Iterator[str]:
+    """Each runtime and feature: usable, or why not and how to fix it."""
+    rows: list[tuple[str, str, bool, str, str]] = []
+    for runtime in found["runtimes"]:
+        rows.append((runtime["runtime"], "", runtime["usable"], runtime["detail"], runtime["fix"]))
+        rows += [
+            ("", item["name"], item["usable"], item["detail"], item["fix"])
+            for item in runtime["features"]
+        ]
+    if egress := found.get("egress"):
+        rows.append((egress["name"], "", egress["usable"], egress["detail"], egress["fix"]))
+    if disk := found.get("disk"):
+        rows.append(("disk", "", *_disk(disk)))
+    rows += [
+        (f"template {item['name']}", "", False, item["error"], "")
+        for item in found.get("broken_templates", ())
+    ]
+    rows += [
+        (item["sandbox_id"], "", False, f"not removed yet: {item['what']}", _REMOVAL)
+        for item in found.get("removals", ())
+    ]
+    cells = [("RUNTIME", "FEATURE", "USABLE", "DETAIL")]
+    for name, feature, usable, detail, fix in rows:
+        mark = _MARKS[usable]
+        if colours:
+            mark = _COLOURS[usable] + mark + _PLAIN
+        text = detail if not fix else f"{detail} → {fix}" if detail else f"→ {fix}"
+        cells.append((name, feature, mark, text))
+    width = max(shutil.get_terminal_size((_DEFAULT_WIDTH, 0)).columns, 40)
+    yield from output.table(cells, width=width)
+    if found.get("warning"):
+        yield ""
+        yield from textwrap.wrap(f"warning: {found['warning']}", width)
+
+
+def _disk(told: dict[str, int]) -> tuple[bool, str, str]:
+    """Whether workspaces can grow, how much room there is, and how to make more."""
+    mib = {name: value >> 20 for name, value in told.items()}
+    detail = (
+        f"{mib['free']} of {mib['total']} MiB free, {mib['kept_free']} of them stay free; the "
+        f"gateway's reserve is {mib['reserve_held']} of {mib['reserve']} MiB"
     )
+    if told["held_back"]:
+        detail += f"; {told['held_back']} of {told['workspaces']} workspaces cannot grow"
+    if told["broken"]:
+        detail += f"; {told['broken']} workspaces are broken"
+    well = told["free"] > told["kept_free"] and not told["held_back"] and not told["broken"]
+    fix = "destroy sessions, remove snapshots and images, or use a larger disk (K8E_DATA_DIR)"
+    return well, detail, "" if well else fix
+
+
+def add_gateway(commands: Commands) -> None:
+    parser = commands.add(
+        "gateway",
+        "serve sandboxes to local and remote clients",
+        "k8e gateway\n         k8e gateway stop",
+        serve,
+    )
+    parser.add_argument(
+        "--background", action="store_true", help="start it, wait until it is ready, and leave"
+    )
+    parser.add_argument("--listen", metavar="HOST:PORT", help="gRPC address, or none [K8E_LISTEN]")
+    parser.add_argument(
+        "--http", metavar="HOST:PORT", help="address of /mcp and /metrics, or none [K8E_HTTP]"
+    )
+    parser.add_argument("--data-dir", metavar="PATH", help="state and logs [K8E_DATA_DIR]")
+    # For the program that starts a gateway: the gateway writes to it when it is ready.
+    parser.add_argument("--ready-fd", type=int, default=-1, help=argparse.SUPPRESS)
+    group = parser.commands()
+    stop_parser = group.add(
+        "stop",
+        "stop the gateway; sessions live on and are taken over by the next one",
+        "k8e gateway stop --destroy",
+        stop,
+        answers_ok=True,
+    )
+    stop_parser.add_argument("--destroy", action="store_true", help="destroy all sessions first")
+    group.add(
+        "metrics",
+        "print the gateway's counters as text for Prometheus",
+        "k8e gateway metrics | grep egress",
+        metrics,
+    )
+    group.add(
+        "repair",
+        "make usable databases of damaged ones; the gateway must not be running",
+        "k8e gateway repair",
+        repair,
+        answers_ok=True,
+    )
+    group.add(
+        "fingerprint",
+        "print the fingerprint of the gateway's CA, for k8e sandbox login on another machine",
+        "k8e gateway fingerprint",
+        fingerprint,
+    )
+
+
+def add_status(commands: Commands) -> None:
+    commands.add("status", "show how the gateway is", "k8e status", status)
+
+
+def add_doctor(commands: Commands) -> None:
+    parser = commands.add(
+        "doctor",
+        "show what works on this host, and how to fix what does not",
+        "k8e doctor",
+        doctor,
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--fresh", action="store_true", help="try everything out again")
+
+
+def add_version(commands: Commands) -> None:
+    commands.add("version", "print the version", "k8e version", version)

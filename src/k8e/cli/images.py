@@ -1,58 +1,59 @@
-"""``k8e image …``: fetch with a bar where somebody looks, list, remove and prune."""
+"""``k8e image …``: fetch with a progress bar, list, remove and prune."""
 
 from __future__ import annotations
 
 import argparse
 import datetime
 import os
+from collections.abc import Iterator
 from typing import Any
 
-from k8e.cli import fast, printing, progress, sandbox
+from k8e.cli import output, sessions
+from k8e.cli.parser import Commands
 from k8e.cli.snapshots import watched
-from k8e.client import imaging
+from k8e.client import images
 
 
 def pull(options: argparse.Namespace) -> int:
-    printing.answer(_shown(watched(options, imaging.pull(options.reference))))
+    output.answer(_shown(watched(options, images.pull(options.reference))))
     return 0
 
 
 def listing(options: argparse.Namespace) -> int:
-    with sandbox.connect(options) as client:
+    with sessions.connect(options) as client:
         found = client.list_images()
     if options.json or not os.isatty(1):
-        printing.answer({"images": [_shown(item) for item in found]})
+        output.answer({"images": [_shown(item) for item in found]})
     else:
-        fast.write(1, "".join(f"{line}\n" for line in table(found)).encode())
+        output.write_lines(image_table(found))
     return 0
 
 
-def table(found: list[imaging.Image]) -> list[str]:
-    """The images for people."""
+def image_table(found: list[images.Image]) -> Iterator[str]:
+    """The images as a table."""
     rows = [("NAME", "DIGEST", "SIZE", "PULLED")]
     for item in found:
         shown = _shown(item)
         digest = item.digest.removeprefix("sha256:")[:12]
-        rows.append((item.name, digest, progress.size(item.size), shown["pulled_at"]))
-    widths = [max(len(row[at]) for row in rows) for at in range(3)]
-    return ["  ".join([*map(str.ljust, row, widths), row[3]]) for row in rows]
+        rows.append((item.name, digest, output.size(item.size), shown["pulled_at"]))
+    return output.table(rows)
 
 
 def remove(options: argparse.Namespace) -> int:
-    with sandbox.connect(options) as client:
+    with sessions.connect(options) as client:
         gone = client.remove_image(options.reference)
-    printing.answer({"ok": True, "removed_layers": gone})
+    output.answer({"ok": True, "removed_layers": gone})
     return 0
 
 
 def prune(options: argparse.Namespace) -> int:
-    with sandbox.connect(options) as client:
+    with sessions.connect(options) as client:
         gone = client.prune_images()
-    printing.answer({"ok": True, "removed_layers": gone})
+    output.answer({"ok": True, "removed_layers": gone})
     return 0
 
 
-def _shown(item: imaging.Image) -> dict[str, Any]:
+def _shown(item: images.Image) -> dict[str, Any]:
     when = datetime.datetime.fromtimestamp(item.pulled_at, datetime.UTC)
     return {
         "digest": item.digest,
@@ -63,3 +64,50 @@ def _shown(item: imaging.Image) -> dict[str, Any]:
         "size_bytes": item.size,
         "workdir": item.workdir,
     }
+
+
+def add_image(commands: Commands) -> None:
+    image = commands.add(
+        "image",
+        "fetch, list and remove the images that sandboxes can have as their root file system",
+        "k8e image pull registry.example.com/tools:1.2",
+        remote=True,
+    )
+    below = image.commands(required=True)
+    pull_parser = below.add(
+        "pull",
+        "fetch an image from its registry, and unpack it; also when its tag has moved",
+        "k8e image pull registry.example.com/tools:1.2",
+        pull,
+        remote=True,
+    )
+    listing_parser = below.add(
+        "list",
+        "list the images",
+        "k8e image list",
+        listing,
+        remote=True,
+    )
+    listing_parser.add_argument("--json", action="store_true", help="print JSON on a terminal too")
+    remove_parser = below.add(
+        "remove",
+        "forget an image; sandboxes that have it keep it until they end",
+        "k8e image remove registry.example.com/tools:1.2",
+        remove,
+        remote=True,
+        answers_ok=True,
+    )
+    below.add(
+        "prune",
+        "remove the layers that no image and no sandbox uses any more",
+        "k8e image prune",
+        prune,
+        remote=True,
+        answers_ok=True,
+    )
+    for parser in (pull_parser, remove_parser):
+        parser.add_argument(
+            "reference",
+            metavar="REF",
+            help="host[:port]/name[:tag][@digest]; without a host, that of K8E_DEFAULT_REGISTRY",
+        )

@@ -1,4 +1,4 @@
-"""``k8e sandbox login|profiles`` and ``k8e gateway fingerprint``: trust between machines."""
+"""``k8e sandbox login|profiles``, keys and fingerprints: trust between machines."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from k8e import errors, settings
-from k8e.cli import approvals, keyfiles, printing, sandbox
-from k8e.client import credentials, endpoints, profiles, renewing
+from k8e import errors
+from k8e.cli import approvals, output, sessions
+from k8e.cli.parser import Commands
+from k8e.client import credentials, endpoints, profiles, renewal
 from k8e.client import login as client_login
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,60}[A-Za-z0-9])?")
@@ -49,25 +50,25 @@ def login(options: argparse.Namespace) -> int:
         if not pair.fits(issued.certificate):
             raise errors.Denied(f"{endpoint.target} answered with no certificate for our key")
         files |= {credentials.KEY: pair.key, credentials.CERT: issued.certificate.encode()}
-        if ca and issued.ca:  # told by a gateway that the one of before vouches for
+        if ca and issued.ca:  # from a gateway for which the old CA vouches
             files[credentials.CA] = issued.ca.encode()
-        files[renewing.FILE] = renewing.plan(issued.days, device)
+        files[renewal.FILE] = renewal.plan(issued.days, device)
         told |= {"device_name": device, "valid_days": issued.days}
-    with renewing.only_one(folder, LOCK_SECONDS):  # what is renewed now is for the key of before
+    with renewal.only_one(folder, LOCK_SECONDS):  # a renewal under way would be for the old key
         client_login.store(folder, files)
     profile = profiles.Profile(name, endpoint.target, str(folder), device, key_file)
     profiles.save(Path(endpoints.profiles_file()), profile)
-    printing.answer(told)
+    output.answer(told)
     return 0
 
 
 def _where(options: argparse.Namespace, named: str) -> tuple[endpoints.Endpoint, profiles.Profile]:
-    """The endpoint to log in to, and the profile of before if there is one."""
+    """The endpoint to log in to, and its existing profile if there is one."""
     file = profiles.load(Path(endpoints.profiles_file()))
     given = getattr(options, "endpoint", None) or os.environ.get("K8E_SANDBOX_ENDPOINT")
     known = file.profiles.get(named or ("" if given else file.current), profiles.Profile(""))
     text = given or known.endpoint
-    found = endpoints.resolve(text or None, keyfiles.api_key(options), named or None)
+    found = endpoints.resolve(text or None, sessions.api_key(options), named or None)
     if not found.target:
         raise errors.InvalidRequest(
             "no gateway is named to log in to; this host's own needs no login",
@@ -96,28 +97,14 @@ def list_profiles(options: argparse.Namespace) -> int:
     items = [
         {name: getattr(item, name) for name in shown} for _, item in sorted(file.profiles.items())
     ]
-    printing.answer({"current_profile": file.current, "file": str(file.path), "profiles": items})
+    output.answer({"current_profile": file.current, "file": str(file.path), "profiles": items})
     return 0
 
 
 def use_profile(options: argparse.Namespace) -> int:
     name = "" if options.name == NOBODY else options.name
     profiles.use(Path(endpoints.profiles_file()), name)
-    printing.answer({"current_profile": name, "ok": True})
-    return 0
-
-
-def fingerprint(options: argparse.Namespace) -> int:
-    """Print what ``login --ca-fingerprint`` takes on another machine."""
-    path = settings.load().data_dir / "tls" / credentials.CA
-    try:
-        found = client_login.fingerprint(path.read_text("ascii"))
-    except (OSError, ValueError):
-        raise errors.InvalidRequest(
-            f"there is no CA yet: {path} cannot be read",
-            hint="it is made when a gateway with a gRPC endpoint starts: k8e gateway --background",
-        ) from None
-    printing.answer({"ca_file": str(path), "fingerprint": found})
+    output.answer({"current_profile": name, "ok": True})
     return 0
 
 
@@ -130,12 +117,12 @@ def create_key(options: argparse.Namespace) -> int:
     call |= {"max_sessions": options.max_sessions, "rate": options.rate}
     if "approver" in roles and _ask(options, {"op": "approver"})["configured"]:
         call["secret"] = approvals.secret(options, "the approver's secret: ")
-    printing.answer(_ask(options, call))
+    output.answer(_ask(options, call))
     return 0
 
 
 def list_keys(options: argparse.Namespace) -> int:
-    printing.answer({"keys": _ask(options, {"op": "list_api_keys"})["keys"]})
+    output.answer({"keys": _ask(options, {"op": "list_api_keys"})["keys"]})
     return 0
 
 
@@ -145,16 +132,159 @@ def rotate_key(options: argparse.Namespace) -> int:
     roles = [role for key in keys if key["name"] == options.name for role in key["roles"]]
     if "approver" in roles and _ask(options, {"op": "approver"})["configured"]:
         call["secret"] = approvals.secret(options, "the approver's secret: ")
-    printing.answer(_ask(options, call))
+    output.answer(_ask(options, call))
     return 0
 
 
 def delete_key(options: argparse.Namespace) -> int:
-    printing.answer(_ask(options, {"op": "delete_api_key", "name": options.name}))
+    output.answer(_ask(options, {"op": "delete_api_key", "name": options.name}))
     return 0
 
 
 def _ask(options: argparse.Namespace, call: dict[str, Any]) -> dict[str, Any]:
     from k8e.client import operations
 
-    return sandbox.ask(options, operations.call(call))
+    return sessions.ask(options, operations.call(call))
+
+
+def add_api_key(commands: Commands) -> None:
+    _add_keys(commands, "api-key", "k8e sandbox api-key")
+
+
+def add_sandbox_apikey(commands: Commands) -> None:
+    """The commands for keys under K8E's newer name.
+
+    Not listed, so that a shell goes on completing `k8e sand` to `k8e sandbox`.
+    """
+    _add_keys(commands, "sandbox-apikey", "k8e sandbox-apikey", listed=False)
+
+
+def _add_keys(commands: Commands, name: str, full: str, *, listed: bool = True) -> None:
+    keys = commands.add(
+        name,
+        "manage the API keys of callers from other machines",
+        f"{full} create laptop",
+        remote=True,
+        listed=listed,
+    )
+    below = keys.commands(required=True)
+    create = below.add(
+        "create",
+        "make a key and print it, once; only a hash of it is kept",
+        f"{full} create laptop --ttl 90d\n         {full} create boss --role approver --ttl never",
+        create_key,
+        remote=True,
+    )
+    create.add_argument("name", metavar="NAME", help="what to call it: who or what will use it")
+    _add_ttl(create)
+    create.add_argument(
+        "--role",
+        action="append",
+        choices=("agent", "approver", "admin"),
+        help="what it may do: agent (default) uses sessions, approver decides on actions of all, "
+        "admin manages the gateway; repeatable",
+    )
+    create.add_argument(
+        "--max-sessions",
+        type=int,
+        default=0,
+        metavar="N",
+        help="how many sessions it may have at once; default: as many as the gateway takes",
+    )
+    create.add_argument(
+        "--rate",
+        type=float,
+        default=0,
+        metavar="N",
+        help="how many calls it may make a second; default: K8E_CALL_RATE",
+    )
+    _add_secret_file(create)
+    below.add(
+        "list",
+        "list the keys, without their secrets",
+        f"{full} list",
+        list_keys,
+        remote=True,
+    )
+    rotate = below.add(
+        "rotate",
+        "replace a key's secret and print the new one, once; sessions stay, the old secret, its "
+        "certificates and its open calls end at once",
+        f"{full} rotate laptop --ttl 90d",
+        rotate_key,
+        remote=True,
+    )
+    rotate.add_argument("name", metavar="NAME")
+    _add_ttl(rotate)
+    _add_secret_file(rotate)
+    delete = below.add(
+        "delete",
+        "delete a key: it, its certificates, its open calls, its sessions and its snapshots end "
+        "at once",
+        f"{full} delete laptop",
+        delete_key,
+        remote=True,
+        answers_ok=True,
+    )
+    delete.add_argument("name", metavar="NAME")
+
+
+def _add_ttl(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--ttl",
+        default="30d",
+        metavar="TIME",
+        help="how long it is good: 30d (default), 12h, never",
+    )
+
+
+def _add_secret_file(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--secret-file",
+        metavar="PATH",
+        help="the approver's secret, which an approver's key needs after `k8e approver init` "
+        "[K8E_APPROVER_SECRET]",
+    )
+
+
+def add_login(commands: Commands) -> None:
+    parser = commands.add(
+        "login",
+        "get a client certificate from a gateway elsewhere, or renew it, and make the gateway the "
+        "current profile",
+        "k8e sandbox login --endpoint gateway.example:50051 --apikey-file key.txt "
+        "--ca-fingerprint sha256:…\n"
+        "         k8e sandbox login --profile work",
+        login,
+        remote=True,
+    )
+    parser.add_argument("--device-name", default="", metavar="NAME", help="a name for this machine")
+    parser.add_argument(
+        "--ca-fingerprint",
+        default="",
+        metavar="SHA256",
+        help="what k8e gateway fingerprint prints there; without it the CA must be known already "
+        "(K8E_SANDBOX_CERT, the profile's ca.crt, the system)",
+    )
+    parser.add_argument(
+        "--key-only",
+        action="store_true",
+        help="keep the API key instead of a certificate; needs no further package",
+    )
+
+
+def add_profiles(commands: Commands) -> None:
+    parser = commands.add(
+        "profiles",
+        "list the gateways that have a name, and choose the usual one",
+        "k8e sandbox profiles\n         k8e sandbox profiles use work",
+        list_profiles,
+    )
+    use = parser.commands().add(
+        "use",
+        "choose the gateway that commands use when they name none",
+        "k8e sandbox profiles use work\n         k8e sandbox profiles use none",
+        use_profile,
+        answers_ok=True,
+    )
+    use.add_argument("name", metavar="NAME", help="a profile, or none for this host's own gateway")

@@ -7,7 +7,9 @@ import importlib.util
 import os
 
 from k8e import errors
-from k8e.cli import keyfiles, parsing
+from k8e.cli import parser as cli_parser
+from k8e.cli import sessions
+from k8e.cli.parser import Commands
 from k8e.mcp import stdio
 from k8e.mcp.options import Options
 
@@ -18,7 +20,7 @@ DEFAULT_ADDRESS = ":8811"
 
 def serve(options: argparse.Namespace) -> int:
     given = vars(options)
-    if given.get("apikey_file") == keyfiles.STDIN and not options.http:
+    if given.get("apikey_file") == sessions.STDIN and not options.http:
         raise errors.InvalidRequest(
             "stdin is the client's here", hint="give --apikey-file a path, or use a profile"
         )
@@ -27,10 +29,10 @@ def serve(options: argparse.Namespace) -> int:
             os.environ[variable] = path
     chosen = Options(
         endpoint=given.get("endpoint"),
-        api_key=keyfiles.api_key(options),
+        api_key=sessions.api_key(options),
         profile=given.get("profile"),
-        tenant=parsing.tenant(options),
-        allowed_hosts=tuple(parsing.hosts(options.allowed_hosts) or ()),
+        tenant=cli_parser.tenant(options),
+        allowed_hosts=tuple(cli_parser.hosts(options.allowed_hosts) or ()),
     )
     if importlib.util.find_spec("mcp") is None:
         raise errors.InvalidRequest(
@@ -39,7 +41,55 @@ def serve(options: argparse.Namespace) -> int:
         )
     if not options.http:
         return stdio.serve(chosen)
-    from k8e.mcp import serving
+    from k8e.mcp import http_server
 
     address = options.http_addr or os.environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS
-    return serving.run(chosen, address, options.http_host or [], insecure=options.http_insecure)
+    return http_server.run(chosen, address, options.http_host or [], insecure=options.http_insecure)
+
+
+def add_sandbox_mcp(commands: Commands) -> None:
+    parser = commands.add(
+        "sandbox-mcp",
+        "serve sandboxes as MCP tools, on stdin and stdout or on HTTP",
+        "k8e sandbox-mcp\n         k8e sandbox-mcp --http --http-addr 127.0.0.1:8811",
+        serve,
+        remote=True,
+    )
+    parser.add_argument(
+        "--tenant",
+        "--tenant-id",
+        metavar="NAME",
+        help="share this tenant's sessions between all connections [K8E_SANDBOX_TENANT]",
+    )
+    parser.add_argument(
+        "--tls-cert",
+        metavar="FILE",
+        help="the CA of a gateway elsewhere; with --tls-key our certificate [K8E_SANDBOX_CERT]",
+    )
+    parser.add_argument("--tls-key", metavar="FILE", help="the key of it [K8E_SANDBOX_KEY]")
+    parser.add_argument(
+        "--http", action="store_true", help="serve HTTP instead of stdin and stdout"
+    )
+    parser.add_argument(
+        "--http-addr",
+        metavar="HOST:PORT",
+        help="where (:8811, on this machine alone) [K8E_SANDBOX_MCP_ADDR]",
+    )
+    parser.add_argument(
+        "--http-host",
+        action="append",
+        metavar="NAME",
+        help="a further name by which clients may call the server; repeatable",
+    )
+    parser.add_argument(
+        "--http-insecure",
+        action="store_true",
+        help="listen for other machines without TLS: who hears the network has the token",
+    )
+    parser.add_argument(
+        "--allowed-hosts",
+        action="append",
+        metavar="HOSTS",
+        help="what agents may give their sessions to reach without asking a person, beside what "
+        "the gateway allows by default; a comma list, repeatable",
+    )

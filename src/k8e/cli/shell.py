@@ -15,8 +15,10 @@ from types import FrameType
 from typing import Any
 
 from k8e import errors
-from k8e.cli import fast, feeding, parsing, sandbox
-from k8e.client import driving, operations, requests
+from k8e.cli import fast, run, sessions
+from k8e.cli import parser as cli_parser
+from k8e.cli.parser import Commands
+from k8e.client import driver, operations, requests
 from k8e.client.blocking import SandboxClient
 from k8e.guest import wire
 
@@ -35,8 +37,8 @@ def shell(options: argparse.Namespace) -> int:
             "stdin is not a terminal",
             hint='k8e sandbox run -i "CODE" runs code with any other input',
         )
-    with sandbox.connect(options) as client, contextlib.ExitStack() as stack:
-        connector = driving.connector(sandbox.endpoint(options))
+    with sessions.connect(options) as client, contextlib.ExitStack() as stack:
+        connector = driver.connector(sessions.endpoint(options))
         stack.callback(connector.close)
         return _Shell(connector, client, options).finish()
 
@@ -55,7 +57,7 @@ class _Shell:
     """One program on our terminal, from the call to the exit."""
 
     def __init__(
-        self, connector: driving.Connector, client: SandboxClient, options: argparse.Namespace
+        self, connector: driver.Connector, client: SandboxClient, options: argparse.Namespace
     ) -> None:
         self._connector = connector
         self._client = client
@@ -63,7 +65,7 @@ class _Shell:
         self._exec_id = requests.new_exec_id()
         self._session_id = ""
         self._connection = connector.connect()
-        self._feeder: feeding.Feeder | None = None
+        self._feeder: run.Feeder | None = None
         self._stack = contextlib.ExitStack()
         self._at = 0  # number of the next byte of output
         self._consumed = 0
@@ -111,11 +113,11 @@ class _Shell:
         if result.get("warning"):  # a weaker runtime than usual is never silent
             fast.write(2, f"k8e: warning: {result['warning']}\n".encode("utf-8", "replace"))
         if not _session_id(self._options):
-            tenant = parsing.tenant(self._options) or "default"
+            tenant = cli_parser.tenant(self._options) or "default"
             fast.note_session(tenant, self._session_id)
         resize = self._stack.enter_context(_resizing(self._resize))
         self._stack.enter_context(_raw_terminal(resize))
-        self._feeder = feeding.Feeder(self._connection)
+        self._feeder = run.Feeder(self._connection)
 
     def _resize(self, rows: int, columns: int) -> None:
         self._client.resize(self._session_id, self._exec_id, rows, columns)
@@ -140,7 +142,7 @@ class _Shell:
         self._connection.close()
         self._feeder.move(self._attach)
 
-    def _attach(self) -> driving.Connection:
+    def _attach(self) -> driver.Connection:
         self._connection = self._connector.connect()
         run_id = requests.run_id(self._session_id, self._exec_id)
         self._call(requests.run_call("attach", run_id, seq=self._at))
@@ -153,7 +155,7 @@ def _session_id(options: argparse.Namespace) -> str:
 
 def _fields(options: argparse.Namespace, exec_id: str) -> dict[str, Any]:
     session_id = _session_id(options)
-    env = parsing.pairs(options.env, "--env")
+    env = cli_parser.pairs(options.env, "--env")
     terminal = os.environ.get("TERM", "")
     if 0 < len(terminal) <= 64 and terminal.isprintable():
         env.setdefault("TERM", terminal)
@@ -163,7 +165,7 @@ def _fields(options: argparse.Namespace, exec_id: str) -> dict[str, Any]:
         "op": "exec",
         "session": {"id": session_id}
         if session_id
-        else {"auto": parsing.tenant(options) or "default"},
+        else {"auto": cli_parser.tenant(options) or "default"},
         "id": exec_id,
         "argv": options.program or ["/bin/bash"],
         "tty": list(_size()),
@@ -184,7 +186,7 @@ def _size() -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _resizing(resize: Callable[[int, int], None]) -> Generator[Callable[[], None]]:
-    """What a signal handler may call to have the terminal's size told; a thread tells it."""
+    """A function for signal handlers that makes a thread report the terminal's size."""
     sizes: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
 
     def tell() -> None:
@@ -240,3 +242,31 @@ def _raw_terminal(resized: Callable[[], None]) -> Generator[None]:
         restore()
         for number, handler in kept.items():
             signal.signal(number, handler)
+
+
+def add_shell(commands: Commands) -> None:
+    parser = commands.add(
+        "shell",
+        "use a program in a session on this terminal, bash unless another is named; ends with "
+        "the program's exit code",
+        "k8e sandbox shell\n"
+        "         k8e sandbox shell ID -- python3 -q\n"
+        "         k8e sandbox shell -- top",
+        shell,
+        remote=True,
+    )
+    parser.add_argument(
+        "session",
+        nargs="?",
+        default="",
+        metavar="ID",
+        help="the session [K8E_SANDBOX_SESSION_ID]; by default the tenant's standing one",
+    )
+    parser.add_argument(
+        "program", nargs="*", metavar="-- PROGRAM", help="what to run, and its arguments"
+    )
+    parser.add_argument(
+        "--tenant", metavar="NAME", help="whose standing session to use [K8E_SANDBOX_TENANT]"
+    )
+    parser.add_argument("--cwd", default="", metavar="PATH", help="start in this folder")
+    parser.add_argument("--env", action="append", metavar="K=V", help="set a variable; repeatable")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from k8e import rights
-from k8e.cli import printing
+from k8e.cli import output
 
 DEFAULT_TENANT = "default"
 _AT_ONCE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -37,13 +37,13 @@ def save(tenant: str, session_id: str) -> None:
     try:
         path = path_of(tenant)
         if not Path.home().is_dir():
-            return  # root could make it, and whoever finds it there would wonder
+            return  # root could make it, where no user expects it
         with rights.of_master(path):  # under sudo it may be the home of another user
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             fd, scratch = tempfile.mkstemp(prefix=".state-", dir=path.parent)
             try:
                 with os.fdopen(fd, "w", encoding="utf-8") as file:
-                    file.write(printing.encode(state))
+                    file.write(output.encode(state))
                 Path(scratch).replace(path)
             except OSError:
                 Path(scratch).unlink(missing_ok=True)

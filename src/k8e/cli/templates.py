@@ -11,41 +11,38 @@ from pathlib import Path
 from typing import Any
 
 from k8e import errors, templates
-from k8e.cli import fast, printing, sandbox
-from k8e.client.approving import visible
-from k8e.client.templating import Template
+from k8e.cli import fast, output, sessions
+from k8e.cli.parser import Commands
+from k8e.client.approvals import visible
+from k8e.client.templates import Template
 
 _TOLD = ("source", "digest", "error")  # by the gateway, and no part of a recipe
 
 
 def listing(options: argparse.Namespace) -> int:
-    with sandbox.connect(options) as client:
+    with sessions.connect(options) as client:
         found = client.list_templates()
     if options.json or not os.isatty(1):
-        printing.answer({"templates": [_fields(item) for item in found]})
+        output.answer({"templates": [_fields(item) for item in found]})
     else:
-        text = "".join(f"{line}\n" for line in table(found))
-        fast.write(1, text.encode("utf-8", "backslashreplace"))
+        output.write_lines(template_table(found))
     return 0
 
 
-def table(found: list[Template]) -> Iterator[str]:
+def template_table(found: list[Template]) -> Iterator[str]:
     """A line for each template: what it is for, or why it cannot be used."""
     rows = [("NAME", "FROM", "ROOTFS", "DESCRIPTION")]
     for item in found:
         text = f"cannot be used: {item.error}" if item.error else item.description
         rows.append((visible(item.name), item.source, visible(item.rootfs) or "-", visible(text)))
-    widths = [max(len(row[at]) for row in rows) for at in range(3)]
-    for row in rows:
-        padded = [f"{cell:{width}}" for cell, width in zip(row, widths, strict=False)]
-        yield "  ".join([*padded, row[3]]).rstrip()
+    return output.table(rows)
 
 
 def show(options: argparse.Namespace) -> int:
-    with sandbox.connect(options) as client:
+    with sessions.connect(options) as client:
         found = client.get_template(options.template)
     if options.json:
-        printing.answer(_fields(found))
+        output.answer(_fields(found))
         return 0
     if found.error:
         raise errors.InvalidRequest(
@@ -61,16 +58,16 @@ def show(options: argparse.Namespace) -> int:
 
 def apply(options: argparse.Namespace) -> int:
     recipe = _read(options.file)
-    with sandbox.connect(options) as client:
+    with sessions.connect(options) as client:
         applied = client.apply_template(recipe)
-    printing.answer({"digest": applied.digest, "name": applied.name, "ok": True})
+    output.answer({"digest": applied.digest, "name": applied.name, "ok": True})
     return 0
 
 
 def delete(options: argparse.Namespace) -> int:
-    with sandbox.connect(options) as client:
+    with sessions.connect(options) as client:
         client.delete_template(options.template)
-    printing.answer({"name": options.template, "ok": True})
+    output.answer({"name": options.template, "ok": True})
     return 0
 
 
@@ -91,9 +88,57 @@ def _read(name: str) -> dict[str, Any]:
 
 
 def _fields(item: Template) -> dict[str, Any]:
-    """What a template says, without what it does not."""
+    """The fields of a template that are set."""
     fields = {field.name: getattr(item, field.name) for field in dataclasses.fields(item)}
     kept = {"warm"} if not item.error else set[str]()
     if item.allowed_hosts is not None:  # an empty list says something: nothing is allowed
         kept.add("allowed_hosts")
     return {key: value for key, value in fields.items() if value or key in kept}
+
+
+def add_template(commands: Commands) -> None:
+    template = commands.add(
+        "template",
+        "show and change the named recipes that sessions are made from",
+        "k8e template list",
+    )
+    group = template.commands(required=True)
+    listing_parser = group.add(
+        "list",
+        "list all templates, those that cannot be used too; as JSON, on a terminal as a table",
+        "k8e template list\n         k8e template list --json",
+        listing,
+        remote=True,
+    )
+    listing_parser.add_argument("--json", action="store_true", help="JSON on a terminal too")
+    show_parser = group.add(
+        "show",
+        "print a template as it can be applied again",
+        "k8e template show default\n         k8e template show data > data.yaml",
+        show,
+        remote=True,
+    )
+    show_parser.add_argument(
+        "--json", action="store_true", help="all that is known of it, on one line"
+    )
+    apply_parser = group.add(
+        "apply",
+        "keep the template of a file under its name, in the place of the one before",
+        "k8e template apply data.yaml\n         k8e template show data | k8e template apply -",
+        apply,
+        remote=True,
+        answers_ok=True,
+    )
+    apply_parser.add_argument(
+        "file", metavar="FILE", help="YAML or TOML (NAME.toml); - for YAML from stdin"
+    )
+    delete_parser = group.add(
+        "delete",
+        "delete a template that was applied; sessions that were made from it stay",
+        "k8e template delete data",
+        delete,
+        remote=True,
+        answers_ok=True,
+    )
+    for parser in (show_parser, delete_parser):
+        parser.add_argument("template", metavar="NAME")

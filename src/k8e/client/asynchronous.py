@@ -1,7 +1,7 @@
-"""The asynchronous SDK: every method of :class:`k8e.SandboxClient`, to be awaited.
+"""The asynchronous client: sandboxes, and what runs in them.
 
-What a method does is written once, in :mod:`k8e.client.operations`, and explained at its blocking
-twin; a test holds the two classes to the same methods and arguments.
+What its methods do is written in :mod:`k8e.client.operations` and the modules named after their
+subjects, which have no input or output of their own.
 """
 
 from __future__ import annotations
@@ -9,55 +9,45 @@ from __future__ import annotations
 import asyncio
 import codecs
 import contextlib
+import io
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any, TypeVar, Unpack
+from pathlib import Path
+from typing import Any, BinaryIO, Unpack
 
 from k8e import errors
-from k8e.client import async_driving, endpoints, operations, requests, results
-from k8e.client.approving import AsyncApproving
-from k8e.client.async_files import AsyncFiles
-from k8e.client.async_interactive import AsyncInteractive
-from k8e.client.async_runs import AsyncRuns
-from k8e.client.async_transfers import AsyncTransfers
-from k8e.client.auditing import AsyncAuditing
-from k8e.client.contexts import AsyncContexts
-from k8e.client.events import AsyncTelling
-from k8e.client.exposing import AsyncExposing
-from k8e.client.imaging import AsyncImaging
-from k8e.client.operations import Operation
-from k8e.client.pooling import AsyncPooling
+from k8e.client import (
+    attachment,
+    exchange,
+    executions,
+    exposures,
+    operations,
+    requests,
+    results,
+    subagents,
+    trees,
+)
+from k8e.client.async_caller import AsyncConversation
+from k8e.client.async_contexts import AsyncContext
+from k8e.client.async_gateway import AsyncGatewayClient
+from k8e.client.async_processes import AsyncProcess
+from k8e.client.async_runs import AsyncRun
+from k8e.client.executions import ContextInfo
+from k8e.client.exposures import Exposed
+from k8e.client.operations import Copied, Progress, Skipped, Tally
 from k8e.client.requests import AsyncContent, ExecOptions, SessionOptions
-from k8e.client.results import ExecEvent, ExecResult, SessionInfo, Stdout
-from k8e.client.secrets import AsyncSecrets
-from k8e.client.snapshotting import AsyncSnapshotting
-from k8e.client.steering import AsyncSteering
-from k8e.client.templating import AsyncTemplating
-
-T = TypeVar("T")
-KILL_SECONDS = 5.0  # how long a cancelled caller waits for its command to be killed
+from k8e.client.results import ExecEvent, ExecResult, FileEntry, ProcessInfo, SessionInfo, Stdout
 
 
-class AsyncSandboxClient(
-    AsyncRuns,
-    AsyncInteractive,
-    AsyncFiles,
-    AsyncTransfers,
-    AsyncApproving,
-    AsyncSnapshotting,
-    AsyncSteering,
-    AsyncExposing,
-    AsyncTelling,
-    AsyncPooling,
-    AsyncTemplating,
-    AsyncImaging,
-    AsyncSecrets,
-    AsyncContexts,
-    AsyncAuditing,
-):
-    """Runs code in sandboxes, from any number of tasks at once.
+class AsyncSandboxClient(AsyncGatewayClient):
+    """Runs code in sandboxes; safe to share among tasks.
 
-    async with AsyncSandboxClient() as client:
-        print((await client.run("print(1 + 1)", "python")).stdout)
+    The gateway is ``endpoint``, that of K8E_SANDBOX_ENDPOINT, of ``profile`` or of the current
+    profile; without any of them it is this host's own, which is started if it does not run.
+    :meth:`run` needs no session: the client makes one of its own, which ends with :meth:`close`, or
+    uses the standing one of ``tenant_id``, which does not.
+
+        async with AsyncSandboxClient() as client:
+            print((await client.run("print(1 + 1)", "python")).stdout)
     """
 
     def __init__(
@@ -68,17 +58,10 @@ class AsyncSandboxClient(
         api_key: str | None = None,
         profile: str | None = None,
     ) -> None:
-        self.tenant_id = tenant_id
-        self._pool = async_driving.Pool(self._connector(endpoint, api_key, profile))
+        super().__init__(endpoint, tenant_id, api_key=api_key, profile=profile)
         self._own_lock = asyncio.Lock()  # protects _own
         self._own: dict[str, str] = {}  # the session of each template
         self._closing = False
-        self._streamed: dict[str, Mapping[str, Any]] = {}  # commands that end with their reader
-
-    def _connector(
-        self, endpoint: str | None, api_key: str | None, profile: str | None, /
-    ) -> async_driving.Connector:
-        return async_driving.connector(endpoints.resolve(endpoint, api_key, profile))
 
     async def __aenter__(self) -> AsyncSandboxClient:
         return self
@@ -87,14 +70,16 @@ class AsyncSandboxClient(
         await self.close()
 
     async def close(self) -> None:
+        """Destroy the client's own sessions, if it made any, and close its connections.
+
+        Programs end whose output is still being iterated over, or that were opened to be talked to.
+        Whatever is asked of the client or its handles later is refused (ClientClosed).
+        """
         async with self._own_lock:
             own, self._own = self._own, {}
             self._closing = True
         try:
-            for call in list(self._streamed.values()):
-                await self._kill(call)
-            for program in self._pool.ending:
-                await program.close()
+            await self._end_programs()
             for session_id in own.values():
                 with contextlib.suppress(errors.K8eError):
                     await self.destroy_session(session_id)
@@ -114,6 +99,17 @@ class AsyncSandboxClient(
         stdin: AsyncContent | None = None,
         **options: Unpack[ExecOptions],
     ) -> ExecResult:
+        """Run source code in ``bash``, ``python``, ``node`` or ``ts``; never through a shell line.
+
+        Args:
+            code: the program.
+            language: what it is written in.
+            timeout: seconds after which it is killed; 0 means never.
+            session_id: where to run it; by default the client's own or its tenant's session.
+            template: what that session is made from; the client makes one of its own for each.
+            stdin: what the program reads.
+            options: see :class:`ExecOptions`.
+        """
         requests.check_exec_options(self.run, options)
 
         async def attempt(session: Mapping[str, Any]) -> ExecResult:
@@ -136,7 +132,7 @@ class AsyncSandboxClient(
         try:
             return await attempt(requests.by_id(own))
         except (errors.SessionNotFound, errors.SandboxDied) as error:
-            self._forget_own(own)
+            await self._forget_own(own)
             if isinstance(error, errors.SandboxDied):
                 raise  # the code may have run
         return await attempt(requests.by_id(await self._own_session(template)))
@@ -150,6 +146,7 @@ class AsyncSandboxClient(
         stdin: AsyncContent | None = None,
         **options: Unpack[ExecOptions],
     ) -> ExecResult:
+        """Run a command and collect its output; text is for the shell, a list for no shell."""
         requests.check_exec_options(self.exec, options)
         call = requests.command_call(
             requests.by_id(session_id),
@@ -169,6 +166,10 @@ class AsyncSandboxClient(
         stdin: AsyncContent | None = None,
         **options: Unpack[ExecOptions],
     ) -> AsyncGenerator[ExecEvent]:
+        """Run a command while iterating over its output and, last, its exit.
+
+        Reading slowly slows the command down; leaving the loop kills it.
+        """
         requests.check_exec_options(self.exec_events, options)
         options.setdefault("output_limit", 0)
         call = requests.command_call(
@@ -192,6 +193,7 @@ class AsyncSandboxClient(
     async def exec_stream(
         self, session_id: str, command: str | Sequence[str], timeout: float = 300
     ) -> AsyncGenerator[str]:
+        """Run a command while iterating over its standard output as text."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         events = self.exec_events(session_id, command, timeout)
         async with contextlib.aclosing(events):
@@ -202,12 +204,295 @@ class AsyncSandboxClient(
             yield rest
 
     async def execs(self, session_id: str) -> list[results.ExecInfo]:
+        """The commands that run in a session, and those that ended not long ago."""
         call = {"op": "execs", "session": requests.by_id(session_id)}
         return await self._call(operations.execs(call))
 
     async def kill(self, session_id: str, exec_id: str) -> None:
+        """End a command and everything that it started."""
         target = {"session": requests.by_id(session_id), "id": exec_id}
         await self._call(operations.call(requests.terminate_call(target)))
+
+    async def pip_install(
+        self, session_id: str, packages: Sequence[str], *, timeout: float = 120
+    ) -> ExecResult:
+        """Install Python packages (``["requests>=2.28"]``); the next import finds them."""
+        return await self._exec(requests.pip_call(session_id, packages, timeout), None)
+
+    async def start(
+        self,
+        session_id: str,
+        command: str | Sequence[str],
+        timeout: float = 0,
+        *,
+        language: str = "",
+        **options: Unpack[ExecOptions],
+    ) -> AsyncRun:
+        """Start a command that goes on without us; a handle to come back to it.
+
+        Its newest 512 KiB of output are kept, and its end for a day.
+
+        Args:
+            session_id: where to run it.
+            command: text for the shell, a list for no shell; with ``language``, source code.
+            timeout: seconds after which it is killed; 0 means never.
+            language: what the source code is written in.
+            options: see :class:`ExecOptions`.
+        """
+        requests.check_exec_options(self.start, options)
+        call = requests.start_call(
+            session_id, command, language=language, timeout=timeout, options=options
+        )
+        told = await self._call(attachment.start_run(call))
+        return self.get_run(requests.run_id(str(told["session_id"]), str(told["id"])))
+
+    def get_run(self, run_id: str) -> AsyncRun:
+        """The handle of a run that was started before, here or elsewhere; asks nobody."""
+        return AsyncRun(run_id, self._call, self._stream)
+
+    def transcript(
+        self, session_id: str, start: int = 0, *, follow: bool = False
+    ) -> AsyncGenerator[ExecEvent]:
+        """Iterate over what all programs of a session printed, from byte ``start`` on.
+
+        The newest 512 KiB are kept, without what was printed on terminals; values of the session's
+        secrets are hidden. Last comes an exit, with the code of the run that ended last, if nothing
+        runs by then; with ``follow`` it is waited for.
+        """
+        call = {"op": "transcript", "session": requests.by_id(session_id), "seq": start}
+        return self._stream(attachment.attached_output(call, follow=follow))
+
+    async def open(
+        self,
+        session_id: str,
+        command: str | Sequence[str],
+        timeout: float = 0,
+        *,
+        stdin: bool = True,
+        **options: Unpack[ExecOptions],
+    ) -> AsyncProcess:
+        """Start a program to write to and read from while it runs; it ends with the handle.
+
+        Args:
+            session_id: where to run it.
+            command: text for the shell, a list for no shell.
+            timeout: seconds after which it is killed; 0 means never.
+            stdin: whether it can be written to; otherwise it reads an empty stdin.
+            options: see :class:`ExecOptions`; ``tty=(rows, columns)`` gives it a terminal.
+        """
+        requests.check_exec_options(self.open, options)
+        call = exchange.open_call(
+            session_id, command, timeout=timeout, stdin=stdin, options=options
+        )
+        talk = exchange.Exchange(call)
+        process = AsyncProcess(talk, AsyncConversation(talk, self._pool), self._call)
+        await process.begin()
+        self._pool.end_with(process)
+        return process
+
+    async def terminal(
+        self,
+        session_id: str,
+        program: str | Sequence[str] | None = None,
+        rows: int = 24,
+        columns: int = 80,
+        *,
+        timeout: float = 0,
+        **options: Unpack[ExecOptions],
+    ) -> AsyncProcess:
+        """Start a program on a terminal: by default ``bash``, or ``sh`` where there is none."""
+        requests.check_exec_options(self.terminal, options)
+        options["tty"] = (rows, columns)
+        tried = exchange.terminal_programs(program)
+        for command in tried[:-1]:
+            with contextlib.suppress(FileNotFoundError):
+                return await self.open(session_id, command, timeout, **options)
+        return await self.open(session_id, tried[-1], timeout, **options)
+
+    async def processes(self, session_id: str) -> list[ProcessInfo]:
+        """Everything that runs in a session's sandbox."""
+        call = {"op": "processes", "session": requests.by_id(session_id)}
+        return await self._call(operations.processes(call))
+
+    async def resize(self, session_id: str, exec_id: str, rows: int, columns: int) -> None:
+        """Tell a command on a terminal that its window has another size."""
+        call = requests.run_call("resize", requests.run_id(session_id, exec_id))
+        await self._call(operations.call({**call, "rows": rows, "cols": columns}))
+
+    # Contexts.
+
+    async def create_context(
+        self, session_id: str, language: str = "python", *, cwd: str = "", context_id: str = ""
+    ) -> AsyncContext:
+        """Start a program that keeps its variables between runs.
+
+        Args:
+            session_id: where.
+            language: ``python``, ``bash`` or ``node``.
+            cwd: where it begins; absolute, or relative to /workspace.
+            context_id: letters, digits and hyphens; by default one is made.
+        """
+        call = executions.context_call(
+            "create_context", session_id, id=context_id, language=language, cwd=cwd
+        )
+        made = await self._call(executions.describe_context(call))
+        return self.get_context(made.session_id, made.context_id)
+
+    def get_context(self, session_id: str, context_id: str) -> AsyncContext:
+        """The handle of a context that was made before, here or elsewhere; asks nobody."""
+        return AsyncContext(session_id, context_id, self._call, self._stream)
+
+    async def list_contexts(self, session_id: str) -> list[ContextInfo]:
+        """The contexts of a session, and how they are."""
+        call = executions.context_call("list_contexts", session_id)
+        return await self._call(executions.list_contexts(call))
+
+    # Files.
+
+    async def write_file(
+        self,
+        session_id: str,
+        path: str,
+        content: AsyncContent,
+        *,
+        append: bool = False,
+        mode: int | None = None,
+        progress: Progress | None = None,
+    ) -> int:
+        """Write text, bytes, an open binary file or an iterable of them; the number of bytes.
+
+        A new file appears whole or not at all. Folders above it are made. ``progress`` is called
+        with the bytes that were sent and, if it is known, how many it will be.
+        """
+        call = requests.file_call("write", session_id, path, append=append, mode=mode)
+        operation = operations.write(call, progress, requests.size_of(content))
+        return (await self._call(operation, content))["size"]
+
+    async def read_file(
+        self, session_id: str, path: str, *, progress: Progress | None = None
+    ) -> str:
+        """A file as text; what is not UTF-8 is replaced."""
+        data = await self.read_bytes(session_id, path, progress=progress)
+        return data.decode("utf-8", "replace")
+
+    async def read_bytes(
+        self,
+        session_id: str,
+        path: str,
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        progress: Progress | None = None,
+    ) -> bytes:
+        chunks = self.read_chunks(session_id, path, offset=offset, length=length, progress=progress)
+        whole = io.BytesIO()  # joining chunks would need twice the memory, and half the speed
+        async for chunk in chunks:
+            whole.write(chunk)
+        return whole.getvalue()
+
+    async def read_chunks(
+        self,
+        session_id: str,
+        path: str,
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        progress: Progress | None = None,
+    ) -> AsyncGenerator[bytes]:
+        """A file, piece by piece, in constant memory."""
+        call = requests.file_call("read", session_id, path, offset=offset, length=length)
+        async with contextlib.aclosing(self._stream(operations.read(call, progress))) as chunks:
+            async for chunk in chunks:
+                yield chunk.data
+
+    async def list_files(
+        self,
+        session_id: str,
+        since: float = 0,
+        *,
+        path: str = "/workspace",
+        depth: int | None = None,
+        directories: bool = False,
+    ) -> list[FileEntry]:
+        """Files below a folder that changed after ``since`` (seconds since 1970)."""
+        call = requests.list_call(session_id, path, since, depth)
+        found = await self._call(operations.listing(call))
+        return [entry for entry in found if directories or entry.type != "dir"]
+
+    async def stat(self, session_id: str, path: str, *, follow: bool = False) -> FileEntry:
+        call = requests.file_call("stat", session_id, path, follow=follow)
+        return await self._call(operations.stat(call))
+
+    async def remove(self, session_id: str, path: str, *, recursive: bool = False) -> None:
+        call = requests.file_call("remove", session_id, path, recursive=recursive)
+        await self._call(operations.call(call))
+
+    async def rename(self, session_id: str, path: str, to: str) -> None:
+        await self._call(operations.call(requests.file_call("rename", session_id, path, to=to)))
+
+    async def mkdir(self, session_id: str, path: str, *, exist_ok: bool = True) -> None:
+        """Make a folder and those above it."""
+        call = requests.file_call("mkdir", session_id, path, exist_ok=exist_ok)
+        await self._call(operations.call(call))
+
+    async def symlink(self, session_id: str, path: str, target: str) -> None:
+        """Make a symbolic link in a sandbox, replacing a file or link of that name."""
+        await self._call(
+            operations.call(requests.file_call("symlink", session_id, path, target=target))
+        )
+
+    async def chmod(self, session_id: str, path: str, mode: int) -> None:
+        """Change the permissions of a file of a sandbox."""
+        await self._call(operations.call(requests.file_call("chmod", session_id, path, mode=mode)))
+
+    async def upload(
+        self,
+        session_id: str,
+        source: str | Path | BinaryIO,
+        path: str,
+        *,
+        progress: Progress | None = None,
+        on_skip: Skipped | None = None,
+    ) -> Copied:
+        """Make ``path`` a copy of a local file or folder, or write an open binary file to it.
+
+        Permissions are kept, and links are copied as links. A folder that is there is added to.
+
+        Args:
+            session_id: where to copy to.
+            source: what to copy.
+            path: the copy itself, not a folder to put it in; folders above it are made.
+            progress: called with the bytes that were sent and, if it is known, how many it will be.
+            on_skip: called with a path that cannot be copied, and why; otherwise that is a warning.
+        """
+        tally = Tally(progress, on_skip)
+        await self._perform(trees.upload(session_id, source, path, tally))
+        return tally.copied
+
+    async def download(
+        self,
+        session_id: str,
+        path: str,
+        target: str | Path | BinaryIO,
+        *,
+        progress: Progress | None = None,
+        on_skip: Skipped | None = None,
+    ) -> Copied:
+        """Make a local file or folder a copy of one in a sandbox, or write to an open binary file.
+
+        Nothing that the sandbox says leads out of ``target``, and files appear whole or not at all.
+
+        Args:
+            session_id: where to copy from.
+            path: a file or folder.
+            target: the copy itself, not a folder to put it in; the folder above must be there.
+            progress: called with the bytes that came and, if it is known, how many it will be.
+            on_skip: called with a path that cannot be copied, and why. Otherwise a file that cannot
+                be read raises its error, and what is no file, or a link that leads out, a warning.
+        """
+        tally = Tally(progress, on_skip)
+        await self._perform(trees.download(session_id, path, target, tally))
+        return tally.copied
 
     # Sessions.
 
@@ -218,6 +503,12 @@ class AsyncSandboxClient(
         tenant_id: str = "",
         **options: Unpack[SessionOptions],
     ) -> str:
+        """Make a session; its id. See :class:`SessionOptions` for what it can be given.
+
+        ``allowed_hosts`` are the words of its egress policy: host names, ``*.wildcards`` and CIDRs,
+        with or without ``:port``, and ``default``, ``open``, ``none``, ``strict``. None means the
+        gateway's default, an empty list nothing.
+        """
         requests.check_session_options(self.create_session, options)
         tenant = tenant_id or self.tenant_id
         call = requests.create_call(runtime_class, allowed_hosts, tenant, options)
@@ -232,83 +523,89 @@ class AsyncSandboxClient(
         return await self._call(operations.sessions(call))
 
     async def extend_session(self, session_id: str, lifetime: float) -> SessionInfo:
+        """Let a session live ``lifetime`` seconds from now."""
         call = {"op": "extend_session", "session_id": session_id, "lifetime": lifetime}
         return await self._call(operations.session(call))
 
     async def destroy_session(self, session_id: str) -> None:
         await self._call(operations.call({"op": "destroy_session", "session_id": session_id}))
 
-    # Egress.
+    async def run_subagent(
+        self, parent_session_id: str, agent_type: str = "", workspace_path: str = ""
+    ) -> str:
+        """Make a session for a sub-agent; its id.
+
+        It is a sandbox of its own, with the parent's limits, variables and allowed hosts, and it
+        shares the parent's ``/workspace``. It ends with its parent at the latest.
+
+        Args:
+            parent_session_id: whose workspace it shares; not a sub-agent itself.
+            agent_type: kept as its label ``agent_type``.
+            workspace_path: the folder in which its commands start, ``/workspace`` or below; it is
+                made if it is missing.
+        """
+        return await self._call(subagents.start(parent_session_id, agent_type, workspace_path))
+
+    async def pause_session(self, session_id: str) -> None:
+        """Stop everything in a session, and in its sub-agents, until it is resumed.
+
+        Until then, whatever is begun in it raises :class:`k8e.errors.SessionPaused`.
+        """
+        await self._call(operations.call({"op": "pause_session", "session_id": session_id}))
+
+    async def resume_session(self, session_id: str) -> None:
+        """Let a session, and its sub-agents, go on where they stopped."""
+        await self._call(operations.call({"op": "resume_session", "session_id": session_id}))
+
+    # The network.
 
     async def update_allowed_hosts(self, session_id: str, hosts: Sequence[str]) -> list[str]:
+        """Replace what a session may reach; what is in effect, with ``default`` spelled out.
+
+        Open connections are judged by the new policy too. An empty list allows nothing.
+        """
         call = requests.allow_call(session_id, hosts)
         return await self._call(operations.update_allowed_hosts(call))
 
     async def change_allowed_hosts(
         self, session_id: str, *, add: Sequence[str] = (), remove: Sequence[str] = ()
     ) -> list[str]:
+        """Add words to what a session may reach, and take others out; what is in effect.
+
+        Two callers at once lose nothing of each other's changes.
+        """
         call = requests.change_call(session_id, add, remove)
         return await self._call(operations.update_allowed_hosts(call))
 
     async def egress(self, session_id: str) -> results.Egress:
+        """What a session may reach, and what it was refused."""
         call = {"op": "egress", "session_id": session_id}
         return await self._call(operations.egress(call))
 
-    # Packages.
+    async def expose(self, session_id: str, port: int, host: str = exposures.LOOPBACK) -> Exposed:
+        """Make a port of a session's sandbox reachable, on a URL that carries a token.
 
-    async def pip_install(
-        self, session_id: str, packages: Sequence[str], *, timeout: float = 120
-    ) -> ExecResult:
-        return await self._exec(requests.pip_call(session_id, packages, timeout), None)
+        The server need not run yet. What is exposed already keeps its URL.
 
-    # The gateway.
+        Args:
+            session_id: whose sandbox.
+            port: where in the sandbox the server listens.
+            host: the same: an address of the sandbox's loopback, or ``localhost`` for both
+                127.0.0.1 and ::1.
+        """
+        return await self._call(
+            exposures.expose_port(exposures.target(session_id, port, host=host))
+        )
 
-    async def status(self) -> dict[str, Any]:
-        return await self._call(operations.call({"op": "status"}))
+    async def unexpose(self, session_id: str, port: int) -> None:
+        """End a URL, and every connection that came through it."""
+        await self._call(exposures.unexpose_port(exposures.target(session_id, port)))
 
-    async def doctor(self, *, fresh: bool = False) -> dict[str, Any]:
-        return await self._call(operations.call({"op": "doctor", "fresh": fresh}))
+    async def list_exposed(self, session_id: str = "") -> list[Exposed]:
+        """Exposed ports of one session, or of all of yours, oldest first."""
+        return await self._call(exposures.listing(session_id))
 
-    # Driving.
-
-    async def _call(self, operation: Operation[T], source: AsyncContent | None = None) -> T:
-        pool = self._pool
-        connection = await (pool.share() if source is None else pool.take())
-        running = async_driving.Running(connection, operation, source, pool.renew)
-        while await running.next_event() is not None:
-            pass
-        await self._pool.keep(running.connection)
-        return running.result
-
-    async def _exec(self, call: Mapping[str, Any], stdin: AsyncContent | None) -> ExecResult:
-        async with self._killing(call):
-            return await self._call(operations.exec_result(call), stdin)
-
-    async def _stream(
-        self, operation: Operation[Any], source: AsyncContent | None = None
-    ) -> AsyncGenerator[Any]:
-        pool = self._pool
-        running = async_driving.Running(await pool.take(), operation, source, pool.renew)
-        try:
-            while (event := await running.next_event()) is not None:
-                yield event
-                self._pool.check_open()
-            await self._pool.keep(running.connection)
-        finally:
-            await running.close()
-
-    @contextlib.asynccontextmanager
-    async def _killing(self, call: Mapping[str, Any]) -> AsyncGenerator[None]:
-        """Kill the command if its caller gives up: a cancelled task, or a loop that was left."""
-        try:
-            yield
-        except (asyncio.CancelledError, GeneratorExit):
-            await self._kill(call)
-            raise
-
-    async def _kill(self, call: Mapping[str, Any]) -> None:
-        kill = self._call(operations.call(requests.terminate_call(call)))
-        await async_driving.finish(kill, KILL_SECONDS)
+    # The session that the client makes for runs that name none.
 
     async def _own_session(self, template: str) -> str:
         async with self._own_lock:
@@ -318,5 +615,23 @@ class AsyncSandboxClient(
                 self._own[template] = await self.create_session(template=template)
             return self._own[template]
 
-    def _forget_own(self, session_id: str) -> None:
-        self._own = {key: own for key, own in self._own.items() if own != session_id}
+    async def _forget_own(self, session_id: str) -> None:
+        async with self._own_lock:
+            self._own = {key: own for key, own in self._own.items() if own != session_id}
+
+
+@contextlib.asynccontextmanager
+async def async_sandbox_session(
+    runtime_class: str = "",
+    allowed_hosts: Sequence[str] | None = None,
+    endpoint: str | None = None,
+    **options: Unpack[SessionOptions],
+) -> AsyncGenerator[tuple[AsyncSandboxClient, str]]:
+    """A client and a session that ends with the block."""
+    async with AsyncSandboxClient(endpoint) as client:
+        session_id = await client.create_session(runtime_class, allowed_hosts, **options)
+        try:
+            yield client, session_id
+        finally:
+            with contextlib.suppress(errors.SessionNotFound):  # it has ended before
+                await client.destroy_session(session_id)

@@ -1,16 +1,15 @@
-"""Events in the SDK: what happened in a session. Both clients' methods, side by side."""
+"""Events: what happened in a session."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from k8e.client import operations
 from k8e.client.operations import Operation
 from k8e.client.records import Record
 
-T = TypeVar("T")
 LIMIT = 500
 
 
@@ -41,31 +40,5 @@ def lines(session_id: str, limit: int) -> Operation[list[str]]:
     return list((yield from operations.call(call))["events"])
 
 
-def _events(session_id: str, limit: int) -> Operation[list[Event]]:
+def newest(session_id: str, limit: int) -> Operation[list[Event]]:
     return [parse(line) for line in (yield from lines(session_id, limit))]
-
-
-class Telling:
-    """Methods of the blocking client."""
-
-    def _call(self, operation: Operation[T]) -> T:
-        raise NotImplementedError
-
-    def events(self, session_id: str = "", limit: int = LIMIT) -> list[Event]:
-        """What happened in a session, oldest first: the newest ``limit`` events.
-
-        Without an id, what happened in all sessions of the caller. Of one session, there were older
-        ones if the first has a :attr:`Event.seq` above 1. The events of a session that has ended
-        can be asked for as long as the session itself: a day.
-        """
-        return self._call(_events(session_id, limit))
-
-
-class AsyncTelling:
-    """The same, of the asynchronous client."""
-
-    async def _call(self, operation: Operation[T]) -> T:
-        raise NotImplementedError
-
-    async def events(self, session_id: str = "", limit: int = LIMIT) -> list[Event]:
-        return await self._call(_events(session_id, limit))

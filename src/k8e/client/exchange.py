@@ -1,4 +1,4 @@
-"""What goes between us and one running program, with no input or output of its own.
+"""The exchange with a program that is talked to while it runs.
 
 Its methods are generators, as in :mod:`k8e.client.operations`: they yield :class:`Send`, or
 ``MORE`` when they cannot go on before another frame has come. Whoever drives them gives each frame
@@ -226,10 +226,10 @@ def open_call(
     )
 
 
-def programs(program: Any) -> list[Any]:
+def terminal_programs(program: Any) -> list[Any]:
     """What to try to start on a terminal, in this order."""
     return [["bash"], ["sh"]] if program is None else [program]
 
 
-def foreground(fields: Mapping[str, Any]) -> Operation[Foreground]:
+def foreground_group(fields: Mapping[str, Any]) -> Operation[Foreground]:
     return results.foreground((yield from operations.call(fields)))

@@ -1,26 +1,18 @@
-"""Runs of code in a context: what is asked, what comes of it, and how it goes over the wire."""
+"""Code that runs in contexts: what it shows, and how it ends."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from k8e import errors
 from k8e.client import operations, requests, results
 from k8e.client.operations import Operation, Send
 from k8e.client.records import Record, field, shortened
-from k8e.client.results import (
-    Denial,
-    Output,
-    ReachedLimit,
-    Stderr,
-    Stdout,
-    no_denials,
-    no_limits,
-)
+from k8e.client.results import Denial, Output, ReachedLimit, Stderr, Stdout, no_denials, no_limits
 from k8e.guest import wire
-from k8e.guest.records import Records
+from k8e.guest.results import ShowRecords
 
 MAX_RESULTS = 1 << 16  # that are kept of one run
 
@@ -91,6 +83,12 @@ class Result(Record):
         except (ValueError, RecursionError):
             return None
 
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
+        """What a notebook shows."""
+        from k8e.client import notebook
+
+        return notebook.bundle(self.data)
+
     def __repr__(self) -> str:
         return f"Result({shortened(self.text)}, formats={self.formats()})"
 
@@ -135,6 +133,13 @@ class Execution(Output):
     """What the session's policy refused meanwhile; usually nothing."""
     limits: list[ReachedLimit] = field(default_factory=no_limits)
     """The limits of the session that it met, if it failed; usually none."""
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
+        """What a notebook shows: all results, below what was printed."""
+        from k8e.client import notebook
+
+        printed = self.stdout + self.stderr + (self.error.traceback if self.error else "")
+        return notebook.joined(printed, [notebook.bundle(item.data) for item in self.results])
 
     @property
     def text(self) -> str | None:
@@ -194,17 +199,17 @@ def run_call(
 # What comes back.
 
 
-def describe(fields: Mapping[str, Any]) -> Operation[ContextInfo]:
+def describe_context(fields: Mapping[str, Any]) -> Operation[ContextInfo]:
     told = yield from operations.call(fields)
     return info(told, str(told["session_id"]))
 
 
-def listing(fields: Mapping[str, Any]) -> Operation[list[ContextInfo]]:
+def list_contexts(fields: Mapping[str, Any]) -> Operation[list[ContextInfo]]:
     told = yield from operations.call(fields)
     return [info(item, str(told["session_id"])) for item in told["contexts"]]
 
 
-def interrupt(fields: Mapping[str, Any]) -> Operation[bool]:
+def interrupt_context(fields: Mapping[str, Any]) -> Operation[bool]:
     """Whether nothing runs any more."""
     return bool((yield from operations.call(fields))["stopped"])
 
@@ -223,12 +228,12 @@ def info(told: Mapping[str, Any], session_id: str) -> ContextInfo:
     )
 
 
-def events(fields: Mapping[str, Any]) -> Operation[Execution]:
+def execution_events(fields: Mapping[str, Any]) -> Operation[Execution]:
     """Run code: emits Stdout, Stderr and Result as they come, and last the Execution."""
     begun = yield from operations.call(fields)
     session_id, exec_id = str(begun["session_id"]), str(begun["id"])
     gathered = Gathered(str(begun["context"]))
-    records = Records()
+    records = ShowRecords()
     consumed = operations.Consumed()
     try:
         while True:
@@ -295,3 +300,57 @@ class Gathered:
             denials=[results.denial(item) for item in told.get("denials") or ()],
             limits=results.reached(told.get("limits")),
         )
+
+
+OnOutput = Callable[[bytes], object]
+OnResult = Callable[[Result], object]
+
+
+class ContextHandle:
+    """A context by its session and id."""
+
+    def __init__(self, session_id: str, context_id: str) -> None:
+        self.session_id = session_id
+        self.context_id = context_id
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.session_id!r}, {self.context_id!r})"
+
+    def _about(self, op: str, **fields: Any) -> dict[str, Any]:
+        return context_call(op, self.session_id, id=self.context_id, **fields)
+
+    def _run(
+        self,
+        code: str | bytes,
+        timeout: float,
+        env: Mapping[str, str] | None,
+        exec_id: str,
+        output_limit: int,
+    ) -> Operation[Execution]:
+        options: requests.ExecOptions = {
+            "env": env or {},
+            "exec_id": exec_id,
+            "output_limit": output_limit,
+        }
+        session = requests.by_id(self.session_id)
+        return execution_events(run_call(session, self.context_id, code, timeout, options))
+
+
+def notify(
+    event: ExecutionEvent,
+    on_stdout: OnOutput | None,
+    on_stderr: OnOutput | None,
+    on_result: OnResult | None,
+) -> None:
+    if isinstance(event, Stdout) and on_stdout is not None:
+        on_stdout(event.data)
+    elif isinstance(event, Stderr) and on_stderr is not None:
+        on_stderr(event.data)
+    elif isinstance(event, Result) and on_result is not None:
+        on_result(event)
+
+
+def ended(done: Execution | None) -> Execution:
+    if done is None:
+        raise errors.GuestFailed("the code ended without saying how")
+    return done

@@ -26,7 +26,7 @@ _CAN_SERVE = hasattr(_socket, "SO_PEERCRED") and posix.__name__ == "posix"
 _PEEK = _socket.MSG_PEEK | getattr(_socket, "MSG_DONTWAIT", 0)
 
 
-class Refused(Exception):
+class NoGateway(Exception):
     """Nobody listens on the socket, so a gateway has to be started."""
 
 
@@ -55,7 +55,7 @@ def dial(path: bytes | str) -> _socket.socket:
         sock.connect(path)
     except (FileNotFoundError, ConnectionRefusedError):
         sock.close()
-        raise Refused from None
+        raise NoGateway from None
     except OSError as error:
         sock.close()
         raise unreachable(f"the gateway's socket cannot be used: {error}") from None

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from k8e import _version, errors, folders
+from k8e import _version, errors, system
 from k8e.client import credentials, remote
 from k8e.client.endpoints import Endpoint
 
@@ -192,7 +192,7 @@ def trust(endpoint: Endpoint, expected: str) -> bytes | None:
 def store(folder: Path, files: dict[str, bytes]) -> None:
     """Write files that only their owner may read, each as a whole."""
     try:
-        folders.replace_files(folder, files)
+        system.replace_files(folder, files)
     except OSError as error:
         raise errors.InvalidRequest(
             f"the folder {folder} cannot be written: {error.strerror}",

@@ -1,16 +1,14 @@
-"""One run, and nothing to look after: a session is made for it and destroyed with it."""
+# Generated from async_oneshot.py by tools/generate_client.py (`make gen`); changes belong there.
+"""One run without a session to look after: one is made for it and destroyed with it."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Unpack
 
-from k8e import errors
 from k8e.client import requests
-from k8e.client.asynchronous import AsyncSandboxClient
 from k8e.client.blocking import sandbox_session
-from k8e.client.requests import AsyncContent, Content, ExecOptions
+from k8e.client.requests import Content, ExecOptions
 from k8e.client.results import ExecResult
 
 
@@ -26,7 +24,7 @@ def run(
     stdin: Content | None = None,
     **options: Unpack[ExecOptions],
 ) -> ExecResult:
-    """Run source code in a session of its own: ``k8e.run("print(1 + 1)", "python").stdout``.
+    """Run source code in a session of its own: ``k8e.run("print(1)", "python").stdout``.
 
     A session takes longer to make than a command to run, so for several commands use a
     :class:`k8e.SandboxClient`.
@@ -46,28 +44,3 @@ def run(
     made = sandbox_session(runtime_class, allowed_hosts, endpoint, template=template)
     with made as (client, session_id):
         return client.run(code, language, timeout, session_id=session_id, stdin=stdin, **options)
-
-
-async def arun(
-    code: str | bytes,
-    language: str = "bash",
-    timeout: float = 30,
-    *,
-    runtime_class: str = "",
-    allowed_hosts: Sequence[str] | None = None,
-    template: str = "",
-    endpoint: str | None = None,
-    stdin: AsyncContent | None = None,
-    **options: Unpack[ExecOptions],
-) -> ExecResult:
-    """:func:`k8e.run`, to be awaited."""
-    requests.check_exec_options(arun, options)
-    async with AsyncSandboxClient(endpoint) as client:
-        session_id = await client.create_session(runtime_class, allowed_hosts, template=template)
-        try:
-            return await client.run(
-                code, language, timeout, session_id=session_id, stdin=stdin, **options
-            )
-        finally:
-            with contextlib.suppress(errors.SessionNotFound):  # it has ended before
-                await client.destroy_session(session_id)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from k8e import errors, folders
+from k8e import errors, system
 
 MAX_FILE = 1 << 20
 VERSION = 1
@@ -104,7 +104,7 @@ def _write(path: Path, raw: dict[str, Any]) -> None:
 
     text = yaml.safe_dump({"version": VERSION, **raw}, sort_keys=True)
     try:
-        folders.replace_files(path.parent, {path.name: text.encode()})
+        system.replace_files(path.parent, {path.name: text.encode()})
     except OSError as error:
         raise errors.InvalidRequest(
             f"the profiles cannot be written to {path}: {error.strerror}",

@@ -1,6 +1,9 @@
 """Gateways elsewhere: the same frames, carried by the bidirectional gRPC call ``Run``.
 
 A stream is kept open for the next operation, because opening one costs more than using it.
+
+Calls go by the newest. Older ones stay for the calls that are under way on them, and are closed
+with the last of those: a client whose certificates change often has no more channels than calls.
 """
 
 from __future__ import annotations
@@ -8,15 +11,70 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import queue
+import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from k8e import errors
-from k8e.client import credentials, renewing
+from k8e.client import credentials, renewal
 from k8e.client.endpoints import Endpoint
-from k8e.client.lines import Lines
+
+StreamType = TypeVar("StreamType")
+
+
+class GrpcChannels:
+    """Which call goes by which channel; what comes back is to be closed by whoever asked."""
+
+    def __init__(self) -> None:
+        self._newest: Any = None
+        self._used: dict[Any, set[Any]] = {}  # of each channel, the calls under way
+        self._lock = threading.RLock()
+
+    def renew(self, renewed: Callable[[], Any]) -> None:
+        """``renewed`` gives a channel that is the newest from now on, or None."""
+        with self._lock:
+            if (channel := renewed()) is not None:
+                self._newest = channel
+                self._used[channel] = set()
+
+    def take(self, renewed: Callable[[], Any], begin: Callable[[], StreamType]) -> StreamType:
+        """What ``begin`` makes: a call on the newest channel."""
+        with self._lock:  # so that nobody finds a channel unused that is about to be used
+            self.renew(renewed)
+            stream = begin()
+            self._used[self._newest].add(stream)
+            return stream
+
+    def is_newest(self, stream: Any) -> bool:
+        """Whether a call goes by the newest channel; others are not kept for the next operation."""
+        return stream in self._used.get(self._newest, ())
+
+    def give_back(self, stream: Any) -> list[Any]:
+        """A call has ended; the channels that nobody needs any more."""
+        with self._lock:
+            for streams in self._used.values():
+                streams.discard(stream)
+            return self.unused()
+
+    def unused(self) -> list[Any]:
+        """The channels that nobody needs any more, each told once."""
+        with self._lock:
+            items = self._used.items()
+            found = [each for each, streams in items if not streams and each is not self._newest]
+            for channel in found:
+                del self._used[channel]
+            return found
+
+    def clear(self) -> list[Any]:
+        """All channels."""
+        with self._lock:
+            found = [*self._used]
+            self._used.clear()
+            self._newest = None
+            return found
+
 
 MAX_MESSAGE = 64 << 20
 CLOSE_SECONDS = 1.0
@@ -64,7 +122,7 @@ class Trust:
         if self._found is not None and now < self._until:
             return None
         self._until = now + FRESH_SECONDS
-        renewing.begin(self._endpoint)
+        renewal.begin(self._endpoint)
         try:
             found = credentials.load(self._endpoint)
         except errors.K8eError:
@@ -147,14 +205,14 @@ class _Stream:
         return self._frame(kind=kind, channel=self._channel, body=bytes(body))
 
 
-class Channel:
+class GrpcChannel:
     """A gRPC channel for blocking clients."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._grpc, self._messages, self._services = libraries()
         self._endpoint = endpoint
         self._trust = Trust(self._grpc, endpoint)
-        self._lines = Lines()
+        self._lines = GrpcChannels()
         self._service: Any = None
         self._lines.renew(self._renewed)
 
@@ -233,14 +291,14 @@ class AsyncChannel:
         self._endpoint = endpoint
         self._trust = Trust(self._grpc, endpoint)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._lines = Lines()
+        self._lines = GrpcChannels()
         self._service: Any = None
 
     async def connect(self) -> AsyncStream:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._trust.forget()
-            self._lines, self._loop = Lines(), loop
+            self._lines, self._loop = GrpcChannels(), loop
         lines = self._lines
         stream = lines.take(self._renewed, self._begin)
         stream.on_failure = self._trust.doubt

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, BinaryIO, TypedDict, cast
+from typing import Any, BinaryIO, Literal, TypedDict, cast
 
 from k8e import errors
 from k8e.guest import wire
@@ -18,6 +18,24 @@ DEPTH = 1000  # levels of folders that a listing goes down
 
 Content = str | bytes | bytearray | memoryview | BinaryIO | Iterable[bytes | str]
 AsyncContent = Content | AsyncIterable[bytes | str]
+
+
+Language = Literal["bash", "python", "node", "ts"]
+"""What source code can be written in."""
+ContextLanguage = Literal["python", "bash", "node"]
+"""The languages that contexts have."""
+
+
+class Limits(TypedDict, total=False):
+    """What a sandbox may use at most; sizes are bytes, or text like ``"512M"``."""
+
+    cpus: float | str
+    memory: float | str
+    pids: float | str
+    disk: float | str
+    inodes: float | str
+    open_files: float | str
+    output: float | str
 
 
 class ExecOptions(TypedDict, total=False):
@@ -38,14 +56,11 @@ class ExecOptions(TypedDict, total=False):
     """Let the command run on when nobody reads, keeping only the newest output."""
 
 
-class SessionOptions(TypedDict, total=False):
-    """What a new session can be given."""
+class SandboxOptions(TypedDict, total=False):
+    """What a new sandbox can be given beside its template and limits."""
 
     env: Mapping[str, str]
     labels: Mapping[str, str]
-    limits: Mapping[str, float | str]
-    """``cpus``, ``memory``, ``pids``, ``disk``, ``inodes``, ``open_files``, ``output``; sizes as
-    bytes or text like ``"512M"``."""
     lifetime: float
     """Seconds until it is destroyed whatever happens."""
     idle_timeout: float
@@ -58,16 +73,24 @@ class SessionOptions(TypedDict, total=False):
     manifest: Sequence[Mapping[str, Any]]
     """What is put into /workspace, such as ``{"file": {"path": "a.txt", "content": "hello"}}``,
     ``{"dir": {"path": "b"}}`` and ``{"gitRepo": {"path": "c", "repo": "https://…"}}``."""
-    template: str
-    """What it is made from; what else is said here wins over what the template says."""
     secrets: Mapping[str, str]
     """Variables that are secrets, such as ``{"TOKEN": "github"}`` or ``{"TOKEN": "github:key"}``;
     see ``set_secret``."""
 
 
+class SessionOptions(SandboxOptions, total=False):
+    """What a new session can be given."""
+
+    limits: Limits | Mapping[str, float | str]
+    """``cpus``, ``memory``, ``pids``, ``disk``, ``inodes``, ``open_files``, ``output``; sizes as
+    bytes or text like ``"512M"``."""
+    template: str
+    """What it is made from; what else is said here wins over what the template says."""
+
+
 _EXEC_OPTIONS = frozenset(ExecOptions.__annotations__)
 _SESSION_OPTIONS = frozenset(SessionOptions.__annotations__)
-_LIMITS = ("cpus", "memory", "pids", "disk", "inodes", "open_files", "output")
+_LIMITS = tuple(Limits.__annotations__)
 
 
 def check_exec_options(method: Callable[..., Any], options: Mapping[str, Any]) -> None:
@@ -286,7 +309,10 @@ def create_call(
 ) -> dict[str, Any]:
     spec: dict[str, Any] = {"tenant": tenant_id, "runtime": runtime_class, **options}
     if limits := options.get("limits"):
-        spec["limits"] = {key: parse_limit(key, value) for key, value in limits.items()}
+        spec["limits"] = {
+            key: parse_limit(key, value)
+            for key, value in cast("Mapping[str, float | str]", limits).items()
+        }
     for key in ("env", "labels"):
         if key in spec:
             spec[key] = dict(spec[key])

@@ -109,6 +109,10 @@ class Output(Record):
     def stderr(self) -> str:
         return self.stderr_bytes.decode("utf-8", "replace")
 
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
+        """What a notebook shows: the output, as a terminal would."""
+        return {"text/plain": self.stdout + self.stderr}
+
     def _shown(self) -> dict[str, Any]:
         return {"stdout": self.stdout, "stderr": self.stderr, **super()._shown()}
 

@@ -18,7 +18,7 @@ class Line(NamedTuple):
 
 
 class Try(NamedTuple):
-    """What is tried, and what answers it: ids, or the words before their dots for all of those."""
+    """An attack, and the promises that answer it: ids, or the area before the dot for all of it."""
 
     text: str
     checks: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 
-class Broken(Exception):
+class BrokenPromise(Exception):
     """A promise that the runtime does not keep; the message says what was seen instead."""
 
 
@@ -15,12 +15,12 @@ class NotApplicable(Exception):
 
 def equal(seen: Any, wanted: Any, what: str) -> None:
     if seen != wanted:
-        raise Broken(f"{what}: {_short(seen)} instead of {_short(wanted)}")
+        raise BrokenPromise(f"{what}: {_short(seen)} instead of {_short(wanted)}")
 
 
 def expect(fits: object, message: str) -> None:
     if not fits:
-        raise Broken(message)
+        raise BrokenPromise(message)
 
 
 def _short(value: Any) -> str:

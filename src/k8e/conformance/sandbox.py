@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from k8e import errors
-from k8e.conformance.outcomes import Broken
+from k8e.conformance.outcomes import BrokenPromise
 from k8e.guest import wire
-from k8e.guest.records import Records
+from k8e.guest.results import ShowRecords
 from k8e.link import Channel, Link, request
 from k8e.runtimes.base import Guest
 
@@ -26,7 +26,7 @@ async def with_time(check: Callable[[float], Awaitable[None]]) -> None:
     for seconds in TIMES[:-1]:
         try:
             await check(seconds)
-        except (Broken, errors.K8eError, OSError):
+        except (BrokenPromise, errors.K8eError, OSError):
             continue
         return
     await check(TIMES[-1])
@@ -59,20 +59,20 @@ class Outcome:
         return f"exit {self.exit}, stdout {self.stdout[-400:]!r}, stderr {self.stderr[-400:]!r}"
 
 
-class Stream:
-    """One operation that is under way. Frames wait in a queue until somebody takes them."""
+class OperationStream:
+    """One operation that is under way. Frames wait in a queue until they are read."""
 
     def __init__(self, *, generous: bool = True) -> None:
         self.lost = asyncio.Event()
         self.generous = generous
-        """Whether what is taken is acknowledged at once."""
+        """Whether output is acknowledged as soon as it is read."""
         self._frames: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue()
         self._room = wire.WINDOW
         self._grown = asyncio.Event()
         self._ended = False
         self._channel: Channel | None = None
 
-    def open(self, link: Link, call: dict[str, Any]) -> Stream:
+    def open(self, link: Link, call: dict[str, Any]) -> OperationStream:
         self._channel = link.open(call, self._on_frame, self._on_lost)
         return self
 
@@ -138,7 +138,7 @@ class Stream:
         self.send(wire.CANCEL)
 
 
-class Program(Stream):
+class Program(OperationStream):
     """A program that was started or attached to."""
 
     def __init__(self, *, generous: bool = True) -> None:
@@ -146,7 +146,7 @@ class Program(Stream):
         self.info: dict[str, Any] = {}
         self.first_seq = -1
         self.outcome = Outcome()
-        self._records = Records()
+        self._records = ShowRecords()
 
     @property
     def id(self) -> str:
@@ -246,7 +246,9 @@ class Sandbox:
         return await self.write_all(path, chunks, **call)
 
     async def write_all(self, path: str, chunks: Iterable[bytes], **call: Any) -> dict[str, Any]:
-        upload = Stream().open(await self.guest.connect(), {"op": "write", "path": path, **call})
+        upload = OperationStream().open(
+            await self.guest.connect(), {"op": "write", "path": path, **call}
+        )
         await upload.result()
         for chunk in chunks:
             await upload.feed(wire.DATA, chunk)
@@ -254,7 +256,9 @@ class Sandbox:
         return await upload.result()
 
     async def read(self, path: str, **call: Any) -> bytes:
-        download = Stream().open(await self.guest.connect(), {"op": "read", "path": path, **call})
+        download = OperationStream().open(
+            await self.guest.connect(), {"op": "read", "path": path, **call}
+        )
         await download.result()
         parts: list[bytes] = []
         while True:
@@ -264,7 +268,9 @@ class Sandbox:
             parts.append(body)
 
     async def list(self, path: str, **call: Any) -> list[dict[str, Any]]:
-        listing = Stream().open(await self.guest.connect(), {"op": "list", "path": path, **call})
+        listing = OperationStream().open(
+            await self.guest.connect(), {"op": "list", "path": path, **call}
+        )
         await listing.result()
         entries: list[dict[str, Any]] = []
         while True:

@@ -95,7 +95,7 @@ class Stage:
             self._room = None
         if self._room is None:
             self._room = await asyncio.to_thread(Room, scene, self.runtime.name)
-            # So that there is an uplink: what is held back is held back by policy.
+            # So that there is an uplink, and a refused connection is refused by policy.
             await asyncio.to_thread(self._room.allow, "open")
         await asyncio.to_thread(self._room.reset)
         return self._room

@@ -22,6 +22,8 @@ ELEMENTS = "rate", "too many new addresses at once"
 FULL = "rate", "its address could not be opened: {}"
 RATE = "rate", "too many questions at once"
 FLOWS = "rate", "too many connections at once"
+_CROWD = "the sandboxes of this machine have too many connections together, and this one more than "
+CROWDED = "rate", _CROWD + "its sure share: close some (nf_conntrack_max bounds them)"
 PRIVATE_NAME = "private", "it resolves to a private address ({})"
 PRIVATE = "private", "private, local and metadata addresses cannot be reached"
 RESOLVER = "resolver", "only the resolver in /etc/resolv.conf may be asked"
@@ -35,7 +37,7 @@ STRICT = "strict", "{}"
 
 
 @dataclass(frozen=True)
-class Denial:
+class DenialRecord:
     """Something that a sandbox was not allowed to reach."""
 
     name: str
@@ -50,7 +52,7 @@ class Denial:
 def without_network(why: str) -> dict[str, Any]:
     """What is told of a program in a sandbox that no packet leaves, so that none was seen."""
     rule = f"this sandbox has no network: {why}"
-    return {**asdict(Denial("*", "", 0, "any", rule)), "count": 1}
+    return {**asdict(DenialRecord("*", "", 0, "any", rule)), "count": 1}
 
 
 class Ledger:
@@ -58,9 +60,11 @@ class Ledger:
 
     def __init__(self) -> None:
         self.total = 0
-        self._kept: collections.deque[tuple[int, float, Denial]] = collections.deque(maxlen=KEPT)
+        self._kept: collections.deque[tuple[int, float, DenialRecord]] = collections.deque(
+            maxlen=KEPT
+        )
 
-    def add(self, denial: Denial, reason: str) -> None:
+    def add(self, denial: DenialRecord, reason: str) -> None:
         self.total += 1
         self._kept.append((self.total, time.time(), denial))
         metrics.count_denial(reason)
@@ -75,7 +79,7 @@ class Ledger:
 
     def listing(self) -> list[dict[str, Any]]:
         """The newest denials, each with the time when it last happened."""
-        found: dict[Denial, dict[str, Any]] = {}
+        found: dict[DenialRecord, dict[str, Any]] = {}
         for _, at, item in self._kept:
             count = found.pop(item, {"count": 0})["count"]
             found[item] = {"at": at, **asdict(item), "count": count + 1}

@@ -58,7 +58,7 @@ class Chain:
 
 
 @dataclass(frozen=True)
-class Rule:
+class FirewallRule:
     """A rule, as far as it matters here."""
 
     chain: str
@@ -90,7 +90,7 @@ class Firewall:
         found = [_chain(body) for body in self._dump(GETCHAIN)]
         return [item for item in found if item and not UPLINK_NAME.fullmatch(item.table)]
 
-    def rules(self, family: int, table: str, chain: str = "") -> list[Rule]:
+    def rules(self, family: int, table: str, chain: str = "") -> list[FirewallRule]:
         """The rules of a table, or of one of its chains, in order."""
         body = netlink.attribute(TABLE, table.encode() + b"\0")
         if chain:
@@ -123,7 +123,7 @@ class Firewall:
             found |= {rule.comment for rule in rules if UPLINK_NAME.fullmatch(rule.comment)}
         return found - alive
 
-    def _may_drop(self, chain: Chain, rules: list[Rule]) -> bool:
+    def _may_drop(self, chain: Chain, rules: list[FirewallRule]) -> bool:
         """Whether a packet may end in a chain, or in one that it leads to."""
         if chain.drops or any(rule.drops for rule in rules):
             return True
@@ -184,9 +184,9 @@ def _chain(body: bytes) -> Chain | None:
     return Chain(body[0], _text(values[TABLE]), _text(values[CHAIN_NAME]), drops)
 
 
-def _rule(values: dict[int, bytes]) -> Rule:
+def _rule(values: dict[int, bytes]) -> FirewallRule:
     expressions = _expressions(values.get(RULE_EXPRESSIONS, b""))
-    return Rule(
+    return FirewallRule(
         chain=_text(values[RULE_CHAIN]),
         handle=struct.unpack("!Q", values[RULE_HANDLE])[0],
         comment=comment(values.get(RULE_USERDATA, b"")),

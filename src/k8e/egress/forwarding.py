@@ -7,7 +7,7 @@ only the switch of the whole host, which is therefore turned and turned back.
 
 An interface whose switch was turned carries a tag: the kernel keeps a number for each that it does
 not use itself. So it is known after any loss of rules, to other gateways too, and can be undone.
-What arrives at such an interface is sent on to the uplink and nowhere else: see :class:`Plan`.
+What arrives at such an interface is sent on to the uplink and nowhere else: see :class:`Switches`.
 
 Everything here works in the namespace of the calling thread.
 """
@@ -44,7 +44,7 @@ class Guard:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Switches:
     """What is to be switched, after the rules that guard it are in place."""
 
     uplink: str
@@ -72,7 +72,7 @@ class Plan:
             _write(f"ipv6/conf/{self.uplink}/{FORCE}", 1)
 
 
-def plan(netlink: Netlink, uplink: str) -> Plan:
+def plan(netlink: Netlink, uplink: str) -> Switches:
     """What has to change for ``uplink``; changes nothing yet."""
     links = [link for link in netlink.links() if link.name != "lo" and not is_uplink(link)]
     found = netlink.addresses()
@@ -86,12 +86,12 @@ def plan(netlink: Netlink, uplink: str) -> Plan:
     if _exists(f"ipv6/conf/all/{FORCE}"):
         switch6 = _Switch("ipv6/conf/{}/" + FORCE, _HOST6, _V6)
         names6, guard6 = _per_interface(switch6, links, ways & with6)
-        return Plan(uplink, names4, names6, guard4=guard4, guard6=guard6)
+        return Switches(uplink, names4, names6, guard4=guard4, guard6=guard6)
     closed = _whole_host(links, with6)
     names6 = tuple(link.name for link in closed)
     indexes = tuple(link.index for link in closed)
     guard6 = Guard(indexes, indexes)
-    return Plan(uplink, names4, names6, whole6=bool(closed), guard4=guard4, guard6=guard6)
+    return Switches(uplink, names4, names6, whole6=bool(closed), guard4=guard4, guard6=guard6)
 
 
 def undo(netlink: Netlink) -> None:

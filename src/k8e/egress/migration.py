@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 from k8e.egress import networks, rules
-from k8e.egress.elements import Element, read_mark
+from k8e.egress.nftables import Element, read_mark
 from k8e.egress.pins import MAX_PINS, MAX_PORTS
 from k8e.egress.policy import Network, Rule
 
-_COPIED = (*rules.OF_INTERFACES, *rules.PINS, *rules.OF_HOST)
+_COPIED = (*rules.OF_INTERFACES, *rules.PINS, *rules.PAST, *rules.OF_HOST)
 _INTERVALS = [
     f"{trust}{kind}{version}"
     for trust in ("", "trust")
@@ -29,12 +29,12 @@ _PINS_WITH_PORTS = ("host4", "host6", "any4", "any6")
 """The sets of releases in which a pin was one element for each of its ports; "any" means all."""
 
 
-def rebuilt(listing: str) -> str:
-    """Commands that replace a table, of which ``listing`` is nft's in JSON."""
+def rebuilt(listing: str, base: str) -> str:
+    """Commands that replace a table, of which ``listing`` is nft's in JSON, by ``base``."""
     found = json.loads(listing)["nftables"]
     sets = [item.get("set") or item.get("map") for item in found if "set" in item or "map" in item]
     held = {item["name"]: item.get("elem", []) for item in sets}
-    lines = [f"delete table {rules.TABLE}", rules.BASE]
+    lines = [f"delete table {rules.TABLE}", base]
     for name in _COPIED:
         lines += _adding(name, [_element(item) for item in held.get(name, [])])
     if networks.HERE in held:

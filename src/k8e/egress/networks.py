@@ -15,7 +15,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable, Iterator
 
-from k8e.egress.elements import Element, of_mark, of_port
+from k8e.egress.nftables import Element, of_mark, of_port
 from k8e.egress.policy import Network, Rule
 
 STEP = 4  # bits by which the lengths of prefixes differ

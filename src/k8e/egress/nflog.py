@@ -40,6 +40,8 @@ class Packet:
     """The beginning of what a UDP packet carries."""
     many: bool = False
     """Whether it was one too many, and otherwise fine."""
+    crowded: bool = False
+    """Whether that is because of all sandboxes together."""
 
 
 class PacketLog:
@@ -100,8 +102,9 @@ def parse(data: bytes) -> list[Packet]:
             index = struct.unpack("!I", values.get(_INDEV, b"\0\0\0\0"))[0]
             packet = parse_packet(index, values.get(_PAYLOAD, b""))
             if packet is not None:
-                many = values.get(_PREFIX, b"").rstrip(b"\0") == rules.TOO_MANY.encode()
-                found.append(replace(packet, many=many))
+                why = values.get(_PREFIX, b"").rstrip(b"\0").decode("ascii", "replace")
+                many, crowded = why == rules.TOO_MANY, why == rules.CROWDED
+                found.append(replace(packet, many=many, crowded=crowded))
         data = data[length + (-length % 4) :]
     return found
 

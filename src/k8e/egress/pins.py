@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from k8e.egress import elements
-from k8e.egress.elements import (
-    Change,
+from k8e.egress import nftables
+from k8e.egress.nftables import (
     Element,
+    ElementChange,
     of_address,
     of_interface,
     of_mark,
@@ -57,7 +57,7 @@ class _Pin:
 
 
 @dataclass
-class Plan:
+class PinPlan:
     """Changes of the kernel, and how things are once it has made them."""
 
     generation: int
@@ -66,6 +66,8 @@ class Plan:
     added: dict[Address, Element] = field(default_factory=dict[Address, Element])
     pins: dict[Address, _Pin | None] = field(default_factory=dict[Address, _Pin | None])
     """By address; None for one that is forgotten."""
+    past: list[Element] = field(default_factory=list[Element])
+    """Elements for connections that are open, where the answer is over or soon will be."""
     groups: dict[Ports, int] = field(default_factory=dict[Ports, int])
     """Groups that are new."""
     freed: dict[Ports, int] = field(default_factory=dict[Ports, int])
@@ -75,7 +77,7 @@ class Plan:
     def cost(self) -> int:
         """How many elements the kernel has to change."""
         ports = sum(map(len, (*self.groups, *self.freed)))
-        return len(self.gone) + len(self.added) + ports
+        return len(self.gone) + len(self.added) + len(self.past) + ports
 
 
 class Pins:
@@ -89,6 +91,7 @@ class Pins:
         self._groups: dict[Ports, int] = {}
         self._newest_group = ALL_PORTS
         self._names = self._ports = 0  # in all
+        self._past: tuple[list[Element], float] = ([], 0.0)  # until when the kernel has them
         self.dropped = False
         """Whether pins were given up because there were too many."""
 
@@ -116,9 +119,9 @@ class Pins:
 
     def open(
         self, name: str, opened: Mapping[Address, Ports], seconds: int, *, in_kernel: bool = True
-    ) -> Plan:
+    ) -> PinPlan:
         """Open addresses to which ``name`` led; what is open already stays so for as long again."""
-        plan = Plan(self._generation)
+        plan = PinPlan(self._generation)
         until = self._clock() + seconds
         for address, ports in opened.items():
             old = self._pins.get(address, _Pin())
@@ -137,21 +140,34 @@ class Pins:
         seconds: int,
         *,
         in_kernel: bool = True,
-    ) -> Plan:
-        """What a new policy still allows, under its generation; :meth:`leftovers` has the rest."""
-        plan = Plan(generation)
+    ) -> PinPlan:
+        """What a new policy still allows, under its generation; :meth:`leftovers` has the rest.
+
+        It opens nothing for longer than it was open, and nothing that is closed; only connections
+        that are there go on.
+        """
+        plan = PinPlan(generation)
         plan.pins = dict.fromkeys(self._pins)
-        until = self._clock() + seconds
+        now = self._clock()
         for address, names in carried.items():
-            pin = _Pin({name: _Lead(ports, until) for name, ports in names.items()})
+            old = self._pins[address].leads
+            pin = _Pin(
+                {
+                    name: _Lead(ports, min(old[name].until, now + seconds))
+                    for name, ports in names.items()
+                }
+            )
             self._plan_pin(plan, address, _Pin(), pin, in_kernel=in_kernel)
+            if in_kernel and any(lead.until < now + seconds for lead in pin.leads.values()):
+                self._plan_past(plan, address, pin, seconds)
         self._make_room(plan)
         used = {pin.group for pin in plan.pins.values() if pin is not None}
+        used |= {read_mark(item.data) for item in plan.past}
         groups = ((ports, group) for ports, group in self._groups.items() if group not in used)
         plan.unused = {ports: group for ports, group in groups if ports not in plan.freed}
         return plan
 
-    def leftovers(self, plan: Plan) -> list[Element]:
+    def leftovers(self, plan: PinPlan) -> list[Element]:
         """What nothing refers to once a new policy is bound, to be removed after that."""
         now = self._clock()
         found = [
@@ -159,24 +175,30 @@ class Pins:
             for address, pin in self._pins.items()
             if pin.group and now < pin.until + _SLACK
         ]
+        past, until = self._past
+        found += past if now < until + _SLACK else ()
         for ports, group in plan.unused.items():
             found += self._port_elements(ports, group)
         return found
 
-    def changes(self, plan: Plan) -> list[Change]:
+    def changes(self, plan: PinPlan) -> list[ElementChange]:
         """A plan as one transaction."""
         # What gets another time or group is made anew, after its removal.
         freed = (item for entry in plan.freed.items() for item in self._port_elements(*entry))
         groups = (item for entry in plan.groups.items() for item in self._port_elements(*entry))
         return [
-            *elements.removed(plan.gone),
-            *map(elements.delete, freed),
-            *map(elements.add, groups),
-            *map(elements.add, plan.added.values()),
+            *nftables.removed(plan.gone),
+            *map(nftables.delete, freed),
+            *map(nftables.add, groups),
+            *map(nftables.add, plan.added.values()),
+            *map(nftables.add, plan.past),
         ]
 
-    def keep(self, plan: Plan) -> None:
+    def keep(self, plan: PinPlan) -> None:
         """The kernel has made a plan's changes."""
+        if plan.generation != self._generation:
+            seconds = max((item.seconds for item in plan.past), default=0)
+            self._past = plan.past, self._clock() + seconds
         self._generation = plan.generation
         for address, pin in plan.pins.items():
             old = self._pins.pop(address, None)
@@ -229,10 +251,15 @@ class Pins:
         self._names, self._ports = len(self._pins), sum(map(len, self._groups))
         return left + gone
 
+    def adopt_past(self, found: list[Element]) -> None:
+        """Take over what an earlier gateway left for open connections, under our generation."""
+        seconds = max((item.seconds for item in found), default=0)
+        self._past = found, self._clock() + seconds
+
     # Planning.
 
     def _plan_pin(
-        self, plan: Plan, address: Address, old: _Pin, new: _Pin, *, in_kernel: bool
+        self, plan: PinPlan, address: Address, old: _Pin, new: _Pin, *, in_kernel: bool
     ) -> None:
         """Give an address the group of all that is open there, for as long as any of it is."""
         now = self._clock()
@@ -255,7 +282,16 @@ class Pins:
             plan.gone.append(self._element(address, old, now))
         plan.added[address] = self._element(address, new, now, plan.generation)
 
-    def _group(self, plan: Plan, ports: Ports) -> int:
+    def _plan_past(self, plan: PinPlan, address: Address, pin: _Pin, seconds: int) -> None:
+        """Let connections to an address go on for a while, whatever has expired."""
+        ports = frozenset[int]().union(*(lead.ports for lead in pin.leads.values()))
+        group = self._group(plan, EVERY_PORT if 0 in ports else ports)
+        key = of_mark(plan.generation) + of_address(address)
+        plan.past.append(
+            Element(f"past{address.version}", key, data=of_mark(group), seconds=seconds)
+        )
+
+    def _group(self, plan: PinPlan, ports: Ports) -> int:
         if ports == EVERY_PORT:
             return ALL_PORTS
         group = self._groups.get(ports) or plan.groups.get(ports)
@@ -264,7 +300,7 @@ class Pins:
             plan.groups[ports] = group
         return group
 
-    def _make_room(self, plan: Plan) -> None:
+    def _make_room(self, plan: PinPlan) -> None:
         """Give up the oldest pins where there are too many, and groups that no pin has."""
         fresh = {a: pin for a, pin in plan.pins.items() if pin is not None}
         replaced = [self._pins[address] for address in plan.pins if address in self._pins]
@@ -280,12 +316,12 @@ class Pins:
         if self._ports + sum(map(len, plan.groups)) > MAX_PORTS:
             self._make_room_for_ports(plan)
 
-    def _oldest(self, plan: Plan) -> Iterator[Address]:
+    def _oldest(self, plan: PinPlan) -> Iterator[Address]:
         """All addresses that are pinned once a plan is done, the oldest first."""
         yield from (address for address in self._pins if address not in plan.pins)
         yield from [address for address, pin in plan.pins.items() if pin is not None]
 
-    def _make_room_for_ports(self, plan: Plan) -> None:
+    def _make_room_for_ports(self, plan: PinPlan) -> None:
         now = self._clock()
         users: dict[int, int] = {}
         addresses = list(self._oldest(plan))
@@ -305,10 +341,10 @@ class Pins:
                 users[group] -= 1
                 total -= 0 if users[group] else len(self._free(plan, groups[group]))
 
-    def _planned(self, plan: Plan, address: Address) -> _Pin:
+    def _planned(self, plan: PinPlan, address: Address) -> _Pin:
         return plan.pins.get(address) or self._pins[address]
 
-    def _give_up(self, plan: Plan, address: Address) -> _Pin:
+    def _give_up(self, plan: PinPlan, address: Address) -> _Pin:
         now = self._clock()
         pin, old = self._planned(plan, address), self._pins.get(address)
         self.dropped = self.dropped or any(lead.until > now for lead in pin.leads.values())
@@ -318,7 +354,7 @@ class Pins:
         plan.pins[address] = None
         return pin
 
-    def _free(self, plan: Plan, ports: Ports) -> Ports:
+    def _free(self, plan: PinPlan, ports: Ports) -> Ports:
         """Give up a group that no pin has."""
         if plan.groups.pop(ports, None) is None:
             plan.freed[ports] = self._groups[ports]

@@ -1,9 +1,11 @@
-"""The transparent proxy of strict sandboxes: it looks who is meant, then stays out of the way.
+"""The transparent proxy of strict sandboxes, and its sockets in the router's namespace.
 
 A diverted connection arrives with the address that the client wanted as its own. The proxy reads
 what the client says first, asks whether that name may be reached at that address, dials the address
 and relays. Nothing is decrypted. Of plain HTTP, one request per connection gets through, since the
 next could name another host.
+
+Another thread has to make them, so that some are made ahead.
 """
 
 from __future__ import annotations
@@ -13,20 +15,160 @@ import contextlib
 import ipaddress
 import logging
 import socket
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from k8e.egress import peeking, requests, sockets, tproxy
-from k8e.egress.budget import Share
-from k8e.egress.peeking import HTTP, PEEK_LIMIT, TLS, Peeked, Said
+from k8e.egress import rules, sniff
+from k8e.egress.dns_answers import Share
 from k8e.egress.policy import Address, Network
 from k8e.egress.relay import Relay, Relays, Until
-from k8e.egress.requests import Chunked, Unreadable
-from k8e.egress.sockets import MakeSocket, Sockets
-
-__all__ = ["ALLOWED", "PEEK", "Decision", "Proxy", "Said", "refused"]
+from k8e.egress.sniff import HTTP, PEEK_LIMIT, TLS, Chunked, Peeked, Said, UnreadableRequest
 
 log = logging.getLogger(__name__)
+
+SPARE_SOCKETS = 8
+CLIENT_BUFFER = 128 * 1024  # its other end is on this machine: more would only cost memory
+KEEPALIVE_SECONDS = 120
+BACKLOG = 1024
+_IPV6_TRANSPARENT = 75  # <linux/in6.h>; Python has no name for it
+_RESET = struct.pack("ii", 1, 0)
+
+MakeSocket = Callable[[int, int], socket.socket]
+
+
+def close_socket(end: socket.socket, *, orderly: bool) -> None:
+    """Close a socket; what does not end in an orderly way ends with a reset."""
+    if not orderly:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    end.close()
+
+
+class _NoFamily(OSError):
+    """This kernel does not know a family of addresses."""
+
+
+def tune(end: socket.socket) -> None:
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_SECONDS)
+
+
+class Sockets:
+    """What a proxy needs; ``make_socket`` makes a socket of the router's namespace, and blocks."""
+
+    def __init__(self, make_socket: MakeSocket) -> None:
+        self._make_socket = make_socket
+        self._spare: dict[int, list[socket.socket]] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._making: set[asyncio.Future[list[socket.socket]]] = set()
+        self._closed = False
+
+    def listen(self) -> list[socket.socket]:
+        """Blocking: listeners for diverted connections."""
+        made: list[socket.socket] = []
+        try:
+            made.append(self._listen(socket.AF_INET, socket.IPPROTO_IP, socket.IP_TRANSPARENT))
+            self._spare[socket.AF_INET] = []
+            with contextlib.suppress(_NoFamily):
+                level = socket.IPPROTO_IPV6
+                made.append(self._listen(socket.AF_INET6, level, _IPV6_TRANSPARENT))
+                self._spare[socket.AF_INET6] = []
+        except BaseException:
+            for listener in made:
+                listener.close()
+            raise
+        return made
+
+    def _listen(self, family: int, level: int, transparent: int) -> socket.socket:
+        try:
+            listener = self._make_socket(family, socket.SOCK_STREAM)
+        except OSError as error:
+            raise _NoFamily(*error.args) from error
+        try:
+            if family == socket.AF_INET6:
+                listener.setsockopt(level, socket.IPV6_V6ONLY, 1)
+            listener.setsockopt(level, transparent, 1)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, CLIENT_BUFFER)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, CLIENT_BUFFER)
+            tune(listener)  # what it accepts inherits this
+            listener.setblocking(False)
+            listener.bind(("", rules.PROXY_PORT))
+            listener.listen(BACKLOG)
+        except BaseException:
+            listener.close()
+            raise
+        return listener
+
+    async def take(self, family: int) -> socket.socket:
+        """A socket for dialling."""
+        spare = self._spare.get(family, [])
+        self.refill()
+        return spare.pop() if spare else (await self._in_thread(family, 1))[0]
+
+    async def _in_thread(self, family: int, count: int) -> list[socket.socket]:
+        making = asyncio.get_running_loop().run_in_executor(None, self._make, family, count)
+        self._making.add(making)
+        making.add_done_callback(self._making.discard)
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            # The thread goes on, or was done just now; nobody wants what it makes.
+            if making.done():
+                _drop(making)
+            else:
+                making.add_done_callback(_drop)
+            raise
+
+    def _make(self, family: int, count: int) -> list[socket.socket]:
+        made: list[socket.socket] = []
+        try:
+            for _ in range(count):
+                made.append(self._make_socket(family, socket.SOCK_STREAM))
+                made[-1].setsockopt(socket.SOL_SOCKET, socket.SO_MARK, rules.UPSTREAM_MARK)
+                made[-1].setblocking(False)
+                tune(made[-1])
+        except BaseException:
+            for item in made:
+                item.close()
+            raise
+        return made
+
+    def refill(self) -> None:
+        """Make sockets ahead where they are few; returns at once."""
+        low = any(len(spare) <= SPARE_SOCKETS // 2 for spare in self._spare.values())
+        if low and not self._closed and (self._task is None or self._task.done()):
+            self._task = asyncio.create_task(self._refill())
+
+    async def _refill(self) -> None:
+        for family, spare in self._spare.items():
+            try:
+                spare += await self._in_thread(family, max(SPARE_SOCKETS - len(spare), 0))
+            except Exception:
+                if not self._closed:
+                    log.exception("the egress proxy cannot make sockets")
+                return
+
+    def close(self) -> None:
+        self._closed = True
+        if self._task is not None:
+            self._task.cancel()
+        for spare in self._spare.values():
+            while spare:
+                spare.pop().close()
+
+    async def wait_closed(self) -> None:
+        """Wait for what other threads are about to make, and for its end."""
+        refilling = () if self._task is None else (self._task,)
+        await asyncio.gather(*refilling, *self._making, return_exceptions=True)
+
+
+def _drop(making: asyncio.Future[list[socket.socket]]) -> None:
+    if not making.cancelled() and making.exception() is None:
+        for item in making.result():
+            item.close()
+
 
 MAX_PER_SOURCE = 256  # connections of one address; a sandbox has two
 LEAST_PER_SOURCE = 8  # that it may always have
@@ -63,7 +205,8 @@ def refused(reason: str) -> Decision:
 
 # Asked with the client's address, where it wants to go, and what it said: None before it said
 # anything. Whoever answers must make sure that the address belongs to the name, and logs denials.
-Decide = Callable[[str, Address, int, Said | None], Decision]
+# The last says whether the connection is there, and only asked about again.
+Decide = Callable[[str, Address, int, Said | None, bool], Decision]
 _Look = Callable[[bytes, int], Peeked | None]
 TellTooMany = Callable[[str, Address, int], None]
 
@@ -90,7 +233,7 @@ class _Connection:
             self.relay.stop()
         for end in (self.client, self.server):
             if end is not None:
-                sockets.close(end, orderly=orderly)
+                close_socket(end, orderly=orderly)
 
 
 @dataclass(frozen=True)
@@ -120,7 +263,7 @@ class Proxy:
         """How many connections all have together, and each."""
         self.near: Sequence[Network] = ()
         """The networks in which the host has neighbours."""
-        self.near_share = Share(tproxy.MAX_NEAR, NEAR_PER_SOURCE, LEAST_NEAR)
+        self.near_share = Share(rules.MAX_NEAR, NEAR_PER_SOURCE, LEAST_NEAR)
         self._sockets = Sockets(make_socket)
         self._listeners: list[socket.socket] = []
         self._by_source: dict[str, set[_Connection]] = {}
@@ -169,9 +312,9 @@ class Proxy:
                 connection.task.cancel()
 
     def _still_allowed(self, connection: _Connection) -> bool:
-        decision = self._ask(connection, None)
+        decision = self._ask(connection, None, again=True)
         if decision.verdict == PEEK.verdict and connection.said is not None:
-            decision = self._ask(connection, connection.said)
+            decision = self._ask(connection, connection.said, again=True)
         return decision.verdict == ALLOWED.verdict
 
     # New connections.
@@ -200,11 +343,11 @@ class Proxy:
             log.debug("%s has too many connections at once", source)
             if self._tell is not None:
                 self._tell(source, connection.destination, connection.port)
-            sockets.close(client, orderly=False)
+            close_socket(client, orderly=False)
             return
         decision = self._ask(connection, None)
         if decision.verdict == "refused":
-            sockets.close(client, orderly=False)
+            close_socket(client, orderly=False)
             return
         self._by_source.setdefault(source, set()).add(connection)
         self.share.take()
@@ -225,9 +368,10 @@ class Proxy:
         if not others:
             del self._by_source[connection.source]
 
-    def _ask(self, connection: _Connection, said: Said | None) -> Decision:
+    def _ask(self, connection: _Connection, said: Said | None, *, again: bool = False) -> Decision:
+        here, there, port = connection.source, connection.destination, connection.port
         try:
-            return self._decide(connection.source, connection.destination, connection.port, said)
+            return self._decide(here, there, port, said, again)
         except Exception:
             log.exception("a connection of %s could not be judged", connection.source)
             return refused("k8e failed to judge it")
@@ -272,7 +416,7 @@ class Proxy:
         relay = connection.relay = Relay(self._relays, ends, sent, got, opening.until, unread)
         relay.start(DIAL_SECONDS, opening.extra)
         orderly = await relay.done
-        if isinstance(relay.error, Unreadable):
+        if isinstance(relay.error, UnreadableRequest):
             self._ask(connection, Said(HTTP, reason=str(relay.error)))
         elif relay.error is not None and not relay.dialled:
             raise relay.error
@@ -282,9 +426,9 @@ class Proxy:
         data = bytearray()
         try:
             async with asyncio.timeout(PEEK_SECONDS):
-                found = await self._look(connection, data, peeking.peek)
+                found = await self._look(connection, data, sniff.peek)
         except TimeoutError:
-            found = Peeked(peeking.timed_out(bytes(data)))
+            found = Peeked(sniff.timed_out(bytes(data)))
         return found, bytes(data)
 
     async def _look(self, connection: _Connection, data: bytearray, look: _Look) -> Peeked:
@@ -294,7 +438,7 @@ class Proxy:
             data += await self._receive(connection.client)
             looked_at += len(data)
             if looked_at > MAX_LOOKED_AT:
-                return Peeked(peeking.in_pieces(bytes(data)))
+                return Peeked(sniff.in_pieces(bytes(data)))
         return found
 
     async def _receive(self, end: socket.socket) -> bytes:
@@ -340,13 +484,13 @@ class Proxy:
         async with asyncio.timeout(DIAL_SECONDS):
             await self._loop.sock_sendall(server, opening.sent)
         async with asyncio.timeout(ANSWER_SECONDS):
-            while (again := peeking.asks_again(answer)) is None and len(answer) < PEEK_LIMIT:
+            while (again := sniff.asks_again(answer)) is None and len(answer) < PEEK_LIMIT:
                 answer += await self._receive(server)
         if again is False:
             return _Opening(bytes(kept)), answer
         async with asyncio.timeout(PEEK_SECONDS):
             await self._loop.sock_sendall(connection.client, answer)
-            second = await self._look(connection, kept, peeking.peek_again)
+            second = await self._look(connection, kept, sniff.peek_again)
         if second.said != connection.said:
             said = Said(TLS, reason=second.said.reason or "its second TLS hello names another host")
             raise ConnectionAbortedError(self._ask(connection, said).reason)
@@ -385,7 +529,7 @@ def _open(peeked: Peeked, data: bytes) -> tuple[Said, _Opening]:
     said, rest = peeked.said, data[peeked.length :]
     if peeked.request is None:
         return said, _Opening(data[: peeked.length], rest)
-    head, length = requests.rewrite(peeked.request), peeked.request.body
+    head, length = sniff.rewrite(peeked.request), peeked.request.body
     if length is not None:
         used = min(length, len(rest))
         return said, _Opening(head + rest[:used], b"", length - used, len(rest) - used)
@@ -393,7 +537,7 @@ def _open(peeked: Peeked, data: bytes) -> tuple[Said, _Opening]:
     first = rest[:FIRST_CHUNKS]
     try:
         used = chunks.feed(first)
-    except Unreadable as error:
+    except UnreadableRequest as error:
         return replace(said, name="", reason=str(error)), _Opening(b"")
     if chunks.done:
         return said, _Opening(head + rest[:used], b"", chunks, len(rest) - used)

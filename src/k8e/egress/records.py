@@ -15,7 +15,7 @@ from typing import Any
 
 from k8e import errors
 from k8e.egress.policy import Policy, parse_rule
-from k8e.egress.rules import Bound
+from k8e.egress.rules import BoundPolicy
 
 log = logging.getLogger(__name__)
 
@@ -26,15 +26,15 @@ PAGE = 4096
 
 
 @dataclass(frozen=True)
-class Record:
+class NetworkRecord:
     """A sandbox's slot, what is being bound to it, and what was before."""
 
     slot: int
-    bound: Bound = field(default_factory=Bound)
-    before: Bound = field(default_factory=Bound)
+    bound: BoundPolicy = field(default_factory=BoundPolicy)
+    before: BoundPolicy = field(default_factory=BoundPolicy)
 
 
-class Records:
+class NetworkRecords:
     """The records below one folder."""
 
     def __init__(self, folder: Path) -> None:
@@ -42,17 +42,17 @@ class Records:
         self._ceiling_file = folder / "generation"
         self._newest = self._ceiling = 0
 
-    def load(self) -> dict[str, Record]:
+    def load(self) -> dict[str, NetworkRecord]:
         """All records; one that cannot be read belongs to nobody."""
         self._folder.mkdir(parents=True, exist_ok=True)
         self.skip(self._read_ceiling())
         for scratch in self._folder.glob("*.tmp"):  # of a gateway that was killed while it wrote
             scratch.unlink()
-        found: dict[str, Record] = {}
+        found: dict[str, NetworkRecord] = {}
         for path in self._folder.glob("*.json"):
             try:
                 data = json.loads(path.read_text("utf-8"))
-                found[path.stem] = Record(
+                found[path.stem] = NetworkRecord(
                     int(data["slot"]), _bound(data["bound"]), _bound(data["before"])
                 )
             except errors.UNREADABLE:
@@ -80,7 +80,7 @@ class Records:
         if generation > self._newest:
             self._newest = self._ceiling = generation
 
-    def save(self, sandbox_id: str, record: Record) -> None:
+    def save(self, sandbox_id: str, record: NetworkRecord) -> None:
         data = {
             "slot": record.slot,
             "bound": _stored(record.bound),
@@ -132,7 +132,7 @@ def _overwrite(path: Path, data: bytes) -> bool:
         os.close(fd)
 
 
-def _stored(bound: Bound) -> dict[str, Any]:
+def _stored(bound: BoundPolicy) -> dict[str, Any]:
     policy = bound.policy
     return {
         "generation": bound.generation,
@@ -142,7 +142,7 @@ def _stored(bound: Bound) -> dict[str, Any]:
     }
 
 
-def _bound(data: dict[str, Any]) -> Bound:
+def _bound(data: dict[str, Any]) -> BoundPolicy:
     rules = tuple(parse_rule(text, trusted=bool(trusted)) for text, trusted in data["rules"])
     policy = Policy(rules, bool(data["open"]), bool(data["strict"]))
-    return Bound(policy, int(data["generation"]))
+    return BoundPolicy(policy, int(data["generation"]))

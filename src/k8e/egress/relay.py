@@ -16,7 +16,7 @@ import select
 import socket
 import time
 
-from k8e.egress.requests import Chunked, Unreadable
+from k8e.egress.sniff import Chunked, UnreadableRequest
 
 PIPE_SIZE = 512 * 1024
 SPARE_PIPES = 16
@@ -259,7 +259,7 @@ class Relay:
         self._timer: asyncio.TimerHandle | None = None
         self._server = server
         self.dialled = False
-        self.error: OSError | Unreadable | None = None
+        self.error: OSError | UnreadableRequest | None = None
         """The first that came up."""
 
     def start(self, dial_seconds: float, discarded: int = 0) -> None:
@@ -308,7 +308,7 @@ class Relay:
             try:
                 if not way.fill():
                     break
-            except (OSError, Unreadable) as error:
+            except (OSError, UnreadableRequest) as error:
                 self.error = self.error or error
                 self.fail()
                 return

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from k8e import errors, model
-from k8e.egress import elements, migration, namespaces, rules, strays, tproxy
-from k8e.egress.elements import Change, Element, Elements
+from k8e.egress import migration, namespaces, nftables, rules
 from k8e.egress.netlink import (
     EVERYWHERE,
     RT_TABLE_DEFAULT,
@@ -26,9 +25,9 @@ from k8e.egress.netlink import (
     Netlink,
     Route,
 )
-from k8e.egress.nftables import Nftables, NftFailed
+from k8e.egress.nftables import Element, ElementChange, Elements, Nftables, NftFailed
 from k8e.egress.policy import Address, Network
-from k8e.egress.rules import Bound
+from k8e.egress.rules import BoundPolicy
 
 _SLOTS4, _SLOTS6 = rules.SLOTS
 MAX_SLOTS = 16_000
@@ -106,6 +105,14 @@ def _write(settings: Mapping[str, str]) -> None:
             Path("/proc/sys/net", file).write_text(value, "ascii")
 
 
+def _places() -> int:
+    """How many connections the kernel keeps, of each namespace alike."""
+    try:
+        return int(Path("/proc/sys/net/netfilter/nf_conntrack_max").read_text("ascii"))
+    except (OSError, ValueError):
+        return rules.PLACES
+
+
 class Router:
     """Makes slots and binds policies to them. One thread of its own does all the work, in order."""
 
@@ -133,7 +140,7 @@ class Router:
         listed = self._set_up_rules()
         loopback = socket.if_nametoindex("lo")
         self._netlink.configure(loopback, [_alone(DNS_ADDRESS)])
-        tproxy.set_up_routing(self._netlink)
+        rules.set_up_routing(self._netlink)
         # What is still on its way to a sandbox that is gone must not leave by the uplink again.
         self._netlink.add_blackholes(rules.SLOTS)
         _write(_SETTINGS)
@@ -141,16 +148,17 @@ class Router:
 
     def _set_up_rules(self) -> str:
         """The rules of this release; nft's listing of the generations that were bound before."""
+        base = rules.base(_places())
         try:
             listed = self._nft.run(f"list map {rules.TABLE} generation")
         except NftFailed:
-            self._nft.run(rules.BASE)  # before the first link: fail closed
+            self._nft.run(base)  # before the first link: fail closed
             return ""
         try:
-            self._nft.run(f"list chain {rules.TABLE} {rules.LAYOUT}")
-        except NftFailed:  # an earlier release made the table
+            self._nft.run(f"list chain {rules.TABLE} {rules.layout(base)}")
+        except NftFailed:  # an earlier release made it, or for a kernel with other bounds
             table = self._nft.run_json(f"list table {rules.TABLE}")
-            self._nft.run(migration.rebuilt(table))
+            self._nft.run(migration.rebuilt(table, base))
         return listed
 
     def close(self) -> None:
@@ -174,9 +182,9 @@ class Router:
 
     def _forget_others(self, kept: list[str]) -> bool:
         found = [item for name in rules.OF_INTERFACES for item in self._elements.listing(name)]
-        gone = strays.of_other_interfaces(found, kept)
-        for part in elements.parts(gone):
-            self._elements.change(elements.removed(part))
+        gone = nftables.of_other_interfaces(found, kept)
+        for part in nftables.parts(gone):
+            self._elements.change(nftables.removed(part))
         return bool(gone)
 
     def listing(self, *names: str) -> list[Element]:
@@ -233,7 +241,9 @@ class Router:
 
     # Policies.
 
-    def bind(self, slot: Slot, old: Bound, new: Bound, carried: list[Change]) -> None:
+    def bind(
+        self, slot: Slot, old: BoundPolicy, new: BoundPolicy, carried: list[ElementChange]
+    ) -> None:
         """Replace a slot's policy in one transaction; open connections are judged anew.
 
         ``carried`` is what DNS opened before and the new policy still allows.
@@ -250,7 +260,7 @@ class Router:
         with contextlib.suppress(NftFailed):  # rules that an earlier release made have no such sets
             self._run(self._nft.run, rules.near_commands(networks))
 
-    def change(self, changes: Sequence[Change]) -> None:
+    def change(self, changes: Sequence[ElementChange]) -> None:
         """On the event loop: the kernel needs less time for it than a thread does to begin."""
         self._running()
         self._elements.change(changes)

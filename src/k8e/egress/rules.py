@@ -9,19 +9,35 @@ Networks (see ``networks.py``) and what DNS opened are keyed by generation too; 
 policy under which they came. What DNS opened is called a pin. It is one element, however many ports
 it opens: it leads from a generation and an address to the number of a group of ports, and ``ports``
 has the ports of each group (see ``pins.py``).
+
+The kernel hands a diverted packet to a listener of ours as if it were addressed to this machine. No
+packet of a strict sandbox is ever forwarded as it came: where nobody listens, it is refused. A mark
+on the packet tells routing and the input chain that it was diverted. Packets lose their marks on
+the way from one network namespace to another, so nobody in a sandbox can set it.
+
+A connection that was diverted keeps that in its own mark. So it still belongs to the proxy after
+its sandbox ceased to be strict; the proxy judges it anew.
+
+The parts belong into the table of :mod:`k8e.egress.rules` and use its ``members4``, ``members6``
+(who may send from which address), ``own4``, ``own6`` (addresses of the host), ``near4``, ``near6``
+(networks of its neighbours) and chain ``refuse``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
+import socket
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from k8e.egress import networks, tproxy
-from k8e.egress.elements import (
-    Change,
+from k8e.egress import networks
+from k8e.egress.netlink import EVERYWHERE, Netlink
+from k8e.egress.nftables import (
     Element,
+    ElementChange,
     add,
     delete,
     flush,
@@ -31,6 +47,91 @@ from k8e.egress.elements import (
 )
 from k8e.egress.policy import PRIVATE, Address, Network, Policy
 from k8e.model import DNS_ADDRESS
+
+# Far away from the generations of policies, which are marks too.
+PROXY_MARK = 0x6B386501
+UPSTREAM_MARK = 0x6B386502
+PROXY_PORT = 17380
+ROUTING_TABLE = 107
+ROUTING_PRIORITY = 107
+# New connections of one sandbox that the proxy has to look at; more are refused.
+MAX_NEAR = 256  # connections of all of them together to neighbours of the host
+CONNECTION_RATE = "200/second burst 400 packets"
+
+# Buffers of the proxy's sockets: least, first, most. They are memory of the host, and a sandbox can
+# have hundreds of connections, so they grow less than usual.
+_BUFFERS = {"tcp_rmem": "4096 131072 2097152", "tcp_wmem": "4096 65536 1048576"}
+
+TPROXY_SETS = """
+    set strict { type ifname; }
+    set connecting { type ifname; size 65536; flags dynamic, timeout; timeout 1m; }
+"""
+TPROXY_INPUT = f"meta mark {PROXY_MARK:#x} meta l4proto tcp accept"
+TPROXY_OUTPUT = f"meta mark {UPSTREAM_MARK:#x} meta l4proto tcp accept"
+
+
+def tproxy_chain(dns: str, *, uplink: str = "up") -> str:
+    """The chains that divert all but questions to the resolver at ``dns``, and guard the dialling.
+
+    What the proxy dials leaves by ``uplink`` and never reaches the host itself, whatever a policy
+    says.
+    """
+    return f"""
+    chain divert {{
+        type filter hook prerouting priority mangle; policy accept;
+        iifname "{uplink}" accept comment "most packets of a download"
+        meta mark {PROXY_MARK:#x} meta mark set 0
+        meta l4proto != tcp accept
+        ct mark {PROXY_MARK:#x} ct direction original goto diverted
+        iifname @strict goto strictly
+    }}
+    chain strictly {{
+        iifname . ip saddr != @members4 meta nfproto ipv4 goto refuse
+        iifname . ip6 saddr != @members6 meta nfproto ipv6 goto refuse
+        ip daddr {dns} tcp dport 53 accept
+        tcp flags & (syn | ack) == syn \
+update @connecting {{ iifname limit rate over {CONNECTION_RATE} }} goto refuse
+        goto diverted
+    }}
+    chain diverted {{
+        ct mark set {PROXY_MARK:#x}
+        meta nfproto ipv4 meta l4proto tcp \
+tproxy ip to :{PROXY_PORT} meta mark set {PROXY_MARK:#x} accept
+        meta nfproto ipv6 meta l4proto tcp \
+tproxy ip6 to :{PROXY_PORT} meta mark set {PROXY_MARK:#x} accept
+        goto refuse
+    }}
+    chain dialling {{
+        type filter hook output priority filter - 1; policy accept;
+        meta mark {UPSTREAM_MARK:#x} goto dialled
+    }}
+    chain dialled {{
+        oifname != "{uplink}" reject with icmpx admin-prohibited
+        ip daddr @near4 ct state new ct count over {MAX_NEAR} reject with icmpx admin-prohibited
+        ip6 daddr @near6 ct state new ct count over {MAX_NEAR} reject with icmpx admin-prohibited
+        ip daddr @own4 reject with icmpx admin-prohibited
+        ip6 daddr @own6 reject with icmpx admin-prohibited
+    }}
+"""
+
+
+def set_up_routing(netlink: Netlink) -> None:
+    """Make diverted packets ours, whatever their address, and bound what the proxy buffers.
+
+    For the router's namespace, with ``lo`` up; works twice.
+    """
+    for name, sizes in _BUFFERS.items():
+        with contextlib.suppress(OSError):  # an old kernel has these only once for all namespaces
+            Path("/proc/sys/net/ipv4", name).write_text(sizes, "ascii")
+    for family, network in zip((socket.AF_INET, socket.AF_INET6), EVERYWHERE, strict=True):
+        try:
+            netlink.add_local_default(network, ROUTING_TABLE)
+        except OSError:
+            if family == socket.AF_INET6 and not socket.has_dualstack_ipv6():
+                continue  # a kernel without IPv6
+            raise
+        netlink.add_mark_rule(family, PROXY_MARK, ROUTING_TABLE, priority=ROUTING_PRIORITY)
+
 
 # Where all sandboxes have their addresses: a range set aside for measurements of networks, which
 # nobody routes, and one of our own.
@@ -44,13 +145,26 @@ LOG_GROUP = 5
 LOG_BYTES = 128  # of a refused packet: its headers
 LOG_RATE = "20/second burst 40 packets"  # per sandbox; more is refused without being told
 TOO_MANY = "many"
+CROWDED = "crowd"
 # Connections of one sandbox to neighbours of the host, whom policies may allow: the kernel asks for
 # each of them, remembers a thousand, and refuses more to everybody.
 MAX_NEAR_FLOWS = 64
 # Connections of one sandbox, also to the resolver and the proxy, and for as long as the kernel
 # remembers them: nobody fills the router's table for the others.
 MAX_FLOWS = 8192
-_COUNTED = f"ct state new add @flows {{ iifname ct count over {MAX_FLOWS} }} goto refuse_more"
+# All of them together leave a quarter of the kernel's table to the rest of the machine, whose
+# connections by the uplink are ours. A share of it is set apart, so that each sandbox has some
+# connections whoever else has thousands; what goes beyond them is counted for all together, in
+# parts by the port that it comes from, because the kernel walks through all that one count has.
+PLACES = 65_536
+"""Places in the kernel's table of connections, where it does not say how many there are."""
+SURE_FLOWS = 256
+SHARERS = 256
+"""Sandboxes for whom sure connections are set apart; a small table has fewer for each."""
+_LAYOUT = "layout_"
+_PARTS, _PART = 64, "th sport & 126"  # kernels choose even ports first
+_COUNTED = f"""ct state new add @flows {{ iifname ct count over {MAX_FLOWS} }} goto refuse_more
+        ct state new add @sure {{ iifname ct count over $SURE }} jump crowded"""
 # What still comes in by a connection that ended with its policy: enough for its owner to answer,
 # and so to be told.
 END_RATE = "10/second burst 20 packets"
@@ -76,6 +190,7 @@ def _allowing(sandbox: str, address4: str, address6: str, port: str) -> str:
         f"meta mark {ALL_PORTS:#x} goto {allow}",
         f"meta l4proto {{ tcp, udp }} {sandbox} . meta mark . {port} @ports goto {allow}",
         f"meta mark set {sandbox} map @generation",  # where a group may be now
+        f"ct state established jump past{reply}",
         f"{sandbox} @{networks.HERE} jump trusted_networks{reply}",
         f"{address4} @private4 goto {private}",
         f"{address6} @private6 goto {private}",
@@ -83,6 +198,24 @@ def _allowing(sandbox: str, address4: str, address6: str, port: str) -> str:
         f"{sandbox} @open goto {allow}",
     ]
     return "\n        ".join(lines)
+
+
+def _past_chains() -> str:
+    """What was open under the policy before, for connections that are there."""
+    chains: list[str] = []
+    for reply, side, here, port in (
+        ("", "daddr", "iifname", "th dport"),
+        ("_reply", "saddr", "oifname", "th sport"),
+    ):
+        lines = [
+            f"meta mark set meta mark . ip {side} map @past4",
+            f"meta mark set meta mark . ip6 {side} map @past6",
+            f"meta mark {ALL_PORTS:#x} goto allow{reply}",
+            f"meta l4proto {{ tcp, udp }} {here} . meta mark . {port} @ports goto allow{reply}",
+            f"meta mark set {here} map @generation",
+        ]
+        chains.append(f"chain past{reply} {{\n        " + "\n        ".join(lines) + "\n    }")
+    return "\n    ".join(chains)
 
 
 def _network_chains() -> str:
@@ -109,6 +242,8 @@ table {TABLE} {{
     set open {{ type ifname; }}
     map pins4 {{ type mark . ipv4_addr : mark; flags timeout; }}
     map pins6 {{ type mark . ipv6_addr : mark; flags timeout; }}
+    map past4 {{ type mark . ipv4_addr : mark; flags timeout; }}
+    map past6 {{ type mark . ipv6_addr : mark; flags timeout; }}
     set ports {{ type ifname . mark . inet_service; }}
     {networks.SETS}
     set own4 {{ type ipv4_addr; }}
@@ -121,13 +256,24 @@ table {TABLE} {{
     set near6 {{ type ipv6_addr; flags interval; auto-merge; }}
     set nearby {{ type ifname; size 65536; flags dynamic; }}
     set flows {{ type ifname; size 65536; flags dynamic; }}
+    set sure {{ type ifname; size 65536; flags dynamic; }}
+    set crowd {{ type inet_service; size {_PARTS}; flags dynamic; }}
     set discovery {{ type ifname; size 65536; flags dynamic, timeout; timeout 1m; }}
     set asking {{ type ifname; size 65536; flags dynamic, timeout; timeout 1m; }}
-    {tproxy.SETS}
+    {TPROXY_SETS}
 
     chain refuse_more {{
         update @logged {{ iifname limit rate {LOG_RATE} }} \
 log prefix "{TOO_MANY}" group {LOG_GROUP} snaplen {LOG_BYTES} queue-threshold 1
+        meta l4proto tcp reject with tcp reset
+        reject with icmpx port-unreachable
+    }}
+    chain crowded {{
+        add @crowd {{ {_PART} ct count over $PART }} goto refuse_crowd
+    }}
+    chain refuse_crowd {{
+        update @logged {{ iifname limit rate {LOG_RATE} }} \
+log prefix "{CROWDED}" group {LOG_GROUP} snaplen {LOG_BYTES} queue-threshold 1
         meta l4proto tcp reject with tcp reset
         reject with icmpx port-unreachable
     }}
@@ -145,6 +291,7 @@ log group {LOG_GROUP} snaplen {LOG_BYTES} queue-threshold 1
         ct mark set oifname map @generation accept
     }}
     {_network_chains()}
+    {_past_chains()}
     chain arrive {{
         type filter hook prerouting priority mangle - 10; policy accept;
         iifname {{ "lo", "{UPLINK}" }} accept
@@ -175,7 +322,7 @@ log group {LOG_GROUP} snaplen {LOG_BYTES} queue-threshold 1
         meta l4proto tcp update @ending {{ oifname limit rate {END_RATE} }} accept
         drop
     }}
-    {tproxy.chain(DNS_ADDRESS, uplink=UPLINK)}
+    {tproxy_chain(DNS_ADDRESS, uplink=UPLINK)}
     chain forward {{
         type filter hook forward priority filter; policy drop;
         oifname . ct mark @live ct direction reply accept
@@ -194,7 +341,7 @@ log group {LOG_GROUP} snaplen {LOG_BYTES} queue-threshold 1
         icmpv6 type {{ nd-neighbor-solicit, nd-neighbor-advert }} accept
         iifname "{UPLINK}" drop
         {_COUNTED}
-        {tproxy.INPUT}
+        {TPROXY_INPUT}
         ip daddr {DNS_ADDRESS} iifname . ip saddr @members4 goto ask
         goto refuse
     }}
@@ -210,7 +357,7 @@ update @asking {{ iifname limit rate over {DNS_RATE} }} goto refuse_more
         type filter hook output priority filter; policy drop;
         oifname lo accept
         ct state established accept
-        {tproxy.OUTPUT}
+        {TPROXY_OUTPUT}
         icmpv6 type {{ nd-neighbor-solicit, nd-neighbor-advert }} accept
         oifname "{UPLINK}" drop comment "no refusal leaves the router, whoever it is for"
         meta l4proto {{ icmp, ipv6-icmp }} accept
@@ -224,20 +371,37 @@ update @asking {{ iifname limit rate over {DNS_RATE} }} goto refuse_more
 """
 
 
-LAYOUT = f"layout_{zlib.crc32(_BASE.encode()):08x}"
-"""An empty chain whose name tells by which rules a table was made."""
-BASE = _BASE.replace("{\n", f"{{\n    chain {LAYOUT} {{ }}\n", 1)
+def flow_shares(places: int) -> tuple[int, int]:
+    """Connections that each sandbox is sure of, and those of all together in each part beyond."""
+    return max(1, min(SURE_FLOWS, places * 3 // 8 // SHARERS)), max(1, places * 3 // 8 // _PARTS)
+
+
+def base(places: int = PLACES) -> str:
+    """The table without elements, for a kernel that keeps so many connections."""
+    sure, part = flow_shares(places)
+    text = _BASE.replace("$SURE", str(sure)).replace("$PART", str(part))
+    return text.replace("{\n", f"{{\n    chain {_LAYOUT}{zlib.crc32(text.encode()):08x} {{ }}\n", 1)
+
+
+def layout(table: str) -> str:
+    """The name of the empty chain that tells by which rules a table was made."""
+    at = table.index(_LAYOUT)
+    return table[at : at + len(_LAYOUT) + 8]
+
+
 OF_INTERFACES = (
     *("members4", "members6", "live", "generation", "open", "strict", "ports"),
     networks.HERE,
 )
 """The sets whose keys begin with an interface."""
 PINS = ("pins4", "pins6")
+PAST = ("past4", "past6")
+"""What a policy took over from the one before, for connections that were open then."""
 OF_HOST = ("own4", "own6")
 
 
 @dataclass(frozen=True)
-class Bound:
+class BoundPolicy:
     """A policy and the generation under which it was bound; 0 for one that allows nothing."""
 
     policy: Policy = field(default_factory=Policy)
@@ -245,8 +409,8 @@ class Bound:
 
 
 def change(
-    interface: str, address4: Address, address6: Address, old: Bound, new: Bound
-) -> list[Change]:
+    interface: str, address4: Address, address6: Address, old: BoundPolicy, new: BoundPolicy
+) -> list[ElementChange]:
     """Replace what is bound to a sandbox's interface, as one transaction."""
     gone = _bound_elements(interface, address4, address6, old)
     made = _bound_elements(interface, address4, address6, new)
@@ -254,7 +418,7 @@ def change(
 
 
 def _bound_elements(
-    interface: str, address4: Address, address6: Address, bound: Bound
+    interface: str, address4: Address, address6: Address, bound: BoundPolicy
 ) -> list[Element]:
     """Everything that the kernel holds for a sandbox, but for networks and what DNS opened."""
     if not bound.generation:
@@ -275,12 +439,12 @@ def _bound_elements(
     return elements
 
 
-def network_elements(bound: Bound) -> list[Element]:
+def network_elements(bound: BoundPolicy) -> list[Element]:
     """What the kernel holds for the networks that a policy names."""
     return networks.elements(bound.generation, bound.policy.rules) if bound.generation else []
 
 
-def own_changes(addresses: Iterable[Address]) -> list[Change]:
+def own_changes(addresses: Iterable[Address]) -> list[ElementChange]:
     """What the host itself is called: out of reach, whatever a policy says."""
     found = [Element(f"own{item.version}", of_address(item)) for item in dict.fromkeys(addresses)]
     return [flush("own4"), flush("own6"), *map(add, found)]

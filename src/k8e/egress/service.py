@@ -10,21 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from k8e import errors, metrics
-from k8e.egress import cache, denials, elements, namespaces, networks, pins, rules, uplink
-from k8e.egress.asking import Upstream
-from k8e.egress.budget import Share
-from k8e.egress.cache import Cache
-from k8e.egress.clients import Client
-from k8e.egress.dns import Responder
-from k8e.egress.elements import Element
+from k8e.egress import denials, dns_answers, namespaces, networks, nftables, pins, rules, uplink
+from k8e.egress.dns import Responder, Upstream
+from k8e.egress.dns_answers import Cache, Share
 from k8e.egress.nflog import PacketLog
-from k8e.egress.nftables import NftFailed
+from k8e.egress.nftables import Element, NftFailed
 from k8e.egress.policy import Address, Network, Policy
-from k8e.egress.proxy import PEEK, Decision, Proxy, Said, refused
-from k8e.egress.records import Record, Records
+from k8e.egress.proxy import PEEK, Decision, Proxy, refused
+from k8e.egress.records import NetworkRecord, NetworkRecords
 from k8e.egress.router import MAX_SLOTS, Router, Slot
-from k8e.egress.rules import Bound
-from k8e.egress.watching import Watcher
+from k8e.egress.rules import BoundPolicy
+from k8e.egress.sandbox import SandboxEgress
+from k8e.egress.sniff import Said
+from k8e.egress.uplink import Watcher
 
 log = logging.getLogger(__name__)
 
@@ -49,12 +47,12 @@ class Egress:
         where that is not the world: behind that world, this host may be one of many.
         """
         self._world, self._home = world, home or world
-        self._records = Records(folder)
+        self._records = NetworkRecords(folder)
         self._router = Router(folder)
-        self._answers = Share(cache.TOTAL, cache.EACH, cache.LEAST)
-        self._clients: dict[str, Client] = {}
-        self._by_address: dict[str, Client] = {}
-        self._by_index: dict[int, Client] = {}
+        self._answers = Share(dns_answers.TOTAL, dns_answers.EACH, dns_answers.LEAST)
+        self._clients: dict[str, SandboxEgress] = {}
+        self._by_address: dict[str, SandboxEgress] = {}
+        self._by_index: dict[int, SandboxEgress] = {}
         self._indexes: dict[Slot, int] = {}
         self._last = -1
         self._responder = Responder(
@@ -89,7 +87,7 @@ class Egress:
         self._log = PacketLog(self._router.socket)
         asyncio.get_running_loop().add_reader(self._log.fileno(), self.drain)
         for sandbox_id, record in found.items():
-            await self._adopt(sandbox_id, record, held[sandbox_id] or Bound())
+            await self._adopt(sandbox_id, record, held[sandbox_id] or BoundPolicy())
         await self._adopt_pins()
         for sandbox_id, record in found.items():
             if sandbox_id not in alive or not self._indexes[Slot(record.slot)]:
@@ -104,7 +102,7 @@ class Egress:
             await self._connect()
         self._refill()
 
-    async def _adopt(self, sandbox_id: str, record: Record, held: Bound) -> None:
+    async def _adopt(self, sandbox_id: str, record: NetworkRecord, held: BoundPolicy) -> None:
         """Know a sandbox again, and what the kernel holds for it."""
         slot = Slot(record.slot)
         client = self._new_client(sandbox_id, slot)
@@ -119,6 +117,7 @@ class Egress:
         """Know again what DNS opened for each sandbox; what belongs to no policy is removed."""
         found = await asyncio.to_thread(self._router.listing, *rules.PINS)
         ports = await asyncio.to_thread(self._router.listing, "ports")
+        past = await asyncio.to_thread(self._router.listing, *rules.PAST)
         named = await asyncio.to_thread(self._router.listing, *networks.NAMES)
         by_generation: dict[int, list[Element]] = {}
         by_interface: dict[str, list[tuple[int, int]]] = {}
@@ -128,15 +127,19 @@ class Egress:
             interface, group, port = pins.read_port(item)
             by_interface.setdefault(interface, []).append((group, port))
         bound = {client.bound.generation for client in self._clients.values()}
-        gone = [item for item in named if elements.read_mark(item.key) not in bound]
+        gone = [item for item in named if nftables.read_mark(item.key) not in bound]
+        gone += [item for item in past if nftables.read_mark(item.key) not in bound]
         for client in self._clients.values():
             generation = client.bound.generation
+            client.pins.adopt_past(
+                [item for item in past if nftables.read_mark(item.key) == generation]
+            )
             own = [pins.read(item)[1:] for item in by_generation.pop(generation, ())]
             groups = by_interface.get(client.slot.interface, [])
             gone += client.pins.adopt(generation, own, groups)
         gone += (item for items in by_generation.values() for item in items)
-        for part in elements.parts(gone):
-            self._router.change(elements.removed(part))
+        for part in nftables.parts(gone):
+            self._router.change(nftables.removed(part))
 
     async def close(self) -> None:
         """Let go; where sandboxes are left, everything stays as it is."""
@@ -172,15 +175,15 @@ class Egress:
         """A network namespace for a sandbox; it may reach nothing until it is bound."""
         slot = self._spare.pop() if self._spare else await self._new_slot()
         client = self._new_client(sandbox_id, slot)
-        self._records.save(sandbox_id, Record(slot.number))
+        self._records.save(sandbox_id, NetworkRecord(slot.number))
         self._know(client, self._indexes[slot])
         self._refill()
         return self._router.namespace(slot)
 
-    def _new_client(self, sandbox_id: str, slot: Slot) -> Client:
-        return Client(sandbox_id, slot, Cache(self._answers))
+    def _new_client(self, sandbox_id: str, slot: Slot) -> SandboxEgress:
+        return SandboxEgress(sandbox_id, slot, Cache(self._answers))
 
-    def _know(self, client: Client, index: int) -> None:
+    def _know(self, client: SandboxEgress, index: int) -> None:
         self._clients[client.sandbox_id] = client
         self._by_address[str(client.slot.address4)] = client
         self._by_address[str(client.slot.address6)] = client
@@ -240,8 +243,8 @@ class Egress:
             await self._connect()
         async with client.binding:
             old = client.bound
-            new = Bound(policy, 0 if policy.silent else self._records.next_generation())
-            self._records.save(client.sandbox_id, Record(client.slot.number, new, old))
+            new = BoundPolicy(policy, 0 if policy.silent else self._records.next_generation())
+            self._records.save(client.sandbox_id, NetworkRecord(client.slot.number, new, old))
             try:
                 await self._prepare(new)
                 self._replace(client, new)
@@ -249,7 +252,7 @@ class Egress:
                 NftFailed,
                 asyncio.CancelledError,
             ):  # all is as before, also for the next gateway
-                self._records.save(client.sandbox_id, Record(client.slot.number, old, old))
+                self._records.save(client.sandbox_id, NetworkRecord(client.slot.number, old, old))
                 raise
             client.unswept += rules.network_elements(old)
             try:
@@ -257,21 +260,21 @@ class Egress:
             except NftFailed as error:  # nothing refers to them, but they take up room
                 log.warning("elements of a former policy of %s are left: %s", sandbox_id, error)
 
-    async def _prepare(self, new: Bound) -> None:
+    async def _prepare(self, new: BoundPolicy) -> None:
         """Add the networks of a policy, a few at a time; they open nothing until it is bound."""
         added: list[Element] = []
         try:
-            for part in elements.parts(rules.network_elements(new)):
-                self._router.change(list(map(elements.add, part)))
+            for part in nftables.parts(rules.network_elements(new)):
+                self._router.change(list(map(nftables.add, part)))
                 added += part
                 await asyncio.sleep(0)
         except (NftFailed, asyncio.CancelledError):
             with contextlib.suppress(NftFailed):
-                for part in elements.parts(added):
-                    self._router.change(elements.removed(part))
+                for part in nftables.parts(added):
+                    self._router.change(nftables.removed(part))
             raise
 
-    def _replace(self, client: Client, new: Bound) -> None:
+    def _replace(self, client: SandboxEgress, new: BoundPolicy) -> None:
         """Bind a policy whose networks are there. Nothing is waited for: nobody sees half of it."""
         plan = client.carry(new)
         leftovers = client.pins.leftovers(plan)
@@ -283,11 +286,11 @@ class Egress:
         self._proxy.rejudge(str(client.slot.address4))
         self._proxy.rejudge(str(client.slot.address6))
 
-    async def _sweep(self, client: Client) -> None:
+    async def _sweep(self, client: SandboxEgress) -> None:
         """Remove elements that nothing refers to, a few at a time; the next call goes on."""
         while client.unswept:
-            self._router.change(elements.removed(client.unswept[-elements.AT_ONCE :]))
-            del client.unswept[-elements.AT_ONCE :]
+            self._router.change(nftables.removed(client.unswept[-nftables.AT_ONCE :]))
+            del client.unswept[-nftables.AT_ONCE :]
             await asyncio.sleep(0)
 
     async def detach(self, sandbox_id: str) -> None:
@@ -311,7 +314,7 @@ class Egress:
         """Whether a sandbox has a network."""
         return sandbox_id in self._clients
 
-    def _client(self, sandbox_id: str) -> Client:
+    def _client(self, sandbox_id: str) -> SandboxEgress:
         client = self._clients.get(sandbox_id)
         if client is None:
             raise errors.K8eError(f"sandbox {sandbox_id} has no network")
@@ -400,17 +403,19 @@ class Egress:
         if client is not None:
             client.deny(denials.FLOWS, address=str(destination), port=port, protocol="tcp")
 
-    def _decide(self, source: str, destination: Address, port: int, said: Said | None) -> Decision:
+    def _decide(
+        self, source: str, destination: Address, port: int, said: Said | None, again: bool
+    ) -> Decision:
         client = self._by_address.get(source)
         if client is None:
             return refused("unknown sandbox")
-        decision = client.decide(destination, port, said)
+        decision = client.decide(destination, port, said, again=again)
         if decision is not PEEK:
             metrics.count_connection(decision.verdict)
         return decision
 
 
-def _held(record: Record, generations: Mapping[int, int]) -> Bound | None:
+def _held(record: NetworkRecord, generations: Mapping[int, int]) -> BoundPolicy | None:
     """What the kernel holds for a slot; None if it is neither of what its record knows.
 
     So it is after a restart of the machine, if the records outlived that.

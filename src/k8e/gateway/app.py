@@ -15,22 +15,22 @@ from collections.abc import AsyncGenerator, Generator
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
-from k8e import disk, errors, rootless
+from k8e import errors, rootless, system
 from k8e.audit.trail import Trail
 from k8e.auth.keys import Keys
 from k8e.auth.store import KeyStore
-from k8e.gateway import auditing, http_front, local, rpc, state
-from k8e.gateway.exposures import Exposures
-from k8e.gateway.http_front import Endpoint
+from k8e.gateway import audit, local, state
+from k8e.gateway.http import endpoint
+from k8e.gateway.http.endpoint import HttpEndpoint
+from k8e.gateway.images import ImageCalls
+from k8e.gateway.ports.exposures import ExposureCalls, Exposures
+from k8e.gateway.rpc import endpoint as rpc_endpoint
 from k8e.gateway.service import Gateway
-from k8e.runtimes import cgroups
-from k8e.runtimes.host import Host
-from k8e.runtimes.registry import Runtimes
-from k8e.sessions.approval_store import ApprovalStore
-from k8e.sessions.approvals import Approvals
-from k8e.sessions.exposure_store import ExposureStore
+from k8e.runtimes.registry import Runtimes, this_machine
+from k8e.sessions.approvals import Approvals, ApprovalStore
+from k8e.sessions.exposures import ExposureStore
 from k8e.sessions.service import Sessions
-from k8e.sessions.store import Store
+from k8e.sessions.store import SessionStore
 from k8e.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 MAX_SOCKET_PATH = 60
 """Bytes of the run folder's path: sockets below it must fit into 108."""
+PID_FILE = "gateway.pid"
+"""The file in the run folder that the gateway which runs has locked."""
 LOG_BYTES = 16 << 20  # after which the log file is renamed and begun anew
 
 
@@ -50,7 +52,7 @@ def run(settings: Settings, *, background: bool, ready_fd: int = -1) -> int:
         return _run(settings, background=background, ready_fd=ready_fd)
     except errors.K8eError as error:
         log.error("%s", error)
-        _tell(ready_fd, json.dumps(error.to_wire()))
+        _report(ready_fd, json.dumps(error.to_wire()))
         if not background:
             hint = f" ({error.hint})" if error.hint else ""
             os.write(2, f"k8e gateway: {error}{hint}\n".encode())
@@ -74,7 +76,7 @@ def _run(settings: Settings, *, background: bool, ready_fd: int) -> int:
 
 
 def repair(settings: Settings) -> list[dict[str, object]]:
-    """Make usable what a gateway cannot start with; what was done."""
+    """Repair state with which a gateway cannot start; returns what was done."""
     before = os.umask(0o077)
     try:
         _make_folders(settings)
@@ -85,12 +87,9 @@ def repair(settings: Settings) -> list[dict[str, object]]:
 
 
 async def _main(settings: Settings, *, background: bool, ready_fd: int) -> None:
-    host = Host(settings)
-    host.reserve = disk.keep_reserve(
-        settings.data_dir, settings.disk_reserve, settings.min_free_disk
-    )
+    host = this_machine(settings)
     state.check(settings.data_dir, host.running())
-    store = Store(settings.data_dir / "sessions.db")
+    store = SessionStore(settings.data_dir / "sessions.db")
     approvals = ApprovalStore(settings.data_dir / "approvals.db")
     exposures = ExposureStore(settings.data_dir / "exposures.db")
     keys = KeyStore(settings.data_dir / "keys.db")
@@ -102,25 +101,26 @@ async def _main(settings: Settings, *, background: bool, ready_fd: int) -> None:
     )
     try:
         await asyncio.to_thread(host.prepare)
-        sessions = Sessions(settings, store, host, Runtimes(host))
+        sessions = Sessions(settings, store, Runtimes(host))
         state.remember(settings.data_dir)
         gateway = Gateway(settings, sessions, Approvals(approvals, sessions), Keys(keys))
-        gateway.exposures = Exposures(exposures, sessions)
-        gateway.host = host
+        exposed = Exposures(exposures, sessions)
+        gateway.operations.add(ExposureCalls(exposed, sessions))
+        gateway.operations.add(ImageCalls(host, sessions))
         sessions.quotas.sessions_of = gateway.keys.max_sessions
-        auditing.attach(gateway, trail)
+        audit.attach(gateway, trail)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, gateway.stopping.set)
         async with trail.running(), sessions.running():
             await sessions.evictions.sweep(gateway.keys.gone())
-            async with gateway.exposures.running(), _serving(gateway, background=background):
+            async with exposed.running(), _serving(gateway, background=background):
                 log.info("ready on %s", settings.socket)
-                _tell(ready_fd, "ready")
+                _report(ready_fd, "ready")
                 await _until_stopped(gateway, idle_exit=settings.idle_exit if background else 0)
             state.remember(settings.data_dir)  # also what was made since the start
             for say in list(gateway.farewells):
-                say()  # now: what is read later would begin and be lost
+                say()  # now: calls that are read later would begin and be lost
             if gateway.destroy_on_stop:
                 await sessions.destroy_all("the gateway was stopped with its sessions")
     finally:
@@ -128,8 +128,7 @@ async def _main(settings: Settings, *, background: bool, ready_fd: int) -> None:
         keys.close()
         approvals.close()
         store.close()
-        await asyncio.to_thread(host.close)  # waits for threads that fetch images
-        cgroups.remove_parent()
+        await asyncio.to_thread(host.leave)  # waits for threads that fetch images
 
 
 @contextlib.asynccontextmanager
@@ -138,9 +137,9 @@ async def _serving(gateway: Gateway, *, background: bool) -> AsyncGenerator[None
     path = gateway.settings.socket
     server = await local.listen(gateway, path)
     opening = asyncio.create_task(_open_grpc(gateway, background=background))
-    opening_http = asyncio.create_task(http_front.open_endpoint(gateway, background=background))
+    opening_http = asyncio.create_task(endpoint.open_endpoint(gateway, background=background))
     try:
-        # Somebody's first `k8e sandbox run` waits for the unix socket, not for this port.
+        # A user's first `k8e sandbox run` waits for the unix socket, not for this port.
         if not background:
             await opening
             await opening_http
@@ -153,7 +152,9 @@ async def _serving(gateway: Gateway, *, background: bool) -> AsyncGenerator[None
         await _close(opening)
 
 
-async def _close(opening: asyncio.Task[rpc.Server | None] | asyncio.Task[Endpoint | None]) -> None:
+async def _close(
+    opening: asyncio.Task[rpc_endpoint.GrpcEndpoint | None] | asyncio.Task[HttpEndpoint | None],
+) -> None:
     """Close an endpoint that is open, or is just being opened."""
     opening.cancel()
     with contextlib.suppress(asyncio.CancelledError, errors.K8eError):
@@ -162,13 +163,13 @@ async def _close(opening: asyncio.Task[rpc.Server | None] | asyncio.Task[Endpoin
             await endpoint.close()
 
 
-async def _open_grpc(gateway: Gateway, *, background: bool) -> rpc.Server | None:
+async def _open_grpc(gateway: Gateway, *, background: bool) -> rpc_endpoint.GrpcEndpoint | None:
     """The gRPC endpoint; in the background, the lack of it is only told."""
     if gateway.settings.listen == "none":
         gateway.listening_on = "none"
         return None
     try:
-        endpoint = await rpc.listen(gateway)
+        endpoint = await rpc_endpoint.listen(gateway)
     except errors.K8eError as error:
         if not background:
             raise
@@ -208,21 +209,21 @@ def _keep_memory() -> None:
 
 def _make_folders(settings: Settings) -> None:
     for folder in (settings.data_dir, settings.run_dir):
+        # Sandboxes with uids of their own pass through the data folder to their root file
+        # system; everything else in it is closed to them by our umask.
+        mode = 0o711 if folder == settings.data_dir else 0o700
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            info = folder.stat()
-            if info.st_uid != os.geteuid():
-                raise PermissionError(f"it belongs to uid {info.st_uid}")
-            # Sandboxes with uids of their own pass through the data folder to their root file
-            # system; everything else in it is closed to them by our umask.
-            folder.chmod(0o711 if folder == settings.data_dir else 0o700)
+            marks = {state.MADE, state.SESSIONS, PID_FILE}
+            # What its user, or the client that starts it, puts there.
+            early = {"config.toml", "templates", settings.log_file.name}
+            system.make_with_rights(folder, mode, marks, early)
             (folder / ".writable").touch()
             (folder / ".writable").unlink()
         except OSError as error:
             raise errors.InvalidRequest(
                 f"the folder {folder} cannot be used: {error.strerror or error}",
                 hint=errors.folder_hint(
-                    error, "make it writable, or set K8E_DATA_DIR and K8E_RUN_DIR"
+                    error, "name folders of the gateway's own with K8E_DATA_DIR and K8E_RUN_DIR"
                 ),
             ) from None
     if len(os.fsencode(settings.run_dir)) > MAX_SOCKET_PATH:
@@ -235,7 +236,7 @@ def _make_folders(settings: Settings) -> None:
 @contextlib.contextmanager
 def _only_one(run_dir: Path) -> Generator[None]:
     """Hold the gateway's lock; the kernel lets go of it however we end."""
-    with open(run_dir / "gateway.pid", "a+", encoding="ascii") as file:
+    with open(run_dir / PID_FILE, "a+", encoding="ascii") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -267,8 +268,8 @@ def _log_to(path: Path, *, stderr: bool) -> None:
     )
 
 
-def _tell(ready_fd: int, line: str) -> None:
-    """Tell whoever started us."""
+def _report(ready_fd: int, line: str) -> None:
+    """Write a line to the process that started us."""
     if ready_fd >= 0:
         with contextlib.suppress(OSError):
             os.write(ready_fd, line.encode() + b"\n")

@@ -10,33 +10,43 @@ import struct
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from k8e.audit.acting import Act, Caller
-from k8e.gateway.conversation import MAX_UNREAD, Conversation
-from k8e.gateway.peers import LOCAL, Refusal
+from k8e.admission import Admission, UnknownConnection
+from k8e.audit.act import Act, AuditCaller
+from k8e.gateway.frames import MAX_UNREAD, Conversation
+from k8e.gateway.identity import LOCAL, UnknownPeer
 from k8e.gateway.service import Gateway
 from k8e.guest import wire
+from k8e.link import Outgoing, batch
 from k8e.model import Principal
-from k8e.sending import Outgoing, batch
 
 log = logging.getLogger(__name__)
 
 _PEER = struct.Struct("3i")  # pid, uid, gid
+MAX_SILENT = 512
+"""Connections that have not said anything yet; beyond that, the oldest of them ends."""
 
 
 class Known(NamedTuple):
-    """Who calls, and how we know."""
+    """A caller, and how we know it."""
 
     principal: Principal
-    caller: Caller
+    caller: AuditCaller
 
 
 class LocalProtocol(asyncio.Protocol):
     """One connection of a local client."""
 
-    def __init__(self, gateway: Gateway, known: Known | None = None) -> None:
-        """``known`` is who calls, where the kernel need not be asked."""
+    def __init__(
+        self, gateway: Gateway, known: Known | None = None, admission: Admission | None = None
+    ) -> None:
+        """``known`` is who calls, where the kernel need not be asked.
+
+        ``admission`` has places for connections that say nothing.
+        """
         self._gateway = gateway
         self._known = known
+        self._admission = admission
+        self._place: UnknownConnection | None = None
         self._splitter = wire.Splitter(wire.MAX_REQUEST)
         self._conversation: Conversation | None = None
         self._transport: asyncio.Transport | None = None
@@ -49,8 +59,10 @@ class LocalProtocol(asyncio.Protocol):
         if known is None:
             self._transport.abort()
             return
-        # Above what all windows of an operation hold, so that whoever reads in the end may first
-        # send; below that, nobody makes us keep answers without end.
+        if self._admission is not None:
+            self._place = self._admission.enter("", self._transport.abort)
+        # Above what all windows of an operation hold, so that a client that reads last may
+        # send first; it is bounded, so that no client makes us hold answers without end.
         self._transport.set_write_buffer_limits(MAX_UNREAD)
         self._conversation = Conversation(
             self._gateway, known.principal, self._outgoing.send, known.caller
@@ -58,15 +70,15 @@ class LocalProtocol(asyncio.Protocol):
         self._gateway.farewells.add(self._say_goodbye)
 
     def _ask_kernel(self, peer: socket.socket) -> Known | None:
-        """The gateway's own user, or root; nobody else."""
+        """The gateway's own user, or root; None for all others."""
         data = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
         pid, uid, _ = _PEER.unpack(data)
         peer_name = f"uid {uid}, pid {pid}"
         if uid in (0, os.geteuid()):
-            return Known(LOCAL, Caller(LOCAL.name, "socket", peer_name))
+            return Known(LOCAL, AuditCaller(LOCAL.name, "socket", peer_name))
         log.warning("refused a connection of uid %d to the local socket", uid)
-        act = Act(Caller("", "socket", peer_name), "connect")
-        self._gateway.refused(Refusal(f"uid {uid} is not served here"), act)
+        act = Act(AuditCaller("", "socket", peer_name), "connect")
+        self._gateway.refused(UnknownPeer(f"uid {uid} is not served here"), act)
         return None
 
     def data_received(self, data: bytes) -> None:
@@ -75,6 +87,9 @@ class LocalProtocol(asyncio.Protocol):
         try:
             with batch:
                 for kind, channel, body in self._splitter.feed(data):
+                    if self._place is not None:
+                        self._place.leave()
+                        self._place = None
                     if kind == wire.CALL:
                         self._last = channel
                     self._conversation.receive(kind, channel, body)
@@ -98,6 +113,8 @@ class LocalProtocol(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._gateway.farewells.discard(self._say_goodbye)
+        if self._place is not None:
+            self._place.leave()
         if self._conversation is not None:
             self._conversation.close()
 
@@ -107,7 +124,10 @@ async def listen(gateway: Gateway, path: Path) -> asyncio.Server:
     scratch = path.with_suffix(f".{os.getpid()}")
     scratch.unlink(missing_ok=True)
     loop = asyncio.get_running_loop()
-    server = await loop.create_unix_server(lambda: LocalProtocol(gateway), scratch, backlog=512)
+    admission = Admission(MAX_SILENT, MAX_SILENT)
+    server = await loop.create_unix_server(
+        lambda: LocalProtocol(gateway, admission=admission), scratch, backlog=512
+    )
     scratch.chmod(0o600)
     scratch.rename(path)
     return server

@@ -1,35 +1,40 @@
-"""The gateway's calls about secrets of users, for local clients and for gRPC."""
+"""Operations on the secrets of users."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from k8e.gateway.arguments import text
+from k8e.gateway.operations import AGENT, NoRow, WritesRow, operation
 from k8e.model import DEFAULT_TENANT, SOLE_KEY, Principal
 from k8e.sessions.service import Sessions
 
 
 class SecretCalls:
-    """The part of the gateway that takes secrets. None of its answers has a value in it."""
+    """Operations on secrets. No answer contains the value of one."""
 
-    sessions: Sessions
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
 
-    async def call_set_secret(self, principal: Principal, call: dict[str, Any]) -> dict[str, Any]:
+    @operation(roles=AGENT, audit=WritesRow("secret.set", ("tenant", "name", "key")))
+    async def set_secret(self, principal: Principal, call: dict[str, Any]) -> dict[str, Any]:
         tenant, name, key = _place(call)
         value = text(call, "value")
-        made = await self.sessions.secrets.set(principal.name, tenant, name, key or SOLE_KEY, value)
-        # Its key may have been deleted while this waited: nobody would ever remove the secret.
-        self.sessions.evictions.check_owner(principal.name)
+        made = await self._sessions.secrets.set(
+            principal.name, tenant, name, key or SOLE_KEY, value
+        )
+        # The caller's key may have been deleted meanwhile; then nothing would remove the secret.
+        self._sessions.evictions.check_owner(principal.name)
         return made.to_json()
 
-    async def call_list_secrets(self, principal: Principal, call: dict[str, Any]) -> dict[str, Any]:
-        found = self.sessions.secrets.listing(principal.name, text(call, "tenant", optional=True))
+    @operation(roles=AGENT, audit=NoRow.READS)
+    async def list_secrets(self, principal: Principal, call: dict[str, Any]) -> dict[str, Any]:
+        found = self._sessions.secrets.listing(principal.name, text(call, "tenant", optional=True))
         return {"secrets": [item.to_json() for item in found]}
 
-    async def call_delete_secret(
-        self, principal: Principal, call: dict[str, Any]
-    ) -> dict[str, Any]:
-        return {"deleted": self.sessions.secrets.delete(principal.name, *_place(call))}
+    @operation(roles=AGENT, audit=WritesRow("secret.deleted", ("tenant", "name", "key")))
+    async def delete_secret(self, principal: Principal, call: dict[str, Any]) -> dict[str, Any]:
+        return {"deleted": self._sessions.secrets.delete(principal.name, *_place(call))}
 
 
 def _place(call: dict[str, Any]) -> tuple[str, str, str]:

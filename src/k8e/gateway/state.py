@@ -1,4 +1,4 @@
-"""What a gateway finds in its folders: looked at as a whole before anything of it is changed."""
+"""The state that a gateway finds in its folders, checked as a whole before it changes anything."""
 
 from __future__ import annotations
 
@@ -15,26 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from k8e import database, errors
-from k8e.audit.files import SUFFIX
+from k8e.audit.segments import SUFFIX
 from k8e.auth import store as keys
-from k8e.sessions import (
-    approval_store,
-    exposure_store,
-    secret_store,
-    snapshot_store,
-    store,
-    template_store,
-)
+from k8e.sessions import approvals, exposures, secrets, snapshots, store, templates
 
 SESSIONS = "sessions.db"
 DATABASES: dict[str, Sequence[str]] = {
     SESSIONS: store.MIGRATIONS,
-    "approvals.db": approval_store.MIGRATIONS,
-    "exposures.db": exposure_store.MIGRATIONS,
+    "approvals.db": approvals.MIGRATIONS,
+    "exposures.db": exposures.MIGRATIONS,
     "keys.db": keys.MIGRATIONS,
-    "secrets.db": secret_store.MIGRATIONS,
-    "snapshots.db": snapshot_store.MIGRATIONS,
-    "templates.db": template_store.MIGRATIONS,
+    "secrets.db": secrets.MIGRATIONS,
+    "snapshots.db": snapshots.MIGRATIONS,
+    "templates.db": templates.MIGRATIONS,
 }
 """Every database of the data folder, with its schema."""
 AUDIT = "audit"
@@ -48,7 +41,7 @@ _ALL = "all that was in it"
 
 
 def check(data_dir: Path, running: Sequence[str]) -> None:
-    """Refuse what a start would make worse.
+    """Refuse to start where that would make damage worse.
 
     Args:
         data_dir: where the databases are.
@@ -79,14 +72,14 @@ def check(data_dir: Path, running: Sequence[str]) -> None:
 
 
 def _there(data_dir: Path) -> set[str]:
-    """What there is: databases, and an audit trail that has a row."""
+    """The stores that exist: databases, and an audit trail that has a row."""
     found = {name for name in DATABASES if database.is_there(data_dir / name)}
     rows = (path.stat().st_size for path in (data_dir / AUDIT).glob(f"*{SUFFIX}"))
     return found | ({AUDIT} if any(rows) else set())
 
 
 def _made(data_dir: Path) -> set[str]:
-    """What was made here, as far as it is written down."""
+    """The stores that were made here, as far as that is recorded."""
     path = data_dir / MADE
     try:
         found = json.loads(path.read_bytes())["made"]
@@ -95,14 +88,14 @@ def _made(data_dir: Path) -> set[str]:
         return set()  # a new folder, or one of an older release
     except errors.UNREADABLE:
         raise errors.StateUnusable(
-            f"{path} cannot be read, so nobody knows whether something is missing",
+            f"{path} cannot be read, so it is unknown whether something is missing",
             hint="look whether all databases and the audit trail are there, and let "
             "`k8e gateway repair` write it anew",
         ) from None
 
 
 def remember(data_dir: Path) -> None:
-    """Write down what there is; on a full disk, the next start or end of a gateway does."""
+    """Record which stores exist; on a full disk, the next start or end of a gateway does."""
     there = _there(data_dir)
     if there == _made(data_dir):
         return
@@ -223,7 +216,7 @@ def _rows(
     names = [row[1] for row in source.execute(f"PRAGMA table_info({table})")]
     columns = [name for name in names if name in wanted]
     if columns:
-        # Not by an index: that may be what is damaged.
+        # Not by an index, which may itself be damaged.
         query = f"SELECT {', '.join(columns)} FROM {table} NOT INDEXED"  # noqa: S608 - names of ours
         for row in source.execute(query):
             yield dict(zip(columns, row, strict=True))

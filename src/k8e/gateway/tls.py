@@ -1,14 +1,18 @@
-"""The gateway's certificate: made on first start, renewed by itself, signed by a CA of our own.
+"""The gateway's certificate and its CA, and the places where clients find that.
 
 Making one needs ``cryptography``, whose memory the gateway would keep for good. So a child process
-does it (:mod:`k8e.gateway.issuing`) and writes down beside the certificate what the gateway needs
+does it (:mod:`k8e.gateway.issuer`) and writes down beside the certificate what the gateway needs
 to know of it. That record is written last and has a checksum: after a crash in between, the next
 start makes the certificate again.
+
+K8E's own server keeps its certificates in the same place. What it wrote there is left alone: only
+a file that we wrote ourselves is ever replaced.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import ipaddress
 import json
@@ -22,10 +26,60 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from k8e import errors
-from k8e.gateway import published
+from k8e import errors, settings
 
 log = logging.getLogger(__name__)
+
+FOLDERS = ("server", "server/tls")
+PLACES = ("server/tls/serving-kube-apiserver.crt", "server/tls/sandbox-ca.crt")
+"""In K8E's data folder, which is ours too: ``/var/lib/k8e``. The first is for the published SDKs,
+the second for K8E's newest client."""
+PUBLISHED_RECORD = "published.json"
+
+
+def publish_ca(data_dir: Path, certificate: bytes) -> None:
+    """Put the CA's certificate where everybody on this machine can read it; it is no secret."""
+    record = data_dir / "tls" / PUBLISHED_RECORD
+    if data_dir == settings.SERVER_GATEWAY:  # clients know the server's folder alone
+        data_dir = settings.SYSTEM_DATA
+    before = _read(record)
+    digest = hashlib.sha256(certificate).hexdigest()
+    try:
+        for name in FOLDERS:
+            with contextlib.suppress(FileExistsError):
+                (data_dir / name).mkdir()
+                (data_dir / name).chmod(0o755)
+        # Before any file is written: whoever is killed in between must know it as ours again.
+        record.write_text(json.dumps(sorted({*before, digest})), "ascii")
+        written = [_write(data_dir / name, certificate, before) for name in PLACES]
+        if all(written):
+            record.write_text(json.dumps([digest]), "ascii")
+    except OSError as error:
+        log.warning("K8E's clients need K8E_SANDBOX_CERT: %s", error)
+
+
+def _write(path: Path, certificate: bytes, ours: set[str]) -> bool:
+    """Write one file; False if the file there is not ours."""
+    with contextlib.suppress(FileNotFoundError):
+        there = path.read_bytes()
+        if there == certificate:
+            return True
+        if hashlib.sha256(there).hexdigest() not in ours:
+            log.info("%s is not ours, so it stays as it is", path)
+            return False
+    scratch = path.with_name(f".{path.name}.new")
+    scratch.write_bytes(certificate)
+    scratch.chmod(0o644)
+    scratch.rename(path)
+    return True
+
+
+def _read(record: Path) -> set[str]:
+    try:
+        return {str(item) for item in json.loads(record.read_text("ascii"))}
+    except errors.UNREADABLE:
+        return set()
+
 
 DAY = 24 * 3600
 RENEW_DAYS = 30  # days before its end that a certificate is replaced
@@ -39,7 +93,7 @@ _HOST_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 
 
 class Identity(NamedTuple):
-    """What a TLS server shows and what it keeps, in PEM."""
+    """The certificate chain of a TLS server, and its private key, in PEM."""
 
     key: bytes
     certificate: bytes
@@ -69,11 +123,11 @@ class Certificates:
     async def load(self) -> None:
         """Make or renew the certificate where needed, and read it."""
         if due(self.folder, time.time(), self._more_names):
-            await make_in_child("issuing", str(self.folder), *self._more_names)
+            await make_in_child("issuer", str(self.folder), *self._more_names)
         elif self._identity is not None:
             return
         key, certificate = (self.folder / KEY).read_bytes(), (self.folder / CERT).read_bytes()
-        published.publish(self.folder.parent, (self.folder / CA_CERT).read_bytes())
+        publish_ca(self.folder.parent, (self.folder / CA_CERT).read_bytes())
         self._identity = Identity(key, certificate)
 
     async def keep(self) -> None:
@@ -100,7 +154,7 @@ def due(folder: Path, now: float, more_names: Sequence[str] = ()) -> bool:
 
 
 def names(more: Sequence[str] = ()) -> list[str]:
-    """What clients may call the gateway: this machine's names, and ``more``."""
+    """The names by which clients may call the gateway: this machine's, and ``more``."""
     host = socket.gethostname().lower()
     known = ["localhost", "127.0.0.1", "::1"]
     usable = [host] if _HOST_NAME.fullmatch(host) else []
@@ -124,7 +178,7 @@ def advertised(text: str) -> list[str]:
 
 
 def fingerprint(folder: Path) -> str:
-    """The hash by which somebody on another machine knows our CA."""
+    """The hash by which users on other machines recognise our CA."""
     try:
         der = ssl.PEM_cert_to_DER_cert((folder / CA_CERT).read_text("ascii"))
     except (OSError, ValueError):
@@ -139,8 +193,8 @@ def checksum(folder: Path) -> str:
 
 
 async def make_in_child(module: str, folder: str, *arguments: str, given: bytes = b"") -> bytes:
-    """What a module of this package prints that is run as a process of its own."""
-    # -P: without it the working directory, which may be anybody's, comes first on the import path.
+    """The output of a module of this package, which is run as a process of its own."""
+    # -P: without it the working directory, which any user may own, comes first on the import path.
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", f"k8e.gateway.{module}", folder, *arguments),
         stdin=asyncio.subprocess.PIPE,

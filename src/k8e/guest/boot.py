@@ -7,7 +7,7 @@ and only then reads it and runs what is in it, from C. The loader is ours for th
 for code, compiles it into the file, and leaves the interpreter as ``python3 -c`` would be, or as
 ``python3 FILE``.
 
-It talks to ``waiting.py`` by a socket: it says ``r`` (ready), takes a message and the one byte that
+It talks to ``warm.py`` by a socket: it says ``r`` (ready), takes a message and the one byte that
 follows it, says ``b`` and begins; or says ``n`` (not me) and ends, and the guest starts another.
 Whoever takes that byte decides: it is taken back from one that does not answer. An interpreter of
 another version than those that this was tried with says ``o``, and no other one is started.

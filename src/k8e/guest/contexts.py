@@ -4,6 +4,12 @@ A context is a program of the session like any other (same user, own process ses
 that takes one cell of code after the other. What it prints goes to the cell that runs, and between
 two cells is kept for the next. It says results and ends on a socket of its own, so it can lie about
 nobody but itself.
+
+Such a child is a copy of bash that is about to become a program. What it hears until then is
+noted by a handler that the program does not have; and bash holds interrupts back while it makes
+one, so that afterwards it hears alone. Then either bash waits for a program that does not know that
+it should end, or it goes on without it, and waits for it in the middle of the next cell. So who
+was a copy, or was not there, hears it again as soon as it is a program.
 """
 
 from __future__ import annotations
@@ -12,16 +18,76 @@ import errno
 import os
 import signal
 import socket
-from typing import Any
+from typing import Any, Callable
 
+from k8e.guest.context_runs import CONTEXT_LANGUAGES, CellExec, between_cost, checked_error, talk_in
 from k8e.guest.execs import PIPE_READ
-from k8e.guest.executions import Execution, between_cost, checked_error
-from k8e.guest.loop import READ, WRITE, Loop
-from k8e.guest.output import BUFFER
-from k8e.guest.pressing import Press
-from k8e.guest.spawn import BASE_ENV, WORKSPACE, kill_session, spawn
-from k8e.guest.talking import talk_in
-from k8e.guest.wire import ERR, EXIT, HELLO, OUT, RESULT, SHOW, WireError, frame
+from k8e.guest.isolation import proc_folder
+from k8e.guest.loop import READ, WRITE, Loop, Timer
+from k8e.guest.spawn import BASE_ENV, WORKSPACE, kill_session, read_stat, spawn
+from k8e.guest.streams import BUFFER
+from k8e.guest.wire import CALL, CANCEL, ERR, EXIT, HELLO, OUT, RESULT, SHOW, WireError, frame, pack
+
+LOOKS = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)  # seconds from each look to the next
+
+
+class Interrupt:
+    """One interrupt of everything in the process group of ``leader``."""
+
+    def __init__(self, loop: Loop, leader: int) -> None:
+        self._loop = loop
+        self._leader = leader
+        self._left: list[int] | None = None
+        self._looks = list(LOOKS)
+        # Who is a program now hears it. It is told once: a program may need time to tidy up.
+        self._heard = {pid for pid, name in self._children() if name != self._own_name()}
+        try:
+            os.killpg(leader, signal.SIGINT)
+        except OSError:
+            return  # it has ended
+        self._later()
+
+    def cell_ended(self) -> None:
+        """From now on, new children are the next cell's."""
+        if self._left is None:
+            self._left = [pid for pid, _ in self._children() if pid not in self._heard]
+
+    def forget(self) -> None:
+        """Look no more: another one comes, or there is nobody left to hear it."""
+        self._looks.clear()
+
+    def _later(self) -> None:
+        if self._looks and self._left != []:
+            self._loop.later(self._looks.pop(0), self._look)
+
+    def _look(self) -> None:
+        name = self._own_name()
+        for pid, called in self._children():
+            if pid in self._heard or (self._left is not None and pid not in self._left):
+                continue
+            # A copy that stays one is a subshell, and may have missed it as well. While bash waits
+            # for it, the cell goes on, and all of it is interrupted once more.
+            if called != name or (self._left and not self._looks):
+                self._heard.add(pid)
+                try:
+                    os.kill(pid, signal.SIGINT)
+                except OSError:
+                    pass  # it has ended
+        self._later()
+
+    def _own_name(self) -> str:
+        found = read_stat(proc_folder(), self._leader)
+        return found[0] if found is not None else ""
+
+    def _children(self) -> list[tuple[int, str]]:
+        """The pids and names of bash's own children in its group; theirs are theirs to end."""
+        found: list[tuple[int, str]] = []
+        for name in os.listdir(proc_folder()):
+            stat = read_stat(proc_folder(), int(name)) if name.isdigit() else None
+            if stat is not None and stat[1][1:3] == [str(self._leader)] * 2:
+                found.append((int(name), stat[0]))
+        return found
+
 
 START_PATIENCE = 60.0  # seconds that the program has to be ready for code
 MAX_WAITING = 16  # cells in the line of one context
@@ -31,8 +97,18 @@ CONTROL_READ = 64 << 10
 DRAINED = 4  # reads of each stream, before a result that came after it counts
 DRAINED_LAST = (1 << 20) // PIPE_READ + 1  # the same at the end: all that a pipe can hold
 DRAINED_AHEAD = 4 * BUFFER  # bytes without a reader; then results overtake what is printed
-WORD_SECONDS = 0.05  # that a program has to stop when it is told, before it gets a signal
+WORD_SECONDS = 0.05  # that a program which stops cells by itself has, before its children hear it
 AGAIN, AGAIN_SECONDS = 3, 1.0  # signals to one that goes on, and how long after
+
+
+def _group_members(leader: int) -> list[int]:
+    """The programs in the process group of ``leader``, but not ``leader`` itself."""
+    members: list[int] = []
+    for name in os.listdir(proc_folder()):
+        stat = read_stat(proc_folder(), int(name)) if name.isdigit() else None
+        if stat is not None and stat[1][2] == str(leader) != name:
+            members.append(int(name))
+    return members
 
 
 class ContextRefused(Exception):
@@ -53,17 +129,20 @@ class Context:
         self.pid = 0
         self.state = "ended"
         self.ended_because = "it was never started"
-        self.current: Execution | None = None
+        self.current: CellExec | None = None
         self.count = 0
         self._loop = loop
-        self._line: list[Execution] = []
+        self._line: list[CellExec] = []
         self._control: socket.socket | None = None
         self._streams: dict[int, int] = {}
         self._paused = False
         self._between: list[tuple[int, bytes]] = []
         self._outgoing = bytearray()
         self._talk = talk_in(language, name)
-        self._pressed: Press | None = None
+        self._pressed: Interrupt | None = None
+        self._told: CellExec | None = None  # the cell of which its program was told to stop it
+        self._signal_due = False
+        self._next_signal: Timer | None = None
 
     # Starting.
 
@@ -207,6 +286,8 @@ class Context:
                 if len(self._outgoing) > UNTAKEN_MOST:
                     raise WireError("it takes no answers")
                 self._tell(frame(RESULT, number))
+        elif kind == CALL:
+            self._signal_when_begun()
         elif kind == EXIT and current is not None and number == current.number:
             self._drain(DRAINED_LAST)
             code: Any = value.get("code")
@@ -231,10 +312,11 @@ class Context:
             self._outgoing.clear()  # its end is told by others
             return
         self._loop.watch(control.fileno(), READ, self._on_control)
+        self._signal_when_begun()
 
     # Cells.
 
-    def add(self, execution: Execution) -> None:
+    def add(self, execution: CellExec) -> None:
         """Put a cell in line."""
         if self.state == "ended":
             raise ContextRefused(
@@ -261,18 +343,19 @@ class Context:
                 told = {"name": "ContextError", "value": str(error), "traceback": str(error)}
                 current.end(1, error=told)
 
-    def _give_between(self, execution: Execution) -> None:
+    def _give_between(self, execution: CellExec) -> None:
         between, self._between = self._between, []
         for kind, data in between:
             execution.output.add(kind, data)
 
-    def drop(self, execution: Execution) -> None:
+    def drop(self, execution: CellExec) -> None:
         """A cell is over, or will not run."""
         if execution in self._line:
             self._line.remove(execution)
         if self.current is execution:
             self._talk.finished()
-            self.current = None
+            self.current = self._told = None
+            self._forget_signals()
             if self._pressed is not None:
                 self._pressed.cell_ended()
             self.listen()
@@ -290,37 +373,66 @@ class Context:
 
     def interrupt(self) -> None:
         """What Ctrl-C would do."""
-        if self.current is not None:
-            if self._paused:  # else it could not say its last words, for want of a reader
-                self.current.output.ring = True
-                self.listen()
-            current = self.current
-            told = self._talk.interruption(current.number)
-            if told:
-                self._tell(told)
-                self._loop.later(WORD_SECONDS, lambda: self._press_again(current, AGAIN))
-                return
-            self._press()
-            if self.language == "bash":  # a subshell that it is just about to make takes no notice
-                self._loop.later(AGAIN_SECONDS, lambda: self._press_again(current, AGAIN))
+        current = self.current
+        if current is None:
+            return
+        if self._paused:  # else it could not say its last words, for want of a reader
+            current.output.ring = True
+            self.listen()
+        self._signal_due = True
+        is_told, self._told = self._told is current, current
+        self._tell(b"" if is_told else self._talk.interruption(current.number))
+
+    def _signal_when_begun(self) -> None:
+        """Send the signal that is due, once the program has all that was said before it.
+
+        One that comes while the program still reads the cell would stop nothing.
+        """
+        current = self.current
+        if not self._signal_due or current is None or self._outgoing:
+            return
+        if not self._talk.has_begun(current.number):
+            return
+        self._forget_signals()
+        if self._talk.stops_by_word:
+            self._press_later(current, WORD_SECONDS, AGAIN)
+            return
+        self._press()
+        if self.language == "bash":  # a subshell that it is just about to make takes no notice
+            self._press_later(current, AGAIN_SECONDS, AGAIN)
+
+    def _forget_signals(self) -> None:
+        self._signal_due = False
+        if self._next_signal is not None:
+            self._next_signal.cancel()
+            self._next_signal = None
 
     def _press(self) -> None:
         if self.language == "bash":
             if self._pressed is not None:
                 self._pressed.forget()
-            self._pressed = Press(self._loop, self.pid)
+            self._pressed = Interrupt(self._loop, self.pid)
             return
         try:
-            os.killpg(self.pid, signal.SIGINT)
+            if self._talk.stops_by_word:
+                for pid in _group_members(self.pid):
+                    os.kill(pid, signal.SIGINT)
+            else:
+                os.killpg(self.pid, signal.SIGINT)
         except OSError:
             pass  # it has ended
 
-    def _press_again(self, current: Execution, again: int) -> None:
-        """It goes on, so it computes, or missed the one before."""
-        if self.current is current:
-            self._press()
-            if again:
-                self._loop.later(AGAIN_SECONDS, lambda: self._press_again(current, again - 1))
+    def _press_later(self, current: CellExec, seconds: float, again: int) -> None:
+        """Signal it if it goes on until then: so it waits for a program, or missed the last one."""
+
+        def press() -> None:
+            self._next_signal = None
+            if self.current is current:
+                self._press()
+                if again:
+                    self._press_later(current, AGAIN_SECONDS, again - 1)
+
+        self._next_signal = self._loop.later(seconds, press)
 
     # Ending.
 
@@ -341,6 +453,7 @@ class Context:
 
     def _end(self, because: str, code: int, status: str) -> None:
         kill_session(self.pid, signal.SIGKILL)
+        self._forget_signals()
         if self._pressed is not None:
             self._pressed.forget()
             self._pressed = None
@@ -403,3 +516,157 @@ def check_folder(cwd: str) -> str:
     if "\0" in cwd or len(cwd) > 4096:
         raise OSError(errno.EINVAL, "the folder is not a path")
     return os.path.join(WORKSPACE, cwd)
+
+
+MAX_CONTEXTS = 32
+INTERRUPT_GRACE = 5.0  # seconds that code has to stop, before the caller is told that it did not
+LONGEST_PATIENCE = 60.0
+
+
+class Contexts:
+    """All contexts of the sandbox. ``table`` is where its execs are."""
+
+    def __init__(self, loop: Loop, table: Any) -> None:
+        self._loop = loop
+        self._table = table
+        self._by_id: dict[str, Context] = {}
+
+    def operations(self) -> dict[str, Callable[[Any, dict[str, Any]], None]]:
+        return {
+            "create_context": self._create,
+            "list_contexts": self._list,
+            "remove_context": self._remove,
+            "restart_context": self._restart,
+            "interrupt_context": self._interrupt,
+        }
+
+    def run(self, exec_id: str, spec: dict[str, Any]) -> CellExec:
+        """Put code in the line of a context, which is made if that was asked for."""
+        context = self._by_id.get(spec["context"])
+        if context is None:
+            if not spec.get("make_context"):
+                raise _unknown(spec["context"])
+            context = self._make(spec["context"], spec)
+        language = CONTEXT_LANGUAGES.get(spec.get("language") or context.language)
+        if language != context.language:
+            raise ContextRefused(
+                "conflict",
+                f"context {context.id} is for {context.language}, not {spec['language']}",
+                "use another context for it",
+            )
+        made = CellExec(self._loop, exec_id, spec, context)
+        made.on_exit.append(lambda: self._table.finished(made))
+        context.add(made)
+        made.set_deadline()
+        return made
+
+    def _make(self, name: str, spec: dict[str, Any]) -> Context:
+        if len(self._by_id) >= MAX_CONTEXTS:
+            raise ContextRefused(
+                "limit_exceeded",
+                f"the session has {MAX_CONTEXTS} contexts, which is the limit",
+                "remove one that is not needed",
+            )
+        wanted = spec.get("language") or spec.get("make_context")
+        language = CONTEXT_LANGUAGES.get(wanted if isinstance(wanted, str) else "python")
+        if language is None:
+            raise ContextRefused("invalid_request", "there are no contexts for this language")
+        cwd = check_folder(spec.get("cwd") or self._table.cwd)
+        context = Context(self._loop, name, language, cwd)
+        self._start(context)
+        self._by_id[name] = context
+        return context
+
+    def _start(self, context: Context) -> None:
+        try:
+            context.start(self._table.env)
+        except OSError as error:
+            # As for execs: those that only wait make room.
+            if error.errno != errno.EAGAIN or not self._table.warmth.clear():
+                raise
+            context.start(self._table.env)
+        self._table.adopt(Leader(context))
+
+    def _get(self, spec: dict[str, Any]) -> Context:
+        context = self._by_id.get(spec.get("id") or "")
+        if context is None:
+            raise _unknown(spec.get("id"))
+        return context
+
+    # Operations.
+
+    def _create(self, channel: Any, spec: dict[str, Any]) -> None:
+        name = spec.get("id") or "ctx-" + os.urandom(8).hex()
+        if name in self._by_id:
+            raise ContextRefused("conflict", f"there is a context {name} already")
+        channel.send(RESULT, pack(self._make(name, spec).describe()))
+
+    def _list(self, channel: Any, _: dict[str, Any]) -> None:
+        found = [context.describe() for context in self._by_id.values()]
+        channel.send(RESULT, pack({"contexts": found}))
+
+    def _remove(self, channel: Any, spec: dict[str, Any]) -> None:
+        context = self._get(spec)
+        context.kill("it was removed")
+        del self._by_id[context.id]
+        channel.send(RESULT, pack({}))
+
+    def _restart(self, channel: Any, spec: dict[str, Any]) -> None:
+        context = self._get(spec)
+        context.kill("it was restarted")
+        self._start(context)
+        channel.send(RESULT, pack(context.describe()))
+
+    def _interrupt(self, channel: Any, spec: dict[str, Any]) -> None:
+        context = self._get(spec)
+        grace = min(max(0.0, float(spec.get("grace", INTERRUPT_GRACE))), LONGEST_PATIENCE)
+        if context.current is None:
+            # It is starting, perhaps: then the one for which it starts is meant.
+            answer = {"interrupted": context.skip(), "stopped": True}
+            channel.send(RESULT, pack(dict(context.describe(), **answer)))
+            return
+        Interruption(self._loop, context, channel).begin(grace)
+
+
+def _unknown(name: Any) -> ContextRefused:
+    return ContextRefused(
+        "context_not_found",
+        f"there is no context {str(name)[:80]} in this session",
+        "k8e sandbox context list SESSION lists its contexts",
+    )
+
+
+class Interruption:
+    """Interrupts what a context runs; the caller is told when it stopped, or that it did not."""
+
+    def __init__(self, loop: Loop, context: Context, channel: Any) -> None:
+        self._loop = loop
+        self._context = context
+        self._channel: Any = channel
+        self._target: Any = context.current
+        self._timer: Timer | None = None
+        channel.handler = self
+
+    def begin(self, grace: float) -> None:
+        self._target.on_exit.append(self._answer)
+        self._timer = self._loop.later(grace, self._answer)
+        self._context.interrupt()
+
+    def _answer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._channel is not None:
+            stopped = self._target.code is not None
+            answer = {"interrupted": True, "stopped": stopped}
+            self._channel.send(RESULT, pack(dict(self._context.describe(), **answer)))
+            self._channel.close()
+            self._channel = None
+
+    def on_frame(self, kind: int, body: bytes) -> None:
+        if kind != CANCEL:
+            raise WireError(f"frame {kind} on an interruption")
+        self._channel.close()
+        self._channel = None
+
+    def on_lost(self) -> None:
+        self._channel = None

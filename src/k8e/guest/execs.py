@@ -1,4 +1,4 @@
-"""Execs: programs that belong to the guest, not to a connection.
+"""Execs: programs that belong to the guest, not to a connection; and the table of them.
 
 An exec has an id that its client may choose (and that makes starting it idempotent), numbered
 output, any number of readers, and it stays for a while after it ended, for whoever asks later.
@@ -12,30 +12,55 @@ import signal
 import time
 from typing import Any, Callable
 
-from k8e.guest.apart import in_image
-from k8e.guest.hits import limits_met
-from k8e.guest.inputs import Input, open_terminal, set_terminal_size, terminal_name
-from k8e.guest.languages import is_script, language_command, need_language
+from k8e.guest.isolation import in_image
+from k8e.guest.limits import SESSION_LIMITS, limits_met, no_more_processes
+from k8e.guest.link import GuestLink
 from k8e.guest.loop import READ, Loop, Timer
-from k8e.guest.output import Output, Reader
 from k8e.guest.spawn import (
     BASE_ENV,
     GID,
     PATH,
+    STOCK,
     UID,
     WORKSPACE,
     as_user,
+    is_script,
     kill_session,
+    language_command,
+    need_language,
+    session_has_work,
     spawn,
     spawn_by_actions,
 )
-from k8e.guest.stock import STOCK
-from k8e.guest.warm import Warmth
-from k8e.guest.wire import ERR, EXIT, OUT, pack
+from k8e.guest.streams import (
+    ExecOutput,
+    Input,
+    OutputReader,
+    open_terminal,
+    set_terminal_size,
+    terminal_name,
+)
+from k8e.guest.transcript import Transcript
+from k8e.guest.warm import WarmInterpreters
+from k8e.guest.wire import (
+    CANCEL,
+    CREDIT,
+    CREDIT_BODY,
+    ERR,
+    EXIT,
+    OUT,
+    RESULT,
+    STDIN,
+    STDIN_END,
+    WINDOW,
+    WireError,
+    pack,
+)
 
 TERM_GRACE = 0.5  # seconds between SIGTERM and SIGKILL
 DEATH_GRACE = 1.0  # seconds between SIGKILL and an end that nobody has told
 LAST_WORDS = 0.2  # seconds that a program's output may go on after its end
+LAST_LOOKS = 10  # as often again, if a program that it left waits for a CPU
 PIPE_READ = 64 << 10
 INPUT_HELD = 1 << 20  # bytes of input that wait for a program, from those who do not wait for it
 
@@ -49,7 +74,7 @@ class Exec:
         self.id = exec_id
         # A person who looks at a terminal stops what floods it.
         most = 0 if spec.get("tty") else int(spec.get("most_output") or 0)
-        self.output = Output(spec.get("output") == "ring", int(spec.get("limit") or 0), most)
+        self.output = ExecOutput(spec.get("output") == "ring", int(spec.get("limit") or 0), most)
         self.output.on_flood = self._flooded
         self.limits: list[str] = []  # that it has met
         self.kill_on_disconnect = bool(spec.get("kill_on_disconnect"))
@@ -83,7 +108,7 @@ class Exec:
         spec: dict[str, Any],
         session_env: dict[str, str],
         session_cwd: str,
-        warmth: Warmth,
+        warmth: WarmInterpreters,
     ) -> None:
         cwd = os.path.join(WORKSPACE, spec.get("cwd") or session_cwd)
         env = dict(BASE_ENV)
@@ -107,11 +132,12 @@ class Exec:
     def _command(self, spec: dict[str, Any], cwd: str) -> list[str]:
         if "code" not in spec:
             return list(spec["argv"])
-        argv, self._scratch = language_command(spec["language"], spec["code"], self.id, cwd)
+        code, shared = spec["code"], bool(spec.get("shared"))
+        argv, self._scratch = language_command(spec["language"], code, self.id, cwd, shared=shared)
         return argv
 
     def _start_warm(
-        self, spec: dict[str, Any], env: dict[str, str], cwd: str, warmth: Warmth
+        self, spec: dict[str, Any], env: dict[str, str], cwd: str, warmth: WarmInterpreters
     ) -> bool:
         script = self._scratch if is_script(self.argv, self._scratch) else ""
         claimed = warmth.claim(dict(spec, script=script), env, cwd) if "code" in spec else None
@@ -217,13 +243,13 @@ class Exec:
 
     # Readers.
 
-    def add_reader(self, channel: Any, *, start: int, credit: int) -> Reader:
-        reader = Reader(self.output, channel, start=start, credit=credit)
+    def add_reader(self, channel: Any, *, start: int, credit: int) -> OutputReader:
+        reader = OutputReader(self.output, channel, start=start, credit=credit)
         reader.on_end = lambda: self._say_exit(channel, reader)
         self.output.readers.append(reader)
         return reader
 
-    def detach(self, reader: Reader, *, kill: bool, lost: bool) -> None:
+    def detach(self, reader: OutputReader, *, kill: bool, lost: bool) -> None:
         """A reader left: for good, or (``lost``) because the link broke and may come back."""
         if reader in self.output.readers:
             self.output.readers.remove(reader)
@@ -237,7 +263,7 @@ class Exec:
     def acknowledged(self) -> None:
         self._resume()
 
-    def _say_exit(self, channel: Any, reader: Reader) -> None:
+    def _say_exit(self, channel: Any, reader: OutputReader) -> None:
         channel.send(EXIT, pack(dict(self._describe_end(), lost=reader.lost)))
         channel.close()
 
@@ -347,7 +373,7 @@ class Exec:
         for tell in self.on_exit:
             tell()
         if self._streams:  # helpers of a shell, as in `exec > >(cat)`, may have something to say
-            self._loop.later(LAST_WORDS, self._finish)
+            self._loop.later(LAST_WORDS, self._hear_out)
         else:
             self._finish()
         self._remove_scratch()  # last: nobody waits for it, and whoever asks for it comes later
@@ -355,6 +381,13 @@ class Exec:
     def _find_limits(self, words: bytes = b"") -> None:
         if not self.limits:
             self.limits = limits_met(self.output.complaints + words)
+
+    def _hear_out(self, looks: int = LAST_LOOKS) -> None:
+        """Finish when nothing that the program left has work to do; on a busy machine it may."""
+        if self._streams and looks and session_has_work(self.pid):
+            self._loop.later(LAST_WORDS, lambda: self._hear_out(looks - 1))
+        else:
+            self._finish()
 
     def _finish(self) -> None:
         if not self.output.finished:
@@ -412,3 +445,242 @@ class Exec:
             "truncated": self.output.truncated,
             "seq": self.output.end,
         }
+
+
+KEEP_SECONDS = 600  # how long a finished exec can still be read
+KEEP_BACKGROUND = 24 * 3600  # the same, for one that nobody waited for
+KEEP_COUNT = 64
+KEEP_BYTES = 4 << 20
+STARTS = 4  # of many at once, after which those that have ended are told
+LISTED = 256  # the most execs in one answer, and the most bytes: the host takes 256 KiB
+LISTED_BYTES = 192 << 10
+
+
+class Attachment:
+    """A reader of an exec, and what its channel may say."""
+
+    def __init__(self, target: Exec, channel: Any, *, start: int, credit: int, owner: bool) -> None:
+        self._exec = target
+        self._channel = channel
+        self._owner = owner
+        self._reader = target.add_reader(channel, start=start, credit=credit)
+        channel.handler = self
+        self._reader.pump()
+
+    def on_frame(self, kind: int, body: bytes) -> None:
+        if kind == CREDIT:
+            self._reader.credit(CREDIT_BODY.unpack(body)[0])
+            self._exec.acknowledged()
+        elif kind == STDIN:
+            self._exec.feed(body, self._channel)
+        elif kind == STDIN_END:
+            self._exec.end_input()
+        elif kind == CANCEL:
+            self._channel.close()
+            self._exec.detach(self._reader, kill=self._owner, lost=False)
+        else:
+            raise WireError(f"frame {kind} on an exec")
+
+    def on_lost(self) -> None:
+        self._exec.detach(self._reader, kill=False, lost=True)
+
+
+class Execs:
+    """All execs of the sandbox."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.env: dict[str, str] = {}
+        self.cwd = WORKSPACE
+        self.oom_score_adj = 0
+        self.link: GuestLink | None = None
+        self._loop = loop
+        self._by_id: dict[str, Exec] = {}
+        self._by_pid: dict[int, Any] = {}  # execs, and the leaders of contexts
+        self.contexts: Any = None
+        self.transcript = Transcript()
+        # In the order of their ends: a long one that quick ones overtook has only just become
+        # readable. Apart, so that quick commands push out no background run, nor the other way.
+        self._finished: tuple[list[Exec], list[Exec]] = ([], [])
+        self._exposed: list[int] = []  # programs that the kernel may spare and take the guest
+        self._unseen = 0  # starts since the last look for ends
+        self.warmth = WarmInterpreters(loop, lambda: self._by_pid)
+        for keeper in self.warmth.keepers.values():
+            keeper.on_start = self._expose
+
+    def start(self, channel: Any, spec: dict[str, Any]) -> None:
+        credit = int(spec.get("window") or WINDOW)
+        spec.setdefault("most_output", SESSION_LIMITS.get("output"))
+        exec_id = spec.get("id") or os.urandom(8).hex()
+        known = self._by_id.get(exec_id)
+        if known is None:
+            self._unseen += 1
+            if self._unseen == 1:
+                self._forget_old()
+            elif self._unseen >= STARTS:
+                self.reap()
+            known = self._by_id[exec_id] = self._begin(exec_id, spec)
+            if not known.tty and not spec.get("own"):
+                known.on_finish = self.transcript.end
+                self.transcript.begin(exec_id, known.output)
+        channel.send(RESULT, pack(known.introduce()), soon=True)
+        Attachment(known, channel, start=0, credit=credit, owner=True)
+
+    def _begin(self, exec_id: str, spec: dict[str, Any]) -> Exec:
+        if "context" in spec:
+            return self.contexts.run(exec_id, spec)
+        made = self._start(exec_id, spec)
+        self._by_pid[made.pid] = made
+        if not made.warm:
+            self._expose(made.pid)
+        return made
+
+    def begin_apart(self, spec: dict[str, Any]) -> Exec:
+        """An exec that nobody can ask for; whoever wants to know of its end adopts it."""
+        return self._start("", spec)
+
+    def adopt(self, leader: Any) -> None:
+        """Tell ``leader`` when its process ends."""
+        self._by_pid[leader.pid] = leader
+        self._expose(leader.pid)
+
+    def finished(self, ended: Exec) -> None:
+        """Keep an exec that has ended for a while."""
+        self._finished[ended.background].append(ended)
+
+    def _start(self, exec_id: str, spec: dict[str, Any]) -> Exec:
+        made = Exec(self._loop, self._by_pid, exec_id, spec)
+        try:
+            made.start(spec, self.env, self.cwd, self.warmth)
+        except OSError as error:
+            # Where no more processes are allowed, those that only wait make room.
+            if error.errno != errno.EAGAIN:
+                raise
+            if not self.warmth.clear():
+                raise no_more_processes() from None
+            self._start_last(made, spec)
+        return made
+
+    def _start_last(self, made: Exec, spec: dict[str, Any]) -> None:
+        """Start a program where nothing is left that could make room."""
+        try:
+            made.start(spec, self.env, self.cwd, self.warmth)
+        except BlockingIOError:
+            raise no_more_processes() from None
+
+    def _expose(self, pid: int) -> None:
+        if self.oom_score_adj:
+            if not self._exposed:
+                self._loop.add_job(self._protect_guest())
+            self._exposed.append(pid)
+
+    def attach(self, channel: Any, spec: dict[str, Any]) -> None:
+        target = self.get(spec)
+        start, credit = int(spec.get("seq") or 0), int(spec.get("window") or WINDOW)
+        channel.send(RESULT, pack(target.describe()))
+        Attachment(target, channel, start=start, credit=credit, owner=False)
+
+    def get(self, spec: dict[str, Any]) -> Exec:
+        try:
+            return self._by_id[spec["id"]]
+        except KeyError:
+            raise LookupError("no exec {!r} in this sandbox".format(spec.get("id"))) from None
+
+    def forget(self, target: Exec) -> None:
+        """Keep nothing of an exec that has ended; who reads it still gets the rest."""
+        if self._by_id.get(target.id) is target:
+            del self._by_id[target.id]
+
+    def listing(self) -> list[dict[str, Any]]:
+        """The newest execs, as many as fit into one answer; the oldest of them first."""
+        listed: list[dict[str, Any]] = []
+        room = LISTED_BYTES
+        for item in list(self._by_id.values())[: -LISTED - 1 : -1]:
+            entry = item.describe(parts=4, part_size=80)
+            room -= len(pack(entry))
+            if room < 0:
+                break
+            listed.append(entry)
+        listed.reverse()
+        return listed
+
+    def hold(self, held: bool) -> dict[str, Any]:
+        """Stop the clocks of all time-outs, because the sandbox is to be frozen; or go on."""
+        for item in self._by_id.values():
+            item.hold(held)
+        return {}
+
+    def reap(self) -> None:
+        """Collect every child that ended, ours or orphaned; all their ends are told at once."""
+        self._unseen = 0
+        if self.link is None:
+            self._reap()
+            return
+        self.link.hold()
+        try:
+            self._reap()
+        finally:
+            self.link.release()
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            if not (os.WIFEXITED(status) or os.WIFSIGNALED(status)):
+                # It stopped, having made us its tracer (PTRACE_TRACEME), which we will not be.
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except OSError:
+                    pass  # one thread of many, which gVisor does not find: let it be
+                continue
+            ended = self._by_pid.pop(pid, None)
+            if ended is None:
+                self.warmth.lost(pid)
+                continue
+            ended.exited(status)
+            if isinstance(ended, Exec):
+                self.finished(ended)
+            if not self._by_pid:
+                self.warmth.on_quiet()
+
+    def _protect_guest(self) -> Any:
+        """When memory runs out, the kernel shall take a program and not the guest.
+
+        A job of the loop: of many programs that were started at once, most have ended by then.
+        """
+        pids, self._exposed = self._exposed, []
+        for pid in pids:
+            if pid not in self._by_pid and not self.warmth.keeps(pid):
+                continue
+            try:
+                fd = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+                try:
+                    os.write(fd, b"%d" % self.oom_score_adj)
+                finally:
+                    os.close(fd)
+            except OSError:
+                pass  # already gone, or a kernel without it
+        return
+        yield
+
+    def _forget_old(self) -> None:
+        self._forget(self._finished[False], KEEP_SECONDS)
+        self._forget(self._finished[True], KEEP_BACKGROUND)
+
+    def _forget(self, finished: list[Exec], seconds: float) -> None:
+        if not finished:
+            return
+        horizon = time.monotonic() - seconds
+        count, size = len(finished), sum([item.output.held for item in finished])
+        for item in finished[:]:
+            if count < KEEP_COUNT and size < KEEP_BYTES and item.ended > horizon:
+                return
+            if not item.output.readers:
+                count -= 1
+                size -= item.output.held
+                finished.remove(item)
+                if self._by_id.get(item.id) is item:  # a terminal may have been forgotten before
+                    del self._by_id[item.id]

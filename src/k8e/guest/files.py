@@ -11,7 +11,7 @@ import os
 import stat
 from typing import Any
 
-from k8e.guest.apart import name_of
+from k8e.guest.isolation import name_of
 from k8e.guest.paths import make_folders, open_parent, refuse_guest
 from k8e.guest.spawn import WORKSPACE, as_user
 from k8e.guest.wire import (
@@ -296,4 +296,32 @@ def make_directory(spec: dict[str, Any]) -> dict[str, Any]:
         if not spec.get("exist_ok", True) and os.path.lexists(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
         make_folders(path)
+    return {"path": path}
+
+
+def make_link(spec: dict[str, Any]) -> dict[str, Any]:
+    """Make a symbolic link, in place of a file or link of that name if there is one."""
+    path, target = locate(spec.get("path")), spec.get("target")
+    if not isinstance(target, str) or not 0 < len(target) <= PATH_MAX or "\0" in target:
+        raise OSError(errno.EINVAL, "the link's target is not a path")
+    with as_user():
+        folder, name = os.path.split(path)
+        make_folders(folder)
+        scratch = os.path.join(folder, f".{name[:50]}.{os.urandom(6).hex()}")
+        os.symlink(target, scratch)
+        try:
+            os.rename(scratch, path)
+        except OSError:
+            os.unlink(scratch)
+            raise
+    return {"path": path}
+
+
+def set_mode(spec: dict[str, Any]) -> dict[str, Any]:
+    """Change who may read, write and execute a file of the user's own."""
+    path, mode = locate(spec.get("path")), get_number(spec, "mode", -1)
+    if mode < 0:
+        raise OSError(errno.EINVAL, "mode is missing")
+    with as_user():
+        os.chmod(path, mode & 0o777)
     return {"path": path}

@@ -1,14 +1,16 @@
-"""The program of a Python context: takes cells of code, runs them in one namespace, tells results.
+"""The program of a Python context: takes cells of code, runs them, tells results.
 
 It is the user's own process: a program of the session like any other, and everything that it says
 is as hostile as that. It talks to ``contexts.py`` by a socket, in frames: HELLO when it is ready;
 then for each CALL, which carries a cell, any number of SHOW (a result; RESULT lets it go on, so
-that what is printed before and after keeps its place) and one EXIT.
-"""
+that what is printed before and after keeps its place) and one EXIT. An interrupt is a CANCEL with
+the number of the cell, and then SIGINT: the signal stops a cell that runs, and the frame one that
+had not begun when the signal came.
 
-# What cells do has no static type.
-# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false
-# pyright: reportUnknownArgumentType=false, reportPrivateUsage=false
+The methods are those that notebooks ask for (``_repr_html_`` and so on), so libraries have them.
+A part of the program that runs Python contexts; it is the user's process, and nothing here is safe
+from what runs in it.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,191 @@ import sys
 from _thread import RLock, get_ident
 from typing import Any, Callable
 
-from k8e.guest.bundles import PyplotShow, describe_value, fit_bundle, take_figures
-from k8e.guest.wire import CALL, EXIT, HEADER, HEADER_SIZE, HELLO, RESULT, SHOW, pack, unpack_dict
+from k8e.guest.wire import (
+    CALL,
+    CANCEL,
+    EXIT,
+    HEADER,
+    HEADER_SIZE,
+    HELLO,
+    RESULT,
+    SHOW,
+    pack,
+    unpack_dict,
+)
+
+# Values of a user's program have no static type.
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false
+
+
+TEXT = "text/plain"
+PNG = "image/png"
+METHODS = {
+    "text/html": "_repr_html_",
+    "text/markdown": "_repr_markdown_",
+    "image/svg+xml": "_repr_svg_",
+    PNG: "_repr_png_",
+    "image/jpeg": "_repr_jpeg_",
+    "application/pdf": "_repr_pdf_",
+    "text/latex": "_repr_latex_",
+    "application/json": "_repr_json_",
+    "application/javascript": "_repr_javascript_",
+}
+BINARY = (PNG, "image/jpeg", "application/pdf")
+MAX_TEXT = 1 << 20  # characters of one way to look
+MAX_RICH = 6 << 20  # bytes of all ways together
+MAX_TYPES = 32
+
+
+def describe_value(value: Any) -> dict[str, Any]:
+    """A value by media type. What ``__repr__`` raises is raised; the other ways are optional."""
+    found: dict[str, Any] = {}
+    if not isinstance(value, type):  # a class has these methods for its instances
+        for kind, content in _ask(value, "_repr_mimebundle_", {}).items():
+            _add_content(found, kind, content)
+        for kind, method in METHODS.items():
+            if kind not in found:
+                _add_content(found, kind, _ask(value, method, None))
+        if PNG not in found and _is_figure(value):
+            found[PNG] = draw_figure(value)
+    if TEXT not in found:
+        found[TEXT] = repr(value)
+    return found
+
+
+def _ask(value: Any, method: str, otherwise: Any) -> Any:
+    """What a method answers, if the value's class has it; a failing one is told and left out."""
+    function = getattr(type(value), method, None)
+    if not callable(function):
+        return otherwise
+    try:
+        answer = function(value)
+    except NotImplementedError:
+        return otherwise
+    except Exception:
+        import traceback
+
+        traceback.print_exc()
+        return otherwise
+    if isinstance(answer, tuple):  # what it is, and more about it
+        answer = answer[0] if answer else None
+    if otherwise is not None and not isinstance(answer, dict):
+        return otherwise
+    return answer
+
+
+def _add_content(found: dict[str, Any], kind: Any, content: Any) -> None:
+    """Keep one way to look: text, or bytes for what is binary."""
+    if content is None or not isinstance(kind, str):
+        return
+    if kind in BINARY:
+        content = _as_bytes(content)
+    elif not isinstance(content, str):
+        content = _as_json(content)
+    if content is not None:
+        found[kind] = content
+
+
+def _as_bytes(content: Any) -> bytes | None:
+    if isinstance(content, str):  # it may be given in base64
+        from binascii import Error, a2b_base64
+
+        try:
+            return a2b_base64(content)
+        except (Error, ValueError):
+            return None
+    return bytes(content) if isinstance(content, (bytes, bytearray, memoryview)) else None
+
+
+def _as_json(content: Any) -> str | None:
+    import json
+
+    try:
+        return json.dumps(content)
+    except (TypeError, ValueError):
+        return None
+
+
+def fit_bundle(found: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """What may be sent of it, and the types that were too large."""
+    kept: dict[str, Any] = {}
+    left_out: list[str] = []
+    room = MAX_RICH
+    for kind, content in list(found.items())[:MAX_TYPES]:
+        if kind == TEXT and len(content) > MAX_TEXT:
+            content = f"{content[:MAX_TEXT]}… ({len(content)} characters)"
+        if isinstance(content, str):
+            content = content.encode("utf-8", "backslashreplace").decode()
+            size = len(content.encode())
+        else:
+            size = len(content)
+        if size > room:
+            left_out.append(kind[:100])
+            continue
+        room -= size
+        kept[kind[:100]] = content
+    return kept, left_out
+
+
+# matplotlib, where it is used.
+
+
+def _is_figure(value: Any) -> bool:
+    module = sys.modules.get("matplotlib.figure")
+    return module is not None and isinstance(value, getattr(module, "Figure", ()))
+
+
+def draw_figure(figure: Any) -> bytes:
+    from io import BytesIO
+
+    drawn = BytesIO()
+    figure.savefig(drawn, format="png", bbox_inches="tight")
+    return drawn.getvalue()
+
+
+def take_figures() -> list[Any]:
+    """The figures that are open; from now on they are not."""
+    pyplot: Any = sys.modules.get("matplotlib.pyplot")
+    if pyplot is None or not hasattr(pyplot, "get_fignums"):
+        return []
+    figures = [pyplot.figure(number) for number in pyplot.get_fignums()]
+    pyplot.close("all")
+    return figures
+
+
+class PyplotShow:
+    """Makes ``matplotlib.pyplot.show`` ours once that module has been imported."""
+
+    def __init__(self, show: Any) -> None:
+        self._show = show
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != "matplotlib.pyplot":
+            return None
+        import importlib.util
+
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            loader: Any = spec.loader
+            load, show = loader.exec_module, self._show
+
+            def show_open(*_: Any, **__: Any) -> None:  # matplotlib sets attributes of it
+                show()
+
+            def exec_module(module: Any) -> None:
+                load(module)
+                module.show = show_open
+
+            loader.exec_module = exec_module
+        return spec
+
+
+# What cells do has no static type.
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false, reportPrivateUsage=false
+
 
 ONLY_AST, TOP_LEVEL_AWAIT, IS_COROUTINE = 0x400, 0x2000, 0x80
 MAX_SOURCES = 500  # cells whose lines are kept for tracebacks
@@ -36,6 +221,7 @@ class Kernel:
 
     def __init__(self, control: int, namespace: dict[str, Any]) -> None:
         self._control = control
+        self._arrivals: Any = None
         self._namespace = namespace
         self._pid = os.getpid()
         self._main_thread = get_ident()
@@ -63,6 +249,11 @@ class Kernel:
         """Do now, while nobody waits, what the first cell would wait for."""
         import __future__
 
+        import select
+
+        # Made before any cell can replace what select offers.
+        self._arrivals = select.poll()
+        self._arrivals.register(self._control, select.POLLIN)
         names = __future__.all_feature_names
         self._futures = sum(getattr(__future__, name).compiler_flag for name in names)
         __import__("linecache")
@@ -106,8 +297,9 @@ class Kernel:
         if get_ident() != self._main_thread:
             work()
             return
-        before, self._interruptible = self._interruptible, False
+        # In this order: an interrupt between the two is raised at once instead of being forgotten.
         self._interrupted_late = False
+        before, self._interruptible = self._interruptible, False
         try:
             work()
         finally:
@@ -132,6 +324,7 @@ class Kernel:
         try:
             try:
                 self._interruptible = True
+                self._check_cancelled()
                 work()
                 return {"code": 0}
             except BaseException as error:
@@ -141,7 +334,25 @@ class Kernel:
         except BaseException as error:  # while the other was being described
             self._interruptible = False
             name = type(error).__name__
-            return {"code": 1, "name": name, "value": "", "traceback": name + "\n"}
+            code = INTERRUPTED_CODE if isinstance(error, KeyboardInterrupt) else 1
+            return {"code": code, "name": name, "value": "", "traceback": name + "\n"}
+
+    def _check_cancelled(self) -> None:
+        """Raise the interrupt of this cell whose signal came before it could be raised.
+
+        Asked when signals are raised already: the guest sends the frame first, so where it is not
+        here yet, the signal is still to come.
+        """
+        found: list[tuple[int, int]] = []
+
+        def look() -> None:
+            if self._arrivals.poll(0):
+                found.append(self._receive()[:2])
+
+        self._undisturbed(look)
+        if found == [(CANCEL, self._number)]:
+            self._interruptible = False  # its signal may still come, and nothing is left to stop
+            raise KeyboardInterrupt
 
     def _run_cell(self, source: str) -> None:
         name = CELL.format(self._number)

@@ -7,29 +7,27 @@ import resource
 import signal
 from typing import Any, Callable
 
-from k8e.guest.context_table import Contexts
-from k8e.guest.dial import Link
+from k8e.guest.contexts import Contexts
+from k8e.guest.execs import Execs
 from k8e.guest.files import (
     Download,
     Upload,
     get_stat,
     make_directory,
+    make_link,
     rename_path,
+    set_mode,
 )
-from k8e.guest.hits import COUNTED, SESSION_LIMITS
-from k8e.guest.links import make_link, set_mode
+from k8e.guest.limits import COUNTED, SESSION_LIMITS
+from k8e.guest.link import GuestLink
 from k8e.guest.loop import READ, Loop
 from k8e.guest.paths import make_folders
 from k8e.guest.ports import Ports
-from k8e.guest.processes import list_processes
-from k8e.guest.rehearsing import rehearse, rehearse_binding
-from k8e.guest.settling import Place, leave_log, own_home
-from k8e.guest.spawn import WORKSPACE, as_user, kill_others
-from k8e.guest.stock import STOCK
-from k8e.guest.table import Execs
+from k8e.guest.setup import SessionPlace, leave_log, own_home, rehearse, rehearse_binding
+from k8e.guest.spawn import STOCK, WORKSPACE, as_user, kill_others, list_processes
 from k8e.guest.terminals import Terminals, signal_foreground
 from k8e.guest.trees import Listing, remove_path
-from k8e.guest.warm import Preparation
+from k8e.guest.warm import WarmWait
 from k8e.guest.wire import RESULT, pack
 
 
@@ -39,7 +37,7 @@ class Guest:
     def __init__(self) -> None:
         self.loop = Loop()
         self.execs = Execs(self.loop)
-        self.place = Place()
+        self.place = SessionPlace()
         self._ahead = False  # it was made ready before there was a session
         self.execs.contexts = Contexts(self.loop, self.execs)
 
@@ -75,7 +73,7 @@ class Guest:
         limit_files()
         own_home()
         self._catch_children()
-        self.execs.link = Link(self.loop, self.operations())
+        self.execs.link = GuestLink(self.loop, self.operations())
         self.execs.link.dial()
         self.loop.run()
 
@@ -133,7 +131,7 @@ class Guest:
         rehearse(self.execs)
         rehearse_binding()
         wanted, env = dict(spec.get("warm") or {}), dict(spec.get("env") or {})
-        Preparation(channel, self.execs.warmth, wanted, env)
+        WarmWait(channel, self.execs.warmth, wanted, env)
 
     def _settle_once(self, spec: dict[str, Any]) -> None:
         self.execs.oom_score_adj = int(spec.get("oom_score_adj") or 0)

@@ -2,6 +2,10 @@
 //
 // What it says, and to whom, is in kernel.py. V8's own way for consoles (`replMode`) lets a cell
 // await, and declare again what an earlier one declared.
+//
+// Two threads: the main one runs cells, the other one listens to the guest, also while a cell
+// computes. Only that thread signals this process, and only while V8 stops a cell for a signal: at
+// any other moment, SIGINT would end Node, or be taken for the next cell's.
 "use strict";
 
 const { Session } = require("inspector");
@@ -9,6 +13,7 @@ const { createRequire } = require("module");
 const { Socket } = require("net");
 const { inspect } = require("util");
 const vm = require("vm");
+const { Worker, isMainThread, parentPort, workerData } = require("worker_threads");
 
 const CALL = 1, CANCEL = 5, EXIT = 20, SHOW = 21, HELLO = 32;
 const HEADER_SIZE = 9;
@@ -16,8 +21,15 @@ const MAX_TEXT = 1 << 20, MAX_RICH = 6 << 20, MAX_VALUE = 16 << 10, MAX_STACK = 
 const INTERRUPTED = 130;
 const OURS = /node:|\/kernels[-/]|evalmachine|new Promise \(<anonymous>\)/; // frames below a cell
 
-const control = new Socket({ fd: Number(process.argv[2]), readable: true, writable: true });
-const session = new Session();
+// Numbers of cells, which both threads share: the one that computes, negative as soon as it gets a
+// signal, and the last one that the guest wants to stop. Each thread writes its own before it reads
+// the other's, so that at least one of the two stops the cell.
+const COMPUTING = 0, CANCELLED = 1;
+const PATIENCE = 50; // milliseconds that a cell which is to be stopped goes on
+const shared = isMainThread ? new Int32Array(new SharedArrayBuffer(8)) : workerData.shared;
+
+let control; // the socket of the guest
+let session; // of V8's inspector, for this very thread
 let cell = 0; // the number of the cell that runs
 let interrupted = null; // ends the cell that waits for something
 
@@ -160,13 +172,23 @@ function evaluate(code) {
   return new Promise((resolve) => {
     interrupted = () => resolve({ told: interruption() });
     const expression = `${code}\n//# sourceURL=cell-${cell}.js`;
-    const begin = () => {
+    const compute = () => {
+      if (Atomics.load(shared, CANCELLED) === cell) return resolve({ told: interruption() });
       session.post("Runtime.evaluate", { expression, replMode: true }, (problem, answer) => {
         if (problem) resolve({ told: failure(problem) });
         else if (answer.exceptionDetails) {
           remote(answer.exceptionDetails.exception, (error) => resolve({ told: failure(error) }));
         } else remote(answer.result, (value) => resolve({ value, told: { code: 0 } }));
       });
+    };
+    const begin = () => {
+      Atomics.store(shared, COMPUTING, cell);
+      try {
+        compute();
+      } finally {
+        // A signal that is on its way must find this cell.
+        if (Atomics.compareExchange(shared, COMPUTING, cell, 0) !== cell) for (;;);
+      }
     };
     try {
       called("begin", begin, (name) => vm.runInThisContext(`${name}()`, { breakOnSigint: true }));
@@ -229,31 +251,65 @@ async function answer(number, asked) {
 
 // The guest's end.
 
-let received = Buffer.alloc(0);
-let line = Promise.resolve();
+/** The thread that listens: hands on what the guest says, and stops the cell that computes. */
+function listen() {
+  let received = Buffer.alloc(0);
+  const source = new Socket({ fd: workerData.descriptor, readable: true, writable: false });
+  source.on("data", (data) => {
+    received = Buffer.concat([received, data]);
+    const frames = [];
+    while (received.length >= HEADER_SIZE) {
+      const length = received.readUInt32BE(0);
+      if (received.length < HEADER_SIZE + length) break;
+      const kind = received.readUInt8(4), number = received.readUInt32BE(5);
+      const body = Uint8Array.from(received.subarray(HEADER_SIZE, HEADER_SIZE + length));
+      received = received.subarray(HEADER_SIZE + length);
+      frames.push({ kind, number, body });
+    }
+    // First, so that a cell which comes with its own interrupt does not begin.
+    for (const { kind, number } of frames) if (kind === CANCEL) cancel(number);
+    for (const frame of frames) parentPort.postMessage(frame);
+  });
+  source.on("close", () => parentPort.postMessage({ kind: EXIT }));
+}
 
-control.on("data", (data) => {
-  received = Buffer.concat([received, data]);
-  while (received.length >= HEADER_SIZE) {
-    const length = received.readUInt32BE(0);
-    if (received.length < HEADER_SIZE + length) return;
-    const kind = received.readUInt8(4), number = received.readUInt32BE(5);
-    const body = received.subarray(HEADER_SIZE, HEADER_SIZE + length);
-    received = received.subarray(HEADER_SIZE + length);
+function cancel(number) {
+  Atomics.store(shared, CANCELLED, number);
+  // A cell that has just printed may still be in Node's own code, which does not take it well when
+  // it is stopped half-way.
+  setTimeout(() => {
+    const computing = Atomics.compareExchange(shared, COMPUTING, number, -number);
+    if (computing === number) process.kill(process.pid, "SIGINT");
+  }, PATIENCE);
+}
+
+function serve() {
+  const descriptor = Number(process.argv[2]);
+  let line = Promise.resolve();
+  control = new Socket({ fd: descriptor, readable: false, writable: true });
+  // Its own environment: what the session has in NODE_OPTIONS is for the code that runs here.
+  const options = { workerData: { shared, descriptor }, env: {}, execArgv: [], argv: [] };
+  const listener = new Worker(__filename, options);
+  listener.on("message", ({ kind, number, body }) => {
+    if (kind === EXIT) process.exit(0);
     if (kind === CANCEL && number === cell) interrupted?.();
-    if (kind === CALL) line = line.then(() => answer(number, unpacked(body)));
-  }
-});
-control.on("end", () => process.exit(0));
-// One that waits is stopped by CANCEL. Only one that computes gets a signal: after that one Node
-// would, now and then, take it for the next cell's.
-process.on("SIGINT", () => {});
-process.on("uncaughtException", (error) => console.error(inspect(error)));
-process.on("unhandledRejection", (error) => console.error("unhandled rejection:", inspect(error)));
+    if (kind === CALL) line = line.then(() => answer(number, unpacked(Buffer.from(body))));
+  });
+  listener.on("exit", () => process.exit(1));
+  process.on("SIGINT", () => {}); // from elsewhere: not for us
+  process.on("uncaughtException", (error) => console.error(inspect(error)));
+  process.on("unhandledRejection", (error) =>
+    console.error("unhandled rejection:", inspect(error)),
+  );
 
-session.connect();
-process.argv.splice(1);
-globalThis.require = createRequire(`${process.cwd()}/`);
-globalThis.display = (value) => show(described(value), false);
-globalThis.display.raw = (bundle) => show(bundle, false);
-send(HELLO, {});
+  session = new Session();
+  session.connect();
+  process.argv.splice(1);
+  globalThis.require = createRequire(`${process.cwd()}/`);
+  globalThis.display = (value) => show(described(value), false);
+  globalThis.display.raw = (bundle) => show(bundle, false);
+  send(HELLO, {});
+}
+
+if (isMainThread) serve();
+else listen();

@@ -11,7 +11,7 @@ import errno
 import os
 import time
 
-from k8e.guest.apart import is_apart
+from k8e.guest.isolation import is_apart
 
 MAX_LINKS = 40  # the kernel's own
 LOOKUP_SECONDS = 1.0  # of CPU time, for one path; a kernel takes a fifth for the worst lookup

@@ -4,8 +4,16 @@ Nothing here forks: vfork costs a third of that in gVisor. A vforked child can o
 ids, or drop to the *real* ones (``posix_spawn`` with RESETIDS), so the guest lends its ids for the
 moment of the spawn. That is safe: the saved id stays root's, so nobody of the user's uid may trace
 the guest, and the kernel delivers no signal to a PID 1 that has no handler for it (in gVisor,
-apart.py sees to that). At exec the saved id follows the effective one, and with no-new-privileges
-the program cannot get anything back.
+isolation.py sees to that). At exec the saved id follows the effective one, and with
+no-new-privileges the program cannot get anything back.
+
+Text goes to ``sh -c``, but most of it is only a program and its arguments, and then the shell does
+nothing but read the line and become that program: in gVisor a third of the command's whole time.
+As make does, such a line is started directly. Whatever a shell could read in another way, and
+whatever cannot be started (the shell has the words for why), goes to the shell.
+
+Each is a system call, which in gVisor takes as long as ten of Linux's, and a program needs five.
+They are never shared: what one program does to its own is not seen by the next.
 """
 
 from __future__ import annotations
@@ -17,9 +25,84 @@ import sys
 import time
 from typing import Any, Callable
 
-from k8e.guest.apart import first_process, name_of, proc_folder
-from k8e.guest.plain import plain_words
-from k8e.guest.stock import STOCK
+from k8e.guest.isolation import first_process, name_of, proc_folder
+
+SHELL = ["/bin/sh", "-c"]
+# No quote, no expansion, no operator, no pattern.
+_PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789 _./+-:,@%=")
+# What a shell does itself, in dash, bash and busybox; a program of that name may differ.
+_SHELLS_OWN = frozenset(
+    ". : alias bg bind break builtin caller case cd chdir command compgen complete compopt "
+    "continue coproc declare dirs disown do done echo elif else enable esac eval exec exit "
+    "export false fc fg fi for function getopts hash help history if in jobs kill let local "
+    "logout mapfile popd printf pushd pwd read readarray readonly return select set shift shopt "
+    "source suspend test then time times trap true type typeset ulimit umask unalias unset "
+    "until wait while".split()
+)
+# Without arguments, these two programs do what the shell does.
+_ALIKE = (["true"], ["false"])
+
+
+def plain_words(argv: list[str]) -> list[str] | None:
+    """The program and arguments that a shell's command line comes down to, if it is that plain."""
+    if len(argv) != 3 or argv[:2] != SHELL:
+        return None
+    words = argv[2].split() if _PLAIN.issuperset(argv[2]) else []
+    if not words or "=" in words[0]:  # nothing, or an assignment
+        return None
+    return None if words[0] in _SHELLS_OWN and words not in _ALIKE else words
+
+
+def _make_null() -> int:
+    return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _make_pipe() -> tuple[int, int]:
+    return os.pipe2(os.O_CLOEXEC)
+
+
+def _make_output() -> tuple[int, int]:
+    ends = os.pipe2(os.O_CLOEXEC)
+    os.set_blocking(ends[0], False)
+    return ends
+
+
+class DescriptorStock:
+    """As much as one program needs; whoever needs more has it made."""
+
+    def __init__(self) -> None:
+        self._nulls: list[int] = []
+        self._outputs: list[tuple[int, int]] = []
+        self._reports: list[tuple[int, int]] = []
+
+    def take_null(self) -> int:
+        """An input that is at its end."""
+        return self._nulls.pop() if self._nulls else _make_null()
+
+    def take_output(self) -> tuple[int, int]:
+        """A pipe that we read without waiting."""
+        return self._outputs.pop() if self._outputs else _make_output()
+
+    def take_report(self) -> tuple[int, int]:
+        """A pipe that we wait for."""
+        return self._reports.pop() if self._reports else _make_pipe()
+
+    def refill(self) -> None:
+        """Make what was taken; where no more can be had, whoever needs it is told."""
+        try:
+            self._add(self._nulls, 1, _make_null)
+            self._add(self._outputs, 2, _make_output)
+            self._add(self._reports, 1, _make_pipe)
+        except OSError:
+            pass
+
+    def _add(self, kept: list[Any], wanted: int, make: Callable[[], object]) -> None:
+        while len(kept) < wanted:
+            kept.append(make())
+
+
+STOCK = DescriptorStock()
+
 
 UID = 1000
 GID = 1000
@@ -216,6 +299,12 @@ def _session_of(number: int) -> int:
         return -1  # it has ended
 
 
+def session_has_work(pid: int) -> bool:
+    """Whether a process of the session that ``pid`` leads runs, or would if it had a CPU."""
+    found = [read_stat(proc_folder(), member) for member in session_members(pid)]
+    return any(stat is not None and stat[1][0] in "RD" for stat in found)
+
+
 def kill_session(pid: int, number: int) -> None:
     """Signal every process of the session that ``pid`` leads."""
     for member in session_members(pid):
@@ -241,3 +330,208 @@ def _send_signal_to(member: int, number: int) -> None:
         os.kill(member, number)
     except OSError:
         pass  # it has ended
+
+
+# Linux refuses a single argument above 128 KiB (MAX_ARG_STRLEN); longer code goes through a file.
+ARGUMENT_LIMIT = 120 << 10
+SCRIPT = ".k8e_run.py"
+TSX_LOADER = "/opt/k8e/tools/node_modules/tsx/dist/loader.mjs"
+
+ALIASES = {
+    "bash": "bash",
+    "sh": "bash",
+    "shell": "bash",
+    "python": "python",
+    "python3": "python",
+    "py": "python",
+    "node": "node",
+    "nodejs": "node",
+    "js": "node",
+    "javascript": "node",
+    "ts": "ts",
+    "typescript": "ts",
+}
+
+# What stands for "the code": an argument, or a program that runs the file named by its argument in
+# the same scope, so that a long program sees what a short one does.
+_INLINE = {"bash": ["bash", "-c"], "python": ["python3", "-c"], "node": ["node", "-e"]}
+_FROM_FILE = {
+    "bash": ["bash", "-c", '. "$0"'],
+    "python": [
+        "python3",
+        "-c",
+        "import sys;_=sys.argv.pop();_=open(_,'rb').read();exec(compile(_,'<string>','exec'))",
+    ],
+    "node": [
+        "node",
+        "-e",
+        (
+            "require('vm').runInThisContext("
+            "require('fs').readFileSync(process.argv.pop(),'utf8'),{filename:'[eval]'})"
+        ),
+    ],
+}
+
+# Sandboxes that share a workspace can put another file in the place of a script. So Python is not
+# started on the file there: it reads it once, runs those bytes if they are the caller's, and looks
+# as if it had been started on it, but that our frames are below it: they are left out of the
+# traceback that ends a program, and finalizers of what it leaves behind run later than usual.
+_CHECKED_SCRIPT = """\
+def _():
+    import sys
+    from _blake2 import blake2b
+    (_, path, expected), main = sys.argv, globals()
+    try:
+        with open(path, "rb") as file:
+            code = file.read()
+    except OSError:
+        code = b""
+    if blake2b(code).hexdigest() != expected:
+        sys.exit(path + " was changed by another program before it began; run it again")
+    def show(kind, error, trace):
+        trace = trace.tb_next.tb_next if trace and trace.tb_next else trace
+        sys.__excepthook__(kind, error.with_traceback(trace), trace)
+    sys.excepthook = show
+    sys.argv[:] = [path]
+    if hasattr(sys, "orig_argv"):
+        sys.orig_argv[-4:] = [path]
+    if sys.path[:1] == [""]:
+        sys.path[0] = sys.modules["os"].path.realpath(path).rpartition("/")[0]
+    loader = sys.modules["_frozen_importlib_external"].SourceFileLoader
+    main.update(__file__=path, __cached__=None, __loader__=loader("__main__", path))
+    del main["_"]
+    exec(compile(code, path, "exec", 0, True), main)
+_()
+"""
+
+
+def language_command(
+    language: str, code: bytes, exec_id: str, cwd: str, *, shared: bool = False
+) -> tuple[list[str], str | None]:
+    """The argv that runs ``code``, and the file to remove afterwards, if one had to be made.
+
+    ``shared`` is for a workspace in which others write.
+    """
+    name = ALIASES[language]
+    if name == "python" and b"\n" in code:
+        path = _save_script(code, exec_id, cwd)
+        if path is not None:
+            return _script(path, code) if shared else ["python3", path], path
+    if name == "ts":
+        # Beside the user's files, because imports resolve relative to the file.
+        path = _save(os.path.join(cwd, ".k8e-" + exec_id + ".ts"), code)
+        return ["node", "--import", TSX_LOADER, path], path
+    if len(code) <= ARGUMENT_LIMIT and b"\0" not in code:
+        return _inline(name, code.decode("utf-8", "surrogateescape")), None
+    path = _save("/tmp/.k8e-" + exec_id, code)
+    return _FROM_FILE[name] + [path], path
+
+
+def _inline(name: str, code: str) -> list[str]:
+    """The argv that has the code in it, where it is not taken for an option."""
+    if name == "bash" and code.startswith(("-", "+")):
+        return ["bash", "-c", "--", code]
+    if name == "node" and code.startswith(("-", "\\-")):
+        # Not as ``--eval=``: Node looks for the code among its arguments when it starts children.
+        code = " " + code
+    return _INLINE[name] + [code]
+
+
+def need_language(program: str, path: str, cwd: str) -> None:
+    """Say in words that an image has no interpreter for a language."""
+    try:
+        find_program(program, path, cwd)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            errno.ENOENT,
+            "the image has no " + program + " on its PATH, so code in this language cannot run",
+            program,
+        ) from error
+
+
+def is_script(argv: list[str], scratch: str | None) -> bool:
+    """Whether Python runs a file, and not its argument."""
+    if scratch is None or argv[:1] != ["python3"]:
+        return False
+    return argv[1:] == [scratch] or argv[2:4] == [_CHECKED_SCRIPT, scratch]
+
+
+def _script(path: str, code: bytes) -> list[str]:
+    """The argv that runs a script unless somebody has changed it."""
+    from _blake2 import blake2b  # hashlib takes longer to load than the rest of a start
+
+    return ["python3", "-c", _CHECKED_SCRIPT, path, blake2b(code).hexdigest()]
+
+
+def _save_script(code: bytes, exec_id: str, cwd: str) -> str | None:
+    """Several lines of Python in a file, as K8E's own client runs them; None if there is no room.
+
+    A script has a ``__file__``, lines in its tracebacks, and functions that other processes find.
+    It is beside the user's files, because imports are looked for beside the script. The name is
+    always the same, so that tracebacks are; but never that of somebody's file.
+    """
+    try:
+        try:
+            return _save(os.path.join(cwd, SCRIPT), code)
+        except FileExistsError:  # of another run, perhaps in a sub-agent
+            return _save(os.path.join(cwd, SCRIPT.replace("run", "run-" + exec_id)), code)
+    except OSError:
+        return None  # a folder that is read-only or full: the code itself can still be run
+
+
+def _save(path: str, code: bytes) -> str:
+    with as_user():
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            view = memoryview(code)
+            while view:
+                view = view[os.write(fd, view) :]
+        except OSError:
+            os.unlink(path)
+            raise
+        finally:
+            os.close(fd)
+    return path
+
+
+MOST_PROCESSES = 1024  # in one answer
+STAT_BYTES = 4096
+START_TIME = 19  # its place among the fields of ``stat`` that come after the name
+
+
+def list_processes(_: dict[str, Any]) -> dict[str, Any]:
+    """All processes but the guest itself, or in gVisor what stands in its place.
+
+    Only ``stat`` is read: ``cmdline`` is memory of the process, which could keep us waiting.
+    """
+    found: list[dict[str, Any]] = []
+    for number in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
+        if number > 1 and len(found) < MOST_PROCESSES:
+            entry = _describe_process(number)
+            if entry is not None:
+                found.append(entry)
+    return {"processes": found}
+
+
+def _describe_process(number: int) -> dict[str, Any] | None:
+    found = read_stat("/proc", number)
+    if found is None:
+        return None  # it ended while we looked
+    comm, fields = found
+    return {"pid": number, "ppid": int(fields[1]), "comm": comm, "state": fields[0]}
+
+
+def read_stat(folder: str, number: int) -> tuple[str, list[str]] | None:
+    """The name of a process and what follows it in ``stat``: state, parent, group, session ..."""
+    try:
+        fd = os.open(f"{folder}/{number}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            text = os.fsdecode(os.read(fd, STAT_BYTES))
+        finally:
+            os.close(fd)
+    except OSError:
+        return None
+    # The name is the program's to choose, and may have parentheses of its own.
+    before, _, after = text.rpartition(") ")
+    fields = after.split()
+    return (before.partition(" (")[2], fields) if len(fields) > START_TIME else None

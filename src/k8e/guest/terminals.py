@@ -11,13 +11,11 @@ import os
 import signal
 from typing import Any, Callable
 
-from k8e.guest.apart import is_apart, proc_folder
-from k8e.guest.execs import TERM_GRACE, Exec
-from k8e.guest.inputs import terminal_name
+from k8e.guest.execs import TERM_GRACE, Exec, Execs
+from k8e.guest.isolation import is_apart, proc_folder
 from k8e.guest.loop import Loop, Timer
-from k8e.guest.processes import START_TIME, read_stat
-from k8e.guest.spawn import kill_session, session_members
-from k8e.guest.table import Execs
+from k8e.guest.spawn import START_TIME, kill_session, read_stat, session_members
+from k8e.guest.streams import terminal_name
 from k8e.guest.wire import CANCEL, RESULT, WireError, pack
 
 TIOCGPGRP = 0x540F

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from k8e.guest.output import Output, Reader
+from k8e.guest.streams import ExecOutput, OutputReader
 from k8e.guest.wire import (
     CANCEL,
     CREDIT,
@@ -79,7 +79,7 @@ class Transcript:
     """What was printed in this sandbox since it became a session's."""
 
     def __init__(self) -> None:
-        self._output = Output(True, 0)
+        self._output = ExecOutput(True, 0)
         self._output.finished = True
         self._running: set[str] = set()
         self._code = 0  # of what ended last
@@ -93,7 +93,7 @@ class Transcript:
         secrets.sort(key=len, reverse=True)
         self._veils = {kind: Veil(secrets) for kind in (OUT, ERR)} if secrets else {}
 
-    def begin(self, exec_id: str, output: Output) -> None:
+    def begin(self, exec_id: str, output: ExecOutput) -> None:
         """A program starts: follow what it prints."""
         self._running.add(exec_id)
         self._output.finished = False
@@ -138,12 +138,12 @@ class TranscriptReader:
     """One who reads the transcript, until nothing runs any more."""
 
     def __init__(
-        self, output: Output, channel: Any, start: int, credit: int, describe: Any
+        self, output: ExecOutput, channel: Any, start: int, credit: int, describe: Any
     ) -> None:
         self._output = output
         self._channel = channel
         self._describe = describe
-        self._reader = Reader(output, channel, start=start, credit=credit)
+        self._reader = OutputReader(output, channel, start=start, credit=credit)
         self._reader.on_end = self._say_end
         output.readers.append(self._reader)
         channel.handler = self

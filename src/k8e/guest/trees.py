@@ -11,8 +11,8 @@ import stat
 from itertools import islice
 from typing import Any
 
-from k8e.guest.apart import name_of
 from k8e.guest.files import PATH_MAX, describe_file, get_number, locate, open_path
+from k8e.guest.isolation import name_of
 from k8e.guest.loop import Loop
 from k8e.guest.spawn import WORKSPACE, as_user
 from k8e.guest.wire import (
@@ -164,7 +164,7 @@ def _describe_entry(entry: os.DirEntry[str]) -> dict[str, Any] | None:
         return None  # removed while we looked
 
 
-class Removal(TreeJob):
+class TreeRemoval(TreeJob):
     """Removes a tree, depth first.
 
     It holds one directory at a time, beside the topmost one, and goes back by ``..``; and it goes
@@ -285,7 +285,7 @@ def remove_path(loop: Loop, channel: Any, spec: dict[str, Any]) -> None:
         if not stat.S_ISDIR(os.lstat(path).st_mode):
             os.unlink(path)
         elif spec.get("recursive"):
-            Removal(loop, channel, path)
+            TreeRemoval(loop, channel, path)
             return
         else:
             os.rmdir(path)

@@ -1,30 +1,158 @@
-"""A client of registries: the pulling half of the OCI distribution API, in plain blocking calls.
+"""A client of registries: the pulling half of the OCI distribution API, in blocking calls.
 
 A registry is hostile like what it holds: every answer is bounded in size and time, and counts only
 if its digest is the one that was asked for.
+
+The time-out of a socket is for each byte, and a hostile server sends one whenever it is due. So
+another thread cuts the connection when the time of the whole call is over, or when all is to stop.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hashlib
 import http.client
 import json
 import re
+import socket
 import ssl
 import threading
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Generator
-from typing import Any, BinaryIO
+from pathlib import Path
+from typing import Any, BinaryIO, cast
 
-from k8e import doors, errors
+from k8e import access, errors
 from k8e._version import __version__
-from k8e.images import descriptions
-from k8e.images.calls import Call, Calls, failed
-from k8e.images.descriptions import Blob
-from k8e.images.references import Reference
+from k8e.images import manifest as images_manifest
+from k8e.images.manifest import Blob, Reference
+
+
+def failed(host: str, why: str) -> errors.ImageUnusable:
+    return errors.ImageUnusable(
+        f"the registry {host} failed: {why}",
+        hint="try again; if it stays so, ask whoever runs the registry",
+    )
+
+
+class RegistryCall:
+    """The connections of one call: one for each redirect."""
+
+    def __init__(self) -> None:
+        self.ended = ""
+        """Why they were cut, if they were."""
+        self._sockets: list[socket.socket] = []
+        self._lock = threading.Lock()
+
+    def handlers(self) -> list[urllib.request.BaseHandler]:
+        """What makes a urllib opener use connections that can be cut."""
+        return [_Plain(self), _Tls(self)]
+
+    def watch(self, connection: socket.socket) -> None:
+        with self._lock:
+            # A second descriptor: TLS takes the first one away.
+            self._sockets.append(connection.dup())
+            if self.ended:
+                self._cut()
+
+    def end(self, why: str) -> None:
+        with self._lock:
+            self.ended = self.ended or why
+            self._cut()
+
+    def _cut(self) -> None:
+        for connection in self._sockets:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        with self._lock:
+            for connection in self._sockets:
+                connection.close()
+            self._sockets.clear()
+
+
+class Calls:
+    """All calls that are under way."""
+
+    def __init__(self) -> None:
+        self._open: set[RegistryCall] = set()
+        self._stopped = ""
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def begin(self, host: str, seconds: float) -> Generator[RegistryCall]:
+        """A call of a registry; whatever fails in it when its time is over failed for that."""
+        call = RegistryCall()
+        with self._lock:
+            call.ended = self._stopped
+            self._open.add(call)
+        timer = threading.Timer(seconds, call.end, (f"it took more than {seconds:g} s",))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield call
+        except Exception:
+            if not call.ended:
+                raise
+        finally:
+            timer.cancel()
+            with self._lock:
+                self._open.discard(call)
+            call.close()
+        if call.ended:
+            raise failed(host, call.ended)
+
+    def stop(self) -> None:
+        """End all that are under way, and all to come."""
+        with self._lock:
+            self._stopped = "the gateway is being stopped"
+            for call in self._open:
+                call.end(self._stopped)
+
+
+class _Connection(http.client.HTTPConnection):
+    call: RegistryCall | None = None
+
+    def connect(self) -> None:
+        super().connect()
+        if self.call is not None:
+            self.call.watch(self.sock)
+
+
+class _TlsConnection(http.client.HTTPSConnection, _Connection):
+    """Watched before TLS begins: its ``connect`` calls the one above."""
+
+
+class _Plain(urllib.request.HTTPHandler):
+    def __init__(self, call: RegistryCall) -> None:
+        super().__init__()
+        self._make = _maker(_Connection, call)
+
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(self._make, req)
+
+
+class _Tls(urllib.request.HTTPSHandler):
+    def __init__(self, call: RegistryCall) -> None:
+        super().__init__()
+        self._make = _maker(_TlsConnection, call)
+
+    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(self._make, req)
+
+
+def _maker(kind: type[_Connection], call: RegistryCall) -> Any:
+    def make(host: str, **options: Any) -> _Connection:
+        connection = kind(host, **options)
+        connection.call = call
+        return connection
+
+    return make
+
 
 CHUNK = 1 << 18
 CALL_SECONDS = 30.0  # without a byte
@@ -40,7 +168,7 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 Response = http.client.HTTPResponse | urllib.error.HTTPError
 
 
-class Broken(Exception):
+class BrokenConnection(Exception):
     """A connection ended early; it may be worth another try."""
 
 
@@ -55,7 +183,7 @@ class _Stay(urllib.request.HTTPRedirectHandler):
 
 
 def is_loopback(host: str) -> bool:
-    return doors.is_loopback(urllib.parse.urlsplit(f"//{host}").hostname or "")
+    return access.is_loopback(urllib.parse.urlsplit(f"//{host}").hostname or "")
 
 
 class Registry:
@@ -74,32 +202,32 @@ class Registry:
 
     # What is asked for.
 
-    def manifest(self, reference: Reference) -> tuple[descriptions.Manifest, str]:
+    def manifest(self, reference: Reference) -> tuple[images_manifest.ImageManifest, str]:
         """The manifest for this machine, and the digest of what the reference named."""
         document, kind, digest = self._document(reference.name, reference.wanted)
         if reference.digest:
             _check(reference.digest, digest, "the manifest")
-        if descriptions.is_index(document, kind):
-            chosen = descriptions.choose(document, descriptions.architecture())
+        if images_manifest.is_index(document, kind):
+            chosen = images_manifest.choose(document, images_manifest.architecture())
             document, kind, found = self._document(reference.name, chosen.digest)
             _check(chosen.digest, found, "the manifest for this machine")
-        return descriptions.manifest(document, kind), digest
+        return images_manifest.manifest(document, kind), digest
 
     def _document(self, name: str, wanted: str) -> tuple[dict[str, Any], str, str]:
-        accept = ", ".join(descriptions.ACCEPTED)
+        accept = ", ".join(images_manifest.ACCEPTED)
         with self._get(f"/v2/{name}/manifests/{wanted}", accept) as response:
             body = _read(response, MOST_DOCUMENT)
             kind = response.headers.get_content_type()
         digest = "sha256:" + hashlib.sha256(body).hexdigest()
-        document = descriptions.parse(body, "its manifest")
-        descriptions.refuse_ambiguous(document)
+        document = images_manifest.parse(body, "its manifest")
+        images_manifest.refuse_ambiguous(document)
         return document, kind, digest
 
     def config(self, name: str, blob: Blob) -> dict[str, Any]:
         with self._get(f"/v2/{name}/blobs/{blob.digest}") as response:
             body = _read(response, MOST_DOCUMENT)
         _check(blob.digest, "sha256:" + hashlib.sha256(body).hexdigest(), "the configuration")
-        return descriptions.parse(body, "its configuration")
+        return images_manifest.parse(body, "its configuration")
 
     def fetch(self, name: str, blob: Blob, target: BinaryIO, tell: Callable[[int], None]) -> None:
         """Write a blob to ``target``; ``tell`` hears of each piece and may raise to stop."""
@@ -113,7 +241,7 @@ class Registry:
                     got += len(piece)
                     tell(len(piece))
                 return
-            except Broken as error:
+            except BrokenConnection as error:
                 tell(-got)
                 if not left:
                     raise failed(self._host, f"the connection broke: {error}") from None
@@ -130,7 +258,7 @@ class Registry:
                 hashed.update(piece)
                 yield piece
         if got < blob.size:
-            raise Broken(f"{got} of {blob.size} bytes came")
+            raise BrokenConnection(f"{got} of {blob.size} bytes came")
         _check(blob.digest, "sha256:" + hashed.hexdigest(), "a layer")
 
     # How.
@@ -153,7 +281,7 @@ class Registry:
                     raise self._refused(response)
                 yield response
 
-    def _follow(self, call: Call, url: str, accept: str, authorization: str) -> Response:
+    def _follow(self, call: RegistryCall, url: str, accept: str, authorization: str) -> Response:
         home = urllib.parse.urlsplit(url)
         for _ in range(MOST_REDIRECTS):
             here = urllib.parse.urlsplit(url)
@@ -187,7 +315,7 @@ class Registry:
         if not plain and parts.scheme != "https":
             raise failed(self._host, f"it sends us to {parts.scheme[:20]}://, not to https://")
 
-    def _send(self, call: Call, url: str, accept: str, authorization: str) -> Response:
+    def _send(self, call: RegistryCall, url: str, accept: str, authorization: str) -> Response:
         headers = {"Accept": accept, "User-Agent": f"k8e/{__version__}"}
         if authorization:
             headers["Authorization"] = authorization
@@ -250,7 +378,7 @@ class Registry:
         ):
             if response.status != 200:
                 raise _unknown_caller(self._host, bool(self._credentials))
-            found = descriptions.parse(_read(response, MOST_TOKEN), "its token")
+            found = images_manifest.parse(_read(response, MOST_TOKEN), "its token")
         token = found.get("token") or found.get("access_token")
         if not isinstance(token, str) or not token.isascii() or not token.isprintable():
             raise failed(self._host, "it gave no token")
@@ -284,7 +412,7 @@ def _piece(response: Any) -> bytes:
     try:
         return response.read1(CHUNK)
     except (OSError, http.client.HTTPException) as error:
-        raise Broken(str(error) or type(error).__name__) from None
+        raise BrokenConnection(str(error) or type(error).__name__) from None
 
 
 def _read(response: Response, most: int) -> bytes:
@@ -294,7 +422,7 @@ def _read(response: Response, most: int) -> bytes:
             body += piece
             if len(body) > most:
                 raise errors.ImageUnusable(f"an answer of the registry has more than {most} bytes")
-    except Broken as error:
+    except BrokenConnection as error:
         raise errors.ImageUnusable(
             f"the connection to the registry broke: {error}", hint="try again"
         ) from None
@@ -325,4 +453,46 @@ def _unknown_caller(host: str, tried: bool) -> errors.Denied:
     return errors.Denied(
         f"the registry {host} {why}",
         hint="K8E_REGISTRY_CREDENTIALS names the file with passwords for registries",
+    )
+
+
+MOST_BYTES = 1 << 20
+
+
+def find(setting: str, host: str) -> str:
+    """``user:password`` for a registry, as base64; empty if the file has none.
+
+    Read anew each time: logging in elsewhere changes it. Only ``auths`` is looked at; programs that
+    keep passwords are not started.
+    """
+    path = Path(setting) if setting else Path.home() / ".docker/config.json"
+    try:
+        text = path.read_bytes()[:MOST_BYTES]
+    except FileNotFoundError:
+        if not setting:
+            return ""
+        raise _unusable(path, "it is not there") from None
+    except OSError as error:
+        raise _unusable(path, error.strerror or str(error)) from None
+    try:
+        found: Any = json.loads(text)
+        auths = cast("dict[str, dict[str, Any]]", found.get("auths") or {})
+        known = {_host(name): item for name, item in auths.items()}
+        auth = str(known[host].get("auth") or "") if host in known else ""
+        if auth and b":" not in base64.b64decode(auth, validate=True):
+            raise ValueError("an auth is not user:password")
+    except errors.UNREADABLE as error:
+        raise _unusable(path, str(error)) from None
+    return auth
+
+
+def _host(name: str) -> str:
+    """What a key of ``auths`` is about: some programs write whole addresses."""
+    return name.removeprefix("https://").removeprefix("http://").partition("/")[0].lower()
+
+
+def _unusable(path: Path, why: str) -> errors.InvalidRequest:
+    return errors.InvalidRequest(
+        f"the passwords for registries in {path} cannot be read: {why}",
+        hint="correct the file, or set K8E_REGISTRY_CREDENTIALS to another one",
     )

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from k8e import disk, errors
-from k8e.images import references
-from k8e.images.confined import RESERVE
+from k8e.images import manifest
+from k8e.images.unpacker import RESERVE
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Image:
         return shown | {"layers": list(self.layers)}
 
 
-class Store:
+class ImageStore:
     """The images and layers below one folder."""
 
     def __init__(self, folder: Path, min_free: int = 0) -> None:
@@ -211,7 +211,7 @@ class Store:
             image = Image(**data)
             # They name folders: nothing but a digest may.
             digests: list[Any] = [*image.layers]
-            return image if all(map(references.is_digest, digests)) else None
+            return image if all(map(manifest.is_digest, digests)) else None
         except errors.UNREADABLE:
             return None
 

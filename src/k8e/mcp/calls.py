@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from k8e.client.results import Denial
-from k8e.mcp.clients import Client
-from k8e.mcp.desks import Desk
+from k8e.mcp.client import ToolClient
+from k8e.mcp.connection import ConnectionSessions
 
 
 class Teller(Protocol):
@@ -23,7 +23,7 @@ class Teller(Protocol):
 
 
 @dataclass(frozen=True)
-class Question:
+class PersonQuestion:
     """What a person is asked, in the client."""
 
     message: str
@@ -32,7 +32,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Answer:
+class PersonAnswer:
     """What the person did: ``accept``, ``decline`` or ``cancel``, and what was filled in."""
 
     action: str
@@ -48,34 +48,34 @@ class Asker(Protocol):
     def available(self) -> bool: ...
 
     @property
-    def answered(self) -> Answer | None:
+    def answered(self) -> PersonAnswer | None:
         """What was answered before this call, where a client asks and then calls again."""
         ...
 
-    async def ask(self, question: Question) -> Answer: ...
+    async def ask(self, question: PersonQuestion) -> PersonAnswer: ...
 
 
 class InputNeeded(Exception):
     """The client is to ask, and to call again with the answer."""
 
-    def __init__(self, question: Question) -> None:
+    def __init__(self, question: PersonQuestion) -> None:
         super().__init__(question.message)
         self.question = question
 
 
 @dataclass(frozen=True)
-class Call:
+class ToolCall:
     """A tool's arguments, checked, and everything that it may use."""
 
     arguments: dict[str, Any]
-    desk: Desk
+    desk: ConnectionSessions
     teller: Teller
     asker: Asker
     allowed_hosts: tuple[str, ...] = ()
     """What sessions may be given without asking, beside the gateway's own default."""
 
     @property
-    def client(self) -> Client:
+    def client(self) -> ToolClient:
         return self.desk.client
 
     @property

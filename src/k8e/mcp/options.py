@@ -1,10 +1,10 @@
-"""What a server is told when it starts."""
+"""Options of an MCP server."""
 
 from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from k8e.mcp.clients import Client
+    from k8e.mcp.client import ToolClient
 
 
 class Options:
@@ -25,8 +25,8 @@ class Options:
         self.tenant = tenant
         self.allowed_hosts = allowed_hosts
 
-    def client(self) -> Client:
+    def client(self) -> ToolClient:
         """A client of the gateway; it connects when it is first used."""
-        from k8e.mcp.clients import Client
+        from k8e.mcp.client import ToolClient
 
-        return Client(self.endpoint, self.tenant, api_key=self.api_key, profile=self.profile)
+        return ToolClient(self.endpoint, self.tenant, api_key=self.api_key, profile=self.profile)

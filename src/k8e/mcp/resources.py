@@ -10,8 +10,8 @@ from urllib.parse import quote, unquote
 
 from k8e import errors
 from k8e.client.results import FileEntry
-from k8e.mcp.desks import Desk
-from k8e.mcp.phrases import WORKSPACE
+from k8e.mcp.catalog import WORKSPACE
+from k8e.mcp.connection import ConnectionSessions
 
 SCHEME = "sandbox://"
 PAGE = 500  # resources in one answer
@@ -42,7 +42,7 @@ def parse(text: str) -> tuple[str, str]:
     return session_id, "/" + unquote(path, errors="surrogateescape")
 
 
-async def listing(desk: Desk, cursor: str) -> dict[str, Any]:
+async def listing(desk: ConnectionSessions, cursor: str) -> dict[str, Any]:
     """Files of the connection's own session, one page after the other; it makes no session."""
     start = _position(cursor)
     if not desk.own:
@@ -81,7 +81,7 @@ def _resource(session_id: str, item: FileEntry) -> dict[str, Any]:
     return {**told, "mimeType": kind} if kind else told
 
 
-async def read(desk: Desk, text: str) -> dict[str, Any]:
+async def read(desk: ConnectionSessions, text: str) -> dict[str, Any]:
     session_id, path = parse(text)
     data = await desk.client.read_bytes(await desk.find(session_id), path, length=MAX_BYTES + 1)
     if len(data) > MAX_BYTES:

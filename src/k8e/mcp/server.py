@@ -19,9 +19,9 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from k8e import _version, errors
 from k8e.mcp import catalog, resources, tools
-from k8e.mcp.calls import Answer, InputNeeded, Question, clean
-from k8e.mcp.clients import Client
-from k8e.mcp.desks import ClientDesks, Desk
+from k8e.mcp.calls import InputNeeded, PersonAnswer, PersonQuestion, clean
+from k8e.mcp.client import ToolClient
+from k8e.mcp.connection import ClientDesks, ConnectionSessions
 
 T = TypeVar("T")
 ANSWER = "approval"
@@ -49,19 +49,19 @@ FORM: dict[str, Any] = {
 class World:
     """What a server works with: a gateway's client, and the desks of all connections."""
 
-    client: Client
+    client: ToolClient
     allowed_hosts: tuple[str, ...] = ()
-    desks: dict[str, Desk] = field(default_factory=dict[str, Desk])
+    desks: dict[str, ConnectionSessions] = field(default_factory=dict[str, ConnectionSessions])
     """By the name that the transport has for a connection; empty for the only one of stdio."""
 
     def __post_init__(self) -> None:
         self._clients = ClientDesks(self.client)
 
     @contextlib.contextmanager
-    def desk(self, key: str | None, client_name: str) -> Generator[Desk]:
+    def desk(self, key: str | None, client_name: str) -> Generator[ConnectionSessions]:
         """The desk of a connection, or of a client that has none, while a request is served."""
         if key is not None:
-            yield self.desks.setdefault(key, Desk(self.client))
+            yield self.desks.setdefault(key, ConnectionSessions(self.client))
             return
         with self._clients.use(client_name) as desk:
             yield desk
@@ -113,14 +113,14 @@ class _Asker:
         asks = capabilities is not None and _has_forms(capabilities.elicitation)
         return asks and (self._again or session.can_send_request)
 
-    async def ask(self, question: Question) -> Answer:
+    async def ask(self, question: PersonQuestion) -> PersonAnswer:
         if self._again:
             raise InputNeeded(question)
         session, request_id = self._ctx.session, self._ctx.request_id
         try:
             found = await session.elicit_form(clean(question.message), FORM, request_id)
         except MCPError:
-            return Answer("cancel")  # a client that cannot after all
+            return PersonAnswer("cancel")  # a client that cannot after all
         return _answer(found, question.state)
 
 
@@ -129,18 +129,18 @@ def _has_forms(found: types.ElicitationCapability | None) -> bool:
     return found is not None and (found.form is not None or found.url is None)
 
 
-def _answered(params: types.CallToolRequestParams) -> Answer | None:
+def _answered(params: types.CallToolRequestParams) -> PersonAnswer | None:
     found = (params.input_responses or {}).get(ANSWER)
     return _answer(found, params.request_state or "") if found is not None else None
 
 
-def _answer(found: Any, state: str) -> Answer:
+def _answer(found: Any, state: str) -> PersonAnswer:
     """What a client says that a person did; anything odd is no yes."""
     if not isinstance(found, types.ElicitResult):
-        return Answer("cancel", state=state)
+        return PersonAnswer("cancel", state=state)
     content = found.content or {}
     reason = content.get("reason")
-    return Answer(
+    return PersonAnswer(
         found.action,
         approve=content.get("approve") is True,
         reason=reason if isinstance(reason, str) else "",
@@ -218,7 +218,7 @@ def _complete(
     return {**fields, **kept, "resultType": "complete"}
 
 
-def _input_required(question: Question) -> types.InputRequiredResult:
+def _input_required(question: PersonQuestion) -> types.InputRequiredResult:
     message = clean(question.message)
     form = types.ElicitRequestFormParams(message=message, requested_schema=FORM)
     return types.InputRequiredResult(
@@ -265,4 +265,4 @@ def with_session(ctx: Context) -> str | None:
     request: Any = cast("Any", ctx.request)
     if request is None or ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
         return None
-    return request.headers.get("mcp-session-id") or None  # an empty one names nobody
+    return request.headers.get("mcp-session-id") or None  # an empty one names no connection

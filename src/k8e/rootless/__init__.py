@@ -8,6 +8,6 @@ as it was. When the holder ends, the kernel ends all that is in there.
 ``entering`` moves a process into it, ``tether`` connects its network with the machine's.
 """
 
-from k8e.rootless.entering import Inside, enter, inside, leave, outer_pid
+from k8e.rootless.enter import NamespaceUser, enter, inside, leave, outer_pid
 
-__all__ = ["Inside", "enter", "inside", "leave", "outer_pid"]
+__all__ = ["NamespaceUser", "enter", "inside", "leave", "outer_pid"]

@@ -7,6 +7,7 @@ import ctypes
 import fcntl
 import json
 import os
+import pwd
 import select
 import shutil
 import signal
@@ -17,8 +18,61 @@ from io import FileIO
 from pathlib import Path
 
 from k8e import errors
-from k8e.processes import start_time
-from k8e.rootless import groups, ids
+from k8e.rootless import cgroup
+from k8e.system import start_time
+
+ID_FILES = {"uid": Path("/etc/subuid"), "gid": Path("/etc/subgid")}
+LEAST = 4096
+"""Fewer ids than this are of no use: the user of a sandbox is number 1000 there."""
+
+
+@dataclass(frozen=True)
+class IdRange:
+    """Ids from ``first`` on."""
+
+    first: int
+    count: int
+
+
+def find_ids(kind: str, uid: int) -> IdRange:
+    """The largest range of subordinate ids of a user.
+
+    Raises:
+        RuntimeUnusable: there is none that is large enough.
+    """
+    name = _name(uid)
+    try:
+        text = ID_FILES[kind].read_text("utf-8", "replace")
+    except OSError:
+        text = ""
+    found = max(parse(text, {name, str(uid)}), key=lambda item: item.count, default=IdRange(0, 0))
+    if found.count < LEAST:
+        raise errors.RuntimeUnusable(
+            f"{ID_FILES[kind]} sets aside {found.count or 'no'} ids for the user {name}, and a "
+            f"gateway that is not root needs {LEAST} or more",
+            hint=f"sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {name} "
+            "(choose numbers that nobody else has there), or run k8e as root",
+        )
+    return found
+
+
+def parse(text: str, owners: set[str]) -> list[IdRange]:
+    """The ranges of ``owners`` in the text of such a file; lines that make no sense are skipped."""
+    found: list[IdRange] = []
+    for line in text.splitlines():
+        owner, _, numbers = line.strip().partition(":")
+        first, _, count = numbers.partition(":")
+        if owner in owners and first.isdecimal() and count.isdecimal():
+            found.append(IdRange(int(first), int(count)))
+    return found
+
+
+def _name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
 
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER = 0x20000, 0x8000000, 0x10000000
 CLONE_NEWPID, CLONE_NEWNET = 0x20000000, 0x40000000
@@ -126,9 +180,9 @@ def _open(path: Path) -> int:
 
 
 def _make(run_dir: Path) -> Holder:
-    uids, gids = ids.find("uid", os.geteuid()), ids.find("gid", os.geteuid())
+    uids, gids = find_ids("uid", os.geteuid()), find_ids("gid", os.geteuid())
     count = min(uids.count, gids.count)  # a sandbox has as many of the one as of the other
-    groups.step_aside()
+    cgroup.step_aside()
     # Of sandboxes that ended with an earlier holder: what was a pid of theirs is another's now.
     for name in STATES:
         shutil.rmtree(run_dir / name, ignore_errors=True)
@@ -145,8 +199,8 @@ def _make(run_dir: Path) -> Holder:
         says.close()
         try:
             _await(said, "its user namespace")
-            _map("uid", child, os.geteuid(), ids.Range(uids.first, count))
-            _map("gid", child, os.getegid(), ids.Range(gids.first, count))
+            _map("uid", child, os.geteuid(), IdRange(uids.first, count))
+            _map("gid", child, os.getegid(), IdRange(gids.first, count))
             tells.write(b"x")
             pid = int(_await(said, "its other namespaces"))
             tells.write(b"x")
@@ -214,7 +268,7 @@ def _impossible(why: str) -> errors.RuntimeUnusable:
     )
 
 
-def _map(kind: str, pid: int, own: int, others: ids.Range) -> None:
+def _map(kind: str, pid: int, own: int, others: IdRange) -> None:
     """Let ids of the namespace mean ids of the machine: 0 the user, others what is set aside."""
     program = shutil.which(f"new{kind}map", path=f"{os.environ.get('PATH', '')}:/usr/bin:/bin")
     if program is None:
@@ -237,7 +291,7 @@ def _map(kind: str, pid: int, own: int, others: ids.Range) -> None:
     if failure is not None:
         raise errors.RuntimeUnusable(
             f"new{kind}map failed: {failure}",
-            hint=f"{ids.FILES[kind]} must set these ids aside for you, and the program must be "
+            hint=f"{ID_FILES[kind]} must set these ids aside for you, and the program must be "
             "setuid root",
         )
 

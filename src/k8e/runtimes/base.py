@@ -1,21 +1,43 @@
-"""The whole contract of a runtime."""
+"""The whole contract between runtimes and everything above them.
+
+Sessions and the gateway import this module and ``registry``, and nothing else of the package: they
+know neither control groups nor folders of this host, nor the name of any runtime.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from k8e import errors
 from k8e.link import Link
 from k8e.model import Limits, Rootfs, SandboxSpec
 
+if TYPE_CHECKING:
+    from k8e.disk import Reserve
+    from k8e.images.service import Images
+    from k8e.settings import Settings
+
 
 class NotRemoved(errors.K8eError):
-    """Something of a sandbox is still there though all was tried; the message says what.
+    """Something of a sandbox is still there though everything was tried; the message says what.
 
-    Nobody has to try again: the host knows, and goes on with it.
+    The caller need not try again: the runtimes know of it and do (``Runtimes.leftovers``).
     """
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """A sandbox that has ended and could not be removed completely yet."""
+
+    sandbox_id: str
+    what: str
+    """What of it is left, in words."""
+    since: float
+    """When it was to be removed, in seconds since 1970."""
+    tries: int = 1
 
 
 @dataclass(frozen=True)
@@ -54,7 +76,7 @@ def _python() -> dict[str, tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class Binding:
-    """What turns a sandbox into one session's: said once, when it is handed over."""
+    """What makes a sandbox a session's; given once, when the sandbox is handed over."""
 
     env: dict[str, str]
     cwd: str = ""
@@ -104,6 +126,13 @@ class Guest(Protocol):
         """Wait until the sandbox is gone; the reason, in words for a user."""
         ...
 
+    def limit_hits(self) -> Mapping[str, int]:
+        """How often the sandbox was held to a limit so far, by the limit's name (``Limits``).
+
+        Only what the guest cannot see itself. Asked whenever a program fails, so it must be quick.
+        """
+        ...
+
     async def freeze(self) -> None:
         """Stop everything in the sandbox where it is; no error where it is stopped already.
 
@@ -113,6 +142,14 @@ class Guest(Protocol):
 
     async def thaw(self) -> None:
         """Let everything go on; no error where nothing was stopped."""
+        ...
+
+    async def heal_workspace(self) -> bool:
+        """Put a repaired copy in the place of a workspace that takes no more writes.
+
+        Programs stand still meanwhile; files that they have open stay those of the broken one.
+        False where that cannot be done: then it is as it was.
+        """
         ...
 
     async def kill(self) -> None:
@@ -157,4 +194,113 @@ class Runtime(Protocol):
         Raises:
             NotRemoved: something of it resists. It keeps its record and its uids meanwhile.
         """
+        ...
+
+
+class RegisteredRuntime(Runtime, Protocol):
+    """A runtime that sessions can have; ``registry.register`` makes it known."""
+
+    title: str
+    """How texts for people call it."""
+    aliases: Sequence[str]
+    """Other names by which clients may ask for it."""
+    strength: int
+    """How well it isolates: a session that names no runtime gets the strongest that works."""
+    weakness: str
+    """What its sandboxes do not protect from, told to users who get it in place of a stronger."""
+
+    def facts(self) -> Sequence[str]:
+        """What a probe rests on beside the machine; asked for each new session, so be quick."""
+        ...
+
+    def recall(self, support: Support) -> None:
+        """Choose again what an earlier probe chose; its facts are the same."""
+        ...
+
+    def excess(self, limits: Limits) -> str:
+        """The limits that no sandbox here can reach, in words; they are accepted all the same."""
+        ...
+
+    def remains(self) -> set[str]:
+        """The sandboxes of which anything is here, running or not, half made or half removed."""
+        ...
+
+    async def find_greedy(self, sandbox_ids: Iterable[str]) -> Mapping[str, str]:
+        """Which of these sandboxes must end, and why: they take what no limit can count.
+
+        Asked every few seconds while the runtime has sandboxes.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class DiskReport:
+    """The state of the disk of all workspaces, and how much of it they were given."""
+
+    free: int
+    """Bytes of the disk that nothing uses."""
+    kept: int
+    """Bytes of them that workspaces do not get."""
+    promised: int
+    """Bytes that workspaces may still take."""
+    held: tuple[str, ...] = ()
+    """Sandboxes whose workspaces are held back."""
+    failed: tuple[str, ...] = ()
+    """Sandboxes whose workspaces can no longer be written, because their file system failed."""
+    another: int = 1 << 62
+    """Bytes that one more workspace could count on."""
+
+
+class SharedDisk(Protocol):
+    """The disk that the workspaces of several sandboxes share."""
+
+    @property
+    def report(self) -> DiskReport:
+        """What the last look found."""
+        ...
+
+    def __len__(self) -> int:
+        """How many workspaces share it."""
+        ...
+
+    def is_bounded(self, sandbox_id: str) -> bool:
+        """Whether a workspace may grow by less than its own limit would let it."""
+        ...
+
+    def is_growing(self, sandbox_id: str) -> bool:
+        """Whether a workspace has taken room of late."""
+        ...
+
+    def watch(self, tell: Callable[[DiskReport], object]) -> Callable[[], None]:
+        """Look again and again in a thread, in which ``tell`` is called; how to stop it."""
+        ...
+
+
+LendNetwork = Callable[[], AbstractAsyncContextManager[str]]
+"""Lends the path of a network namespace to try a runtime with; empty where there is none."""
+
+
+class Machine(Protocol):
+    """The machine of a gateway, as the gateway's process needs it."""
+
+    settings: Settings
+    images: Images
+    """The images that were pulled."""
+    reserve: Reserve | None
+    """What the gateway keeps of the disk for itself."""
+
+    def running(self) -> list[str]:
+        """The sandboxes whose processes are there, whichever gateway made them."""
+        ...
+
+    def prepare(self) -> None:
+        """Make the folders; raises an error that says what is wrong with them."""
+        ...
+
+    def prune_images(self) -> list[str]:
+        """Remove the layers that no sandbox and no pulled image uses; their digests."""
+        ...
+
+    def leave(self) -> None:
+        """Give back what only matters while there are sandboxes; the gateway ends."""
         ...

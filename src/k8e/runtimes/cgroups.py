@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from k8e import rootless
-from k8e.rootless import groups
+from k8e.rootless import cgroup
 
 ROOT = Path("/sys/fs/cgroup")
 NOWHERE = ROOT / "none-of-ours"
@@ -34,12 +34,12 @@ def root() -> Path:
     """Below what our groups are: the root of all, or one that was given to a gateway's user."""
     if rootless.inside() is None:
         return ROOT
-    return groups.given() or NOWHERE
+    return cgroup.given() or NOWHERE
 
 
 def usable() -> bool:
     """Whether there may be groups for new sandboxes."""
-    return rootless.inside() is None or groups.reached()
+    return rootless.inside() is None or cgroup.reached()
 
 
 def is_unified() -> bool:
@@ -114,7 +114,7 @@ def make(sandbox_id: str, resources: dict[str, Any]) -> None:
     """Make the group of a sandbox, with its limits, for a runtime that cannot; only on v2."""
     group = root() / PARENT / sandbox_id
     group.parent.mkdir(exist_ok=True)
-    groups.switch_on(group.parent)
+    cgroup.switch_on(group.parent)
     group.mkdir(exist_ok=True)
     _set(group / "memory.swap.max", 0)
     set_limits(sandbox_id, resources)
@@ -174,7 +174,7 @@ def set_limits(sandbox_id: str, resources: dict[str, Any]) -> None:
 
 
 def cpu_seconds(sandbox_id: str) -> float | None:
-    """The CPU time that a sandbox has used so far; None where nobody counts it."""
+    """The CPU time that a sandbox has used so far; None where it is not counted."""
     group = f"{PARENT}/{sandbox_id}"
     with contextlib.suppress(OSError, ValueError):
         if not is_unified():

@@ -25,11 +25,12 @@ from typing import NamedTuple
 
 from k8e import disk
 from k8e.runtimes import mounts
+from k8e.runtimes.base import DiskReport
 
 log = logging.getLogger(__name__)
 
 FLOOR = 64 << 20
-"""What a workspace may hold whoever else grows; less where there is less for each."""
+"""Bytes that a workspace may hold however others grow; less where there is less for each."""
 BURST = 256 << 20
 """What a workspace may take at once on top of that, as long as there is as much for each."""
 RATE = 1 << 30
@@ -94,7 +95,7 @@ class Workspace:
         return self.bounded and self.grant < min(HELD_BYTES, self.usage.free)
 
     def measure(self) -> Usage:
-        """What it holds now; OSError if it is gone, and its device perhaps somebody else's."""
+        """What it holds now; OSError if it is gone, and its device perhaps another's."""
         if os.stat(self.target).st_dev != self.device:  # noqa: PTH116 - done often
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
         told, backed = os.statvfs(self.target), os.stat(self.image).st_blocks * 512  # noqa: PTH116
@@ -116,21 +117,10 @@ class Workspace:
 
 
 @dataclass(frozen=True)
-class Report:
-    """What there is, and what the workspaces were given of it."""
+class Report(DiskReport):
+    """What there is on the disk, and when to look again."""
 
-    free: int
-    """Bytes of the disk that nobody uses."""
-    kept: int
-    """Bytes of them that workspaces do not get."""
-    promised: int
-    """Bytes that workspaces may still take."""
-    held: tuple[str, ...] = ()
-    """Sandboxes whose workspaces are held back."""
-    failed: tuple[str, ...] = ()
-    """Sandboxes whose workspaces can no longer be written, because their file system failed."""
     another: int = FLOOR
-    """Bytes that one more workspace could count on."""
     again: float = LATEST
     """Seconds after which to look again."""
 
@@ -153,7 +143,7 @@ class Growth:
         self._short = threading.Event()  # somebody should look at once
         self._stopped = False
         self._spare = 0  # what was left at the last look, and nobody was promised since
-        self.report = Report(0, 0, 0)
+        self.report: DiskReport = Report(0, 0, 0)
 
     def __len__(self) -> int:
         return len(self._known)
@@ -178,6 +168,10 @@ class Growth:
         with self._lock:
             self._known.pop(sandbox_id, None)
 
+    def kept(self) -> int:
+        """Bytes of the disk that are not for workspaces."""
+        return self._keep()
+
     def is_bounded(self, sandbox_id: str) -> bool:
         """Whether a workspace may grow by less than its own limit would let it."""
         found = self._known.get(sandbox_id)
@@ -188,7 +182,7 @@ class Growth:
         found = self._known.get(sandbox_id)
         return found is not None and found.recent >= GROWING
 
-    def watch(self, tell: Callable[[Report], object]) -> Callable[[], None]:
+    def watch(self, tell: Callable[[DiskReport], object]) -> Callable[[], None]:
         """Share out again and again in a thread, which ``tell`` is called in; how to stop it.
 
         A thread of its own, before others: while it waits, a quick writer is refused what there is.
@@ -219,7 +213,7 @@ class Growth:
         return stop
 
     def share(self) -> Report:
-        """Look at all workspaces, and share out anew what there is."""
+        """Measure all workspaces, and share out anew what is free."""
         with self._lock:
             return self._share()
 
@@ -243,8 +237,9 @@ class Growth:
         again = min((_again(item) for item in found if item.bounded), default=LATEST)
         held = tuple(item.sandbox_id for item in found if item.held)
         another = level({**_below_floor(found), "": FLOOR}, room)[""]
-        self.report = Report(free, kept, promised, held, tuple(failed), another, again)
-        return self.report
+        found_now = Report(free, kept, promised, held, tuple(failed), another, again)
+        self.report = found_now
+        return found_now
 
     def _look(self, item: Workspace, now: float) -> None:
         before, item.usage = item.usage, item.measure()
@@ -307,7 +302,7 @@ def share_out(found: list[Workspace], room: int) -> dict[str, int]:
 
 
 def _below_floor(found: Iterable[Workspace]) -> dict[str, int]:
-    """What each may take whoever else grows."""
+    """What each workspace may take however others grow."""
     return {
         item.sandbox_id: min(item.usage.free, max(0, FLOOR - item.usage.used)) for item in found
     }
@@ -342,7 +337,7 @@ def has_failed(node: str, target: str) -> bool:
 
 
 def _again(item: Workspace) -> float:
-    """When to look again, so that nobody is refused what there is."""
+    """When to look again, so that no workspace is refused room that there is."""
     if item.held:
         return FULL_SECONDS
     rate = RATE * (4 if item.recent >= GROWING else 1)

@@ -1,42 +1,100 @@
-"""This machine as the local runtimes see it: folders, uid ranges, root file system, guest file."""
+"""This machine as the local runtimes see it: folders, uid ranges, root file system, guest file.
+
+Below the home of a user there is none where homes are closed, and that user may not make one. But
+the namespace of mounts is the gateway's own then: a folder that nobody needs shows the data folder.
+
+Open files count against the memory of whoever opens them, so that is the limit that holds. The
+host's own table is smaller than what one sandbox may open: a single one could fill it, and then no
+other sandbox could open a file. systemd makes it as good as endless for the same reason.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import json
+import logging
 import os
 import resource
 import shutil
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from k8e import errors, rootless
 from k8e.disk import Reserve
-from k8e.images.images import Images
+from k8e.images.service import Images
 from k8e.model import Limits
-from k8e.processes import end_all, start_time
-from k8e.runtimes import (
-    bundle,
-    cgroups,
-    interpreter,
-    locales,
-    mounts,
-    packing,
-    reach,
-    rootfs,
-    tables,
-)
+from k8e.runtimes import bundle, cgroups, guest_package, mounts, rootfs
+from k8e.runtimes.base import LendNetwork
 from k8e.runtimes.growth import Growth
 from k8e.runtimes.leftovers import Leftovers
-from k8e.runtimes.roots import Roots
+from k8e.runtimes.overlays import Roots
 from k8e.runtimes.uids import Uids
 from k8e.runtimes.workspaces import Workspaces
 from k8e.settings import Settings, tool_homes
+from k8e.system import end_all, start_time
+
+PLACES = tuple(map(Path, ("/mnt", "/media", "/srv")))
+
+
+def passage_of(settings: Settings) -> Path:
+    """The path by which sandboxes reach the data folder, once it was made."""
+    return settings.data_dir if rootless.inside() is None else _place(settings) / "k8e"
+
+
+def make_passage(settings: Settings) -> None:
+    """Mount it where it is needed and not there yet."""
+    if rootless.inside() is None:
+        return
+    place = _place(settings)
+    found = place / "k8e" in mounts.mounts_below(place)
+    if found and not (place / "k8e").samefile(settings.data_dir):
+        undo_passage(settings)  # of a gateway that had another data folder
+        found = False
+    if not found:
+        flags = mounts.MS_NOSUID | mounts.MS_NODEV
+        mounts.mount("k8e-reach", place, "tmpfs", flags, "size=16k,nr_inodes=8,mode=755")
+        (place / "k8e").mkdir(exist_ok=True)
+        mounts.bind(settings.data_dir, place / "k8e")
+
+
+def undo_passage(settings: Settings) -> None:
+    """Unmount it, once no gateway needs it."""
+    if rootless.inside() is not None:
+        place = _place(settings)
+        for point in mounts.mounts_below(place):
+            mounts.unmount(point)
+
+
+def _place(settings: Settings) -> Path:
+    """A folder in which nothing of ours is."""
+    ours = (settings.home, settings.data_dir, settings.run_dir, Path.home())
+    for place in PLACES:
+        if place.is_dir() and not any(place in (path, *path.parents) for path in ours):
+            return place
+    raise errors.RuntimeUnusable(
+        f"none of {', '.join(map(str, PLACES))} can be used to show sandboxes their files",
+        hint="make one of these folders, or run k8e as root",
+    )
+
+
+log = logging.getLogger(__name__)
+
+OPEN_FILES = Path("/proc/sys/fs/file-max")
+ENDLESS = 1 << 40
+
+
+def enlarge_kernel_tables() -> None:
+    """Where a table is smaller than sandboxes need it; nothing happens where we may not."""
+    with contextlib.suppress(OSError, ValueError):
+        before = int(OPEN_FILES.read_text("ascii"))
+        if before < ENDLESS:
+            OPEN_FILES.write_text(str(ENDLESS), "ascii")
+            log.info("%s was %d, and a sandbox could have used that up", OPEN_FILES, before)
+
 
 FEW_IDS = 2048
 """Uids of a sandbox where a user has not many: its own user is number 1000, few others exist."""
@@ -60,7 +118,7 @@ def _boot() -> str:
 
 
 @dataclass(frozen=True)
-class Record:
+class SandboxRecord:
     """What is written down about a sandbox before anything of it exists."""
 
     sandbox_id: str
@@ -74,6 +132,8 @@ class Record:
     """The sandbox whose workspace, and so whose uids, it shares."""
     settled: bool = False
     """Whether its workspace is mounted, and its guest did all that needs no session."""
+    healing: bool = False
+    """Whether its workspace is being repaired; meanwhile it is frozen, and may be unmounted."""
     root: str = ""
     """The key of its root file system; empty for the host's own."""
     env: dict[str, str] = field(default_factory=_no_env)
@@ -93,7 +153,7 @@ class Record:
         scratch.rename(folder / "sandbox.json")
 
     @classmethod
-    def load(cls, folder: Path) -> Record | None:
+    def load(cls, folder: Path) -> SandboxRecord | None:
         """The record of a sandbox; None where it was only half made.
 
         Raises:
@@ -115,7 +175,7 @@ class Record:
             hint="update k8e, or set K8E_RUN_DIR to another folder",
         )
 
-    def _checked(self, sandbox_id: str) -> Record:
+    def _checked(self, sandbox_id: str) -> SandboxRecord:
         """This record, if it is one of ours: by it, processes are watched and folders mounted."""
         numbers = (self.pid, self.pid_started, 0 if self.id_base is None else self.id_base)
         texts: tuple[Any, ...] = (
@@ -175,7 +235,7 @@ class Host:
         )
         self.uids = _few_uids(self.sandboxes, inside.ids) if inside else Uids(self.sandboxes)
         self.leftovers = Leftovers(self.sandboxes)
-        self._reachable = reach.of(settings)
+        self._reachable = passage_of(settings)
         """The data folder by a path on which every uid may pass."""
         self._way = (self._reachable, *self._reachable.parents)
         self._homes = tool_homes(settings.home)
@@ -184,8 +244,8 @@ class Host:
         self._skeleton: Path | None = None
         self._guest: Path | None = None
         self._locales: Path | None = None
-        self._python: interpreter.Interpreter | None = None
-        self.lend_network: Callable[[], AbstractAsyncContextManager[str]] = _no_network
+        self._python: guest_package.Interpreter | None = None
+        self.lend_network: LendNetwork = _no_network
         """A network namespace to try runtimes with; its path is empty where there is none."""
         self._lock = threading.Lock()  # of shared files: launches prepare in threads
         self._making_python = threading.Lock()  # takes a second: launches without it go on
@@ -197,7 +257,7 @@ class Host:
 
     def running(self) -> list[str]:
         """The sandboxes whose processes are there, whoever made them."""
-        found = (Record.load(folder) for folder in sorted(self.sandboxes.glob("sb-*")))
+        found = (SandboxRecord.load(folder) for folder in sorted(self.sandboxes.glob("sb-*")))
         return [item.sandbox_id for item in found if item is not None and item.is_running()]
 
     def prepare(self) -> None:
@@ -207,19 +267,19 @@ class Host:
                 "the local runtimes need root to make sandboxes, or a user namespace",
                 hint="run k8e as root (sudo k8e …), or set K8E_SANDBOX_ENDPOINT to a gateway",
             )
-        reach.make(self.settings)
+        make_passage(self.settings)
         self.sandboxes.mkdir(parents=True, exist_ok=True)
         mounts.make_private_mount(self.sandboxes)
         cgroups.prepare()
         cgroups.sweep()
         self.leftovers.load()
-        tables.enlarge()
+        enlarge_kernel_tables()
         self.workspaces.sweep()
         self.workspaces.adopt(self.sandboxes)
         roots: dict[str, str] = {}
         bases: dict[str, int] = {}
         for folder in self.sandboxes.glob("sb-*"):
-            record = Record.load(folder)
+            record = SandboxRecord.load(folder)
             if record is not None and record.id_base is not None:
                 bases[record.sandbox_id] = record.id_base
             if record is not None and record.root:
@@ -235,7 +295,20 @@ class Host:
             for point in mounts.mounts_below(self.settings.run_dir):
                 mounts.unmount(point)
             shutil.rmtree(self.settings.run_dir / "gvisor", ignore_errors=True)
-            reach.undo(self.settings)
+            undo_passage(self.settings)
+
+    def leave(self) -> None:
+        """``close``, and remove the control group of all sandboxes: no gateway runs here now."""
+        self.close()
+        cgroups.remove_parent()
+
+    def prune_images(self) -> list[str]:
+        """Remove the layers that no sandbox and no pulled image uses; their digests."""
+        return self.roots.prune()
+
+    def remains(self) -> set[str]:
+        """The sandboxes of which a folder or a disk is here."""
+        return {path.name for path in self.sandboxes.glob("sb-*")} | set(self.workspaces.names())
 
     def closed_folder(self) -> Path | None:
         """A folder on the way to the data folder through which other uids may not pass."""
@@ -269,12 +342,14 @@ class Host:
         whole = (folder for folder in folders if (folder / "node_modules/tsx").is_dir())
         return next(whole, None) or next((item for item in folders if item.is_dir()), None)
 
-    def layout(self, record: Record) -> bundle.Layout:
+    def layout(self, record: SandboxRecord) -> bundle.Layout:
         """Where a sandbox's parts lie; makes the shared ones at first use."""
         with self._lock:
             if self._guest is None or not self._guest.exists():
-                self._guest = packing.pack_guest(self.settings.data_dir / "guest", GUEST_PYTHON)
-                self._locales = locales.archive(self.settings.data_dir / "locales")
+                self._guest = guest_package.pack_guest(
+                    self.settings.data_dir / "guest", GUEST_PYTHON
+                )
+                self._locales = rootfs.archive(self.settings.data_dir / "locales")
         root, python = self._root(record)
         folder = self.folder(record.sandbox_id)
         return bundle.Layout(
@@ -290,13 +365,15 @@ class Host:
             locales=None if record.root else self._locales,
         )
 
-    def _root(self, record: Record) -> tuple[Path, interpreter.Interpreter | None]:
+    def _root(self, record: SandboxRecord) -> tuple[Path, guest_package.Interpreter | None]:
         """The root file system of a sandbox, and the guest's Python where that has none for it."""
         if record.root:
             with self._making_python:
                 if self._python is None or not self._python.folder.exists():
-                    self._python = interpreter.make_interpreter(
-                        self.settings.data_dir / "python", GUEST_PYTHON, packing.packed_source()
+                    self._python = guest_package.make_interpreter(
+                        self.settings.data_dir / "python",
+                        GUEST_PYTHON,
+                        guest_package.packed_source(),
                     )
                 return self.roots.path(record.root), self._python
         with self._lock:

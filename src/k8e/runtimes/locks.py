@@ -19,13 +19,28 @@ import platform
 from collections.abc import Iterable
 from pathlib import Path
 
+from k8e.runtimes import cgroups
+
 MOST = 10_000
 """Locks that a sandbox may hold at a time: 2 MB of the kernel's memory."""
+TOO_MANY = "it held more than {} locks on files, which take memory of the host that no limit counts"
 LOCKS = Path("/proc/locks")
 _KCMP = {"x86_64": 312, "aarch64": 272}.get(platform.machine(), -1)
 _KCMP_FILES, _SAME, _LESS = 2, 0, 1
 _libc = ctypes.CDLL(None, use_errno=True)
 _MOST_BYTES = 16 << 20  # of what one open file tells; each lock is a line
+
+
+def find_greedy(sandbox_ids: Iterable[str]) -> dict[str, str]:
+    """Which of these sandboxes hold more locks than anybody needs, with the reason to end them."""
+    if count_on_host() <= MOST:
+        return {}
+    found: dict[str, str] = {}
+    for sandbox_id in sandbox_ids:
+        processes, _ = cgroups.what_is_left(sandbox_id)
+        if count_held(processes) > MOST:
+            found[sandbox_id] = TOO_MANY.format(MOST)
+    return found
 
 
 def count_on_host(most: int = MOST) -> int:

@@ -18,8 +18,8 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 
 from k8e import errors
-from k8e.processes import end_all
 from k8e.runtimes import bundle
+from k8e.system import end_all
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import subprocess
 import threading
 from pathlib import Path
 
-from k8e import errors
+from k8e import disk, errors
 from k8e.runtimes import mounts
 from k8e.runtimes.growth import Growth
 
@@ -23,6 +23,8 @@ _FLAGS = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOATIME
 # uses are not written: a workspace holds as much of the disk as its files do.
 _OPTIONS = "noauto_da_alloc,discard,noinit_itable"
 MKFS_SECONDS = 60
+REPAIR_SECONDS = 60
+_MENDED = 3  # e2fsck's bits for what was found and repaired; all others mean that it was not
 JOURNAL_MIB = 4  # the smallest that ext4 takes
 SMALLEST_WITH_JOURNAL = 64 << 20
 SIZE_STEP = 64 << 20
@@ -87,9 +89,49 @@ class Workspaces:
         self.remove(sandbox_id)
         self.mount(sandbox_id, target, size=size, owner=owner, inodes=inodes)
 
+    def heal(self, sandbox_id: str, target: Path) -> None:
+        """Mount a repaired copy instead of a workspace whose file system has failed.
+
+        The kernel lets nothing be written to a file system that it gave up, remounted or not, and
+        may still write parts of it out: so the image is copied before e2fsck looks at it, and the
+        old one is gone when the last program lets go of it. Nothing may run in the sandbox.
+        """
+        image = self.image(sandbox_id)
+        copy = image.with_suffix(".healed")
+        try:
+            disk.refuse_if_full(
+                self._folder, self.growth.kept() + image.stat().st_blocks * 512, "a repair needs"
+            )
+            _copy_sparse(image, copy)
+            _repair(copy)
+            self.growth.forget(sandbox_id)
+            mounts.unmount_top(target)
+            copy.rename(image)
+        finally:
+            copy.unlink(missing_ok=True)
+        mounts.mount_image(image, target, _FLAGS, _OPTIONS)
+        self.growth.add(sandbox_id, image, target)
+
+    def finish_heal(self, sandbox_id: str, target: Path) -> None:
+        """Mount a workspace that a gateway was repairing when it was killed.
+
+        One that is still mounted is the broken one, which is repaired again; one that is not has
+        a repaired copy, perhaps already under its own name.
+        """
+        image = self.image(sandbox_id)
+        copy = image.with_suffix(".healed")
+        if os.major(target.stat().st_dev) == mounts.LOOP_MAJOR:
+            copy.unlink(missing_ok=True)
+            return
+        if copy.exists():
+            copy.rename(image)
+        mounts.mount_image(image, target, _FLAGS, _OPTIONS)
+        self.growth.add(sandbox_id, image, target)
+
     def remove(self, sandbox_id: str) -> None:
         self.growth.forget(sandbox_id)
-        for path in (self.image(sandbox_id), self.image(sandbox_id).with_suffix(".tmp")):
+        image = self.image(sandbox_id)
+        for path in (image, image.with_suffix(".tmp"), image.with_suffix(".healed")):
             path.unlink(missing_ok=True)
 
     def in_use(self) -> dict[str, str]:
@@ -172,6 +214,20 @@ def _make_filesystem(image: Path, size: int, inodes: int) -> None:
     finally:
         mounts.unmount(folder)
         folder.rmdir()
+
+
+def _repair(image: Path) -> None:
+    """Have the journal of a file system replayed, and everything in order again."""
+    path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+    done = subprocess.run(
+        ["e2fsck", "-f", "-y", str(image)],
+        capture_output=True,
+        timeout=REPAIR_SECONDS,
+        env={"PATH": path},
+    )
+    if done.returncode & ~_MENDED:
+        said = done.stderr.decode(errors="replace").strip()
+        raise errors.RuntimeUnusable(f"e2fsck cannot repair {image.name}: {said[-200:]}")
 
 
 def _copy_sparse(source: Path, target: Path) -> None:

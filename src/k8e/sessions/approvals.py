@@ -1,31 +1,317 @@
-"""Approvals: an action is asked for, somebody decides, and the asker may act on it once."""
+"""Approvals: an agent asks for an action, an approver decides, and the agent may act on it once.
+
+A file of its own: it is written seldom, and must be on the disk before anybody acts on it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import hmac
+import json
 import logging
+import os
 import sqlite3
 import time
-from collections import Counter
-from collections.abc import Generator
-from dataclasses import replace
+from collections import Counter, deque
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from k8e import errors
+from k8e import database, errors
 from k8e.model import Phase, Principal, Role, Session, new_id
-from k8e.sessions import clock
-from k8e.sessions.approval_store import (
-    APPROVED,
-    EXPIRED,
-    PENDING,
-    REJECTED,
-    USED,
-    Approval,
-    ApprovalStore,
-    Waiting,
-)
-from k8e.sessions.approver import Approver
+from k8e.sessions import live
 from k8e.sessions.service import Sessions
+
+MIGRATIONS = (
+    """
+    CREATE TABLE approvals (
+        approval_id TEXT PRIMARY KEY,
+        owner       TEXT NOT NULL,
+        session_id  TEXT NOT NULL,
+        sandbox_id  TEXT NOT NULL,
+        action      TEXT NOT NULL,
+        status      TEXT NOT NULL,
+        created_at  REAL NOT NULL,
+        expires_at  REAL NOT NULL,
+        decided_at  REAL NOT NULL DEFAULT 0,
+        advisory    INTEGER NOT NULL DEFAULT 1,
+        reason      TEXT NOT NULL DEFAULT ''
+    ) STRICT;
+    CREATE INDEX by_status ON approvals (status, created_at);
+    CREATE TABLE approver (one INTEGER PRIMARY KEY CHECK (one = 1), salt BLOB, hash BLOB) STRICT;
+    """,
+    """
+    ALTER TABLE approvals ADD COLUMN deadline REAL NOT NULL DEFAULT 0;
+    CREATE INDEX by_sandbox ON approvals (sandbox_id);
+    """,
+)
+_COLUMNS = (
+    "approval_id, owner, session_id, sandbox_id, action, status, created_at, expires_at, "
+    "deadline, decided_at, advisory, reason"
+)
+
+PENDING = "pending"
+APPROVED = "approved"
+REJECTED = "rejected"
+USED = "used"
+EXPIRED = "expired"
+
+
+@dataclass(frozen=True)
+class Approval:
+    """One action that an approver is asked to allow, once."""
+
+    approval_id: str
+    owner: str
+    session_id: str
+    sandbox_id: str
+    """Sessions may follow each other under one id; their sandboxes never do."""
+    action: str
+    status: str
+    """``pending``, ``approved``, ``rejected``, ``used`` or ``expired``."""
+    created_at: float
+    expires_at: float
+    """A date, for people."""
+    deadline: float
+    """The same moment by the clock that counts from the machine's start: it decides."""
+    decided_at: float = 0
+    advisory: bool = True
+    """Whether any caller of the gateway can decide it, or has decided it."""
+    reason: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """What a client may see."""
+        return {
+            "approval_id": self.approval_id,
+            "session_id": self.session_id,
+            "action": self.action,
+            "status": self.status,
+            "approved": self.status in (APPROVED, USED),
+            "advisory": self.advisory,
+            "reason": self.reason,
+            "created_at": self.created_at,
+            "expires_at": self.expires_at,
+            "decided_at": self.decided_at,
+        }
+
+
+class PendingApproval(NamedTuple):
+    """An action that is still undecided, as far as that is cheap to know."""
+
+    approval_id: str
+    owner: str
+    session_id: str
+    sandbox_id: str
+    length: int
+    """Characters of its text."""
+
+
+class ApprovalStore:
+    """The approvals of one gateway."""
+
+    def __init__(self, path: Path) -> None:
+        # What was used stays used, also after a power failure.
+        self._db = database.connect(path, MIGRATIONS, durable=True)
+        # An older release wrote dates alone.
+        self._db.execute(
+            "UPDATE approvals SET deadline = expires_at + ? WHERE deadline = 0",
+            (live.boot_offset(),),
+        )
+
+    def close(self) -> None:
+        self._db.close()
+
+    def insert(self, approval: Approval) -> None:
+        self._db.execute(
+            "INSERT INTO approvals (approval_id, owner, session_id, sandbox_id, action, status,"
+            " created_at, expires_at, deadline) VALUES (?,?,?,?,?,?,?,?,?)",
+            (
+                approval.approval_id,
+                approval.owner,
+                approval.session_id,
+                approval.sandbox_id,
+                approval.action,
+                approval.status,
+                approval.created_at,
+                approval.expires_at,
+                approval.deadline,
+            ),
+        )
+
+    def decide(self, approval: Approval, now: float) -> bool:
+        """Write a decision down; False if there was one already, or it came too late."""
+        done = self._db.execute(
+            "UPDATE approvals SET status=?, decided_at=?, advisory=?, reason=? "
+            "WHERE approval_id=? AND status='pending' AND deadline > ?",
+            (
+                approval.status,
+                approval.decided_at,
+                int(approval.advisory),
+                approval.reason,
+                approval.approval_id,
+                now,
+            ),
+        )
+        return done.rowcount == 1
+
+    def use(self, approval_id: str, now: float) -> bool:
+        """Approved → used, for exactly one caller."""
+        done = self._db.execute(
+            "UPDATE approvals SET status='used' "
+            "WHERE approval_id=? AND status='approved' AND deadline > ?",
+            (approval_id, now),
+        )
+        return done.rowcount == 1
+
+    def get(self, approval_id: str) -> Approval | None:
+        found = self._select("approval_id=?", approval_id)
+        return found[0] if found else None
+
+    def pending(self, now: float, owner: str = "") -> list[PendingApproval]:
+        """What waits for a decision, of one owner or of all, oldest first; without the texts."""
+        condition, values = "status='pending' AND deadline > ?", [now]
+        if owner:
+            condition, values = f"{condition} AND owner=?", [now, owner]
+        query = "SELECT approval_id, owner, session_id, sandbox_id, length(action) FROM approvals"
+        found = self._db.execute(f"{query} WHERE {condition} ORDER BY created_at, rowid", values)
+        return [PendingApproval(*row) for row in found]
+
+    def several(self, approval_ids: Iterable[str]) -> list[Approval]:
+        """These approvals, oldest first."""
+        wanted = json.dumps(list(approval_ids))
+        condition = "approval_id IN (SELECT value FROM json_each(?)) ORDER BY created_at, rowid"
+        return self._select(condition, wanted)
+
+    def count_pending(self, sandbox_id: str, now: float) -> int:
+        """How many actions of one sandbox wait for a decision."""
+        waiting = "sandbox_id=? AND status='pending' AND deadline > ?"
+        query = f"SELECT count(*) FROM approvals WHERE {waiting}"  # noqa: S608 - our constants
+        return int(self._db.execute(query, (sandbox_id, now)).fetchone()[0])
+
+    def count(self, sandbox_id: str) -> int:
+        query = "SELECT count(*) FROM approvals WHERE sandbox_id=?"
+        return int(self._db.execute(query, (sandbox_id,)).fetchone()[0])
+
+    def forget_oldest(self, sandbox_id: str, now: float, how_many: int) -> None:
+        """Remove the oldest approvals of a sandbox that can no longer be acted on."""
+        self._db.execute(
+            "DELETE FROM approvals WHERE approval_id IN (SELECT approval_id FROM approvals "
+            "WHERE sandbox_id=? AND (status IN ('used', 'rejected') OR deadline <= ?) "
+            "ORDER BY created_at LIMIT ?)",
+            (sandbox_id, now, how_many),
+        )
+
+    def forget(self, before: float) -> None:
+        """Remove what expired long ago."""
+        self._db.execute("DELETE FROM approvals WHERE deadline < ?", (before,))
+
+    def forget_sandbox(self, sandbox_id: str) -> None:
+        """Remove all approvals of a sandbox that has ended."""
+        self._db.execute("DELETE FROM approvals WHERE sandbox_id=?", (sandbox_id,))
+
+    def sandboxes(self) -> list[str]:
+        """The sandboxes that have approvals here."""
+        return [row[0] for row in self._db.execute("SELECT DISTINCT sandbox_id FROM approvals")]
+
+    def _select(self, condition: str, *values: Any) -> list[Approval]:
+        if not database.is_text(*values):
+            return []
+        query = f"SELECT {_COLUMNS} FROM approvals WHERE {condition}"  # noqa: S608 - our constants
+        return [
+            Approval(*row[:10], advisory=bool(row[10]), reason=row[11])
+            for row in self._db.execute(query, values)
+        ]
+
+    # The approver's secret, as a salted hash.
+
+    def approver(self) -> tuple[bytes, bytes] | None:
+        return self._db.execute("SELECT salt, hash FROM approver").fetchone()
+
+    def set_approver(self, salt: bytes, digest: bytes) -> None:
+        self._db.execute("REPLACE INTO approver (one, salt, hash) VALUES (1, ?, ?)", (salt, digest))
+        database.settle(self._db)
+
+
+MIN_SECRET = 12  # characters
+MAX_SECRET = 1024
+MAX_WRONG = 10  # wrong secrets …
+WRONG_SECONDS = 60.0  # … in this time, after which none is tried any more
+# 32 MiB and a tenth of a second for each guess.
+_SCRYPT = {"n": 1 << 15, "r": 8, "p": 1, "maxmem": 64 << 20, "dklen": 32}
+
+
+def _hash(secret: str, salt: bytes) -> bytes:
+    return hashlib.scrypt(secret.encode("utf-8", "surrogateescape"), salt=salt, **_SCRYPT)
+
+
+class Approver:
+    """Knows whether a caller knows the secret; keeps only a salted hash of it."""
+
+    def __init__(self, store: ApprovalStore) -> None:
+        self._store = store
+        self._one = asyncio.Lock()  # a flood of guesses takes the memory and the CPU of one
+        self._wrong: deque[float] = deque()
+
+    @property
+    def configured(self) -> bool:
+        return self._store.approver() is not None
+
+    async def configure(self, secret: str, current: str) -> None:
+        """Set the secret; replacing one needs the one of before."""
+        if not MIN_SECRET <= len(secret) <= MAX_SECRET:
+            raise errors.InvalidRequest(
+                f"an approver's secret has {MIN_SECRET} to {MAX_SECRET} characters"
+            )
+        salt = os.urandom(16)
+        # One at a time, to the end: of two that come at once, the second needs the first's secret.
+        async with self._one:
+            if self.configured:
+                if not current:
+                    raise errors.Conflict(
+                        "there is an approver already",
+                        hint="k8e approver init --replace asks for the current secret",
+                    )
+                await self._compare(current)
+            digest = await asyncio.to_thread(_hash, secret, salt)
+            self._store.set_approver(salt, digest)
+
+    async def check(self, secret: str) -> None:
+        """Return if the secret is right."""
+        if not secret:
+            raise errors.Denied(
+                "this needs the approver's secret",
+                hint="set K8E_APPROVER_SECRET, use --secret-file, or answer on a terminal",
+            )
+        async with self._one:
+            await self._compare(secret)
+
+    async def _compare(self, secret: str) -> None:
+        self._refuse_floods()
+        known = self._store.approver()
+        right = (
+            known is not None
+            and len(secret) <= MAX_SECRET
+            and hmac.compare_digest(await asyncio.to_thread(_hash, secret, known[0]), known[1])
+        )
+        if not right:
+            self._wrong.append(time.monotonic())
+            raise errors.Denied(
+                "this is not the approver's secret",
+                hint="it is what k8e approver init printed, or the passphrase given there",
+            )
+
+    def _refuse_floods(self) -> None:
+        while self._wrong and self._wrong[0] < time.monotonic() - WRONG_SECONDS:
+            self._wrong.popleft()
+        if len(self._wrong) >= MAX_WRONG:
+            raise errors.LimitExceeded(
+                f"{MAX_WRONG} wrong secrets within {WRONG_SECONDS:g} s",
+                hint="wait a minute; somebody may be guessing",
+            )
+
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +319,7 @@ MAX_ACTION = 16 << 10  # characters
 MAX_REASON = 4 << 10
 MAX_PENDING = 100  # of one session
 MAX_KEPT = 1000
-"""Approvals of one session that are kept, those included on which nobody can act any more."""
+"""Approvals of one session that are stored, including those that can no longer be acted on."""
 MAX_LISTED = 8 << 20
 """Bytes of one list of approvals, about: clients take frames of 16 MiB."""
 LISTED_EACH = 1 << 10  # of them, for one approval beside its text
@@ -66,7 +352,7 @@ class Approvals:
         _check_text(action, "the action", MAX_ACTION)
         if not 0 <= expires <= MAX_EXPIRES:  # so that NaN is refused too
             raise errors.InvalidRequest(f"an approval lives up to {MAX_EXPIRES:g} seconds")
-        now = clock.now()
+        now = live.boot_time()
         if self._store.count_pending(session.sandbox_id, now) >= MAX_PENDING:
             raise errors.LimitExceeded(
                 f"{MAX_PENDING} actions of session {session_id} wait for approval",
@@ -112,7 +398,7 @@ class Approvals:
         """
         if not seconds >= 0:
             raise errors.InvalidRequest("the time to wait cannot be negative")
-        deadline = clock.now() + (seconds or WAIT)
+        deadline = live.boot_time() + (seconds or WAIT)
         asked: Approval | None = None
         with self._listening(approval_id) as changed:
             while True:
@@ -122,14 +408,14 @@ class Approvals:
                 asked = found = self._own(principal, approval_id)
                 _check_bound(found, bound)
                 self._living(principal, found.session_id, found.sandbox_id)
-                if found.status == APPROVED and self._store.use(approval_id, clock.now()):
+                if found.status == APPROVED and self._store.use(approval_id, live.boot_time()):
                     log.info("approval %s is used", approval_id)
                     return found
                 if found.status == REJECTED:
                     return found
                 if found.status != PENDING:
                     raise _over(found)
-                left = min(deadline, found.deadline) - clock.now()
+                left = min(deadline, found.deadline) - live.boot_time()
                 if left <= 0:
                     raise errors.TimedOut(
                         f"nobody decided on approval {approval_id} in time",
@@ -137,7 +423,7 @@ class Approvals:
                         f"k8e sandbox confirm --approval-id {approval_id} waits for it again",
                     )
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(min(left, clock.LONGEST_NAP)):
+                    async with asyncio.timeout(min(left, live.LONGEST_NAP)):
                         await changed.wait()
 
     @contextlib.contextmanager
@@ -195,7 +481,7 @@ class Approvals:
             advisory=not binding,
             reason=reason,
         )
-        if not self._store.decide(decided, clock.now()):
+        if not self._store.decide(decided, live.boot_time()):
             raise _over(self.get(principal, approval_id))
         log.info("approval %s is %s", approval_id, decided.status)
         self._sessions.events.write(
@@ -219,7 +505,7 @@ class Approvals:
         return self._seen(found)
 
     def _own(self, principal: Principal, approval_id: str) -> Approval:
-        """One on which the caller may act: seeing somebody else's is not asking for it."""
+        """An approval that the caller may act on: seeing another caller's is not asking for it."""
         found = self._store.get(approval_id)
         if found is None or found.owner != principal.name:
             raise _not_found(approval_id)
@@ -228,7 +514,7 @@ class Approvals:
     def pending(self, principal: Principal, session_id: str = "") -> list[Approval]:
         """Those that wait for a decision, oldest first; for an approver, of all owners."""
         owner = "" if Role.APPROVER in principal.roles else principal.name
-        waiting = self._store.pending(clock.now(), owner)
+        waiting = self._store.pending(live.boot_time(), owner)
         owners = {item.owner for item in waiting}
         living = {
             item.sandbox_id for owner in owners for item in self._sessions.listing(Principal(owner))
@@ -242,9 +528,9 @@ class Approvals:
 
     def _seen(self, approval: Approval) -> Approval:
         """An approval as it is now: time passes, and an approver may have come."""
-        told = clock.date_of(approval.deadline, approval.expires_at)
+        told = live.date_of(approval.deadline, approval.expires_at)
         approval = replace(approval, expires_at=told)
-        if approval.status in (PENDING, APPROVED) and approval.deadline <= clock.now():
+        if approval.status in (PENDING, APPROVED) and approval.deadline <= live.boot_time():
             return replace(approval, status=EXPIRED)
         binding = self.approver.configured
         if approval.status == APPROVED and approval.advisory and binding:
@@ -270,7 +556,7 @@ class Approvals:
             self._wake(approval_id)
 
 
-def _fair(waiting: list[Waiting]) -> list[str]:
+def _fair(waiting: list[PendingApproval]) -> list[str]:
     """Which fit into one answer: of each owner the oldest, then the second, and so on.
 
     So whoever asks for much, and at length, hides nothing that others ask for.

@@ -1,7 +1,7 @@
 """Watches the disk that all workspaces share, and tells sessions what happens to theirs.
 
-How much each may grow is the kernel's to hold (``runtimes/growth.py``); this looks often enough
-that nobody is refused what there is, and refills the gateway's reserve when there is room again.
+Its runtime holds each workspace to what it may still grow; this refills the gateway's reserve when
+there is room again, and saves the files of workspaces that broke.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 from k8e import disk, errors, metrics
 from k8e.model import Principal, new_id
-from k8e.runtimes.growth import Report
-from k8e.runtimes.host import Host
+from k8e.runtimes.base import DiskReport
+from k8e.runtimes.registry import Runtimes
 from k8e.sessions.events import Events
 from k8e.sessions.live import Live
 from k8e.sessions.snapshots import Snapshots
@@ -29,37 +29,44 @@ HELD = (
 )
 FAILED = (
     "the file system of /workspace met an error of the disk below it and takes no more writes; it "
-    "can be read, and what it holds is saved as a snapshot as soon as there is room"
+    "can be read; what it holds is saved as a snapshot as soon as there is room, and it is "
+    "repaired where that is possible"
 )
 
 
 class DiskWatch:
-    """Looks at the disk for as long as a gateway runs."""
+    """Watches the disk for as long as a gateway runs."""
 
     def __init__(
         self,
-        host: Host,
+        runtimes: Runtimes,
         live: Mapping[str, Live],
         events: Events,
         snapshots: Snapshots,
         end: Callable[[Live, str], Awaitable[None]],
     ) -> None:
-        self._host = host
+        self._disk = runtimes.disk
+        self._machine = runtimes.machine
         self._live = live
         self._events = events
         self._snapshots = snapshots
         self._end = end
-        self._told: set[str] = set()  # sandboxes whose sessions know that they are held back
-        self._failed: dict[str, float] = {}  # sandboxes, and when to try again to save their files
+        self._held_back: set[str] = set()  # sandboxes whose sessions know that they are held back
+        self._rescue_at: dict[
+            str, float
+        ] = {}  # sandboxes, and when to try again to save their files
         self._was_full = False
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
-        news: asyncio.Queue[Report] = asyncio.Queue()
+        news: asyncio.Queue[DiskReport] = asyncio.Queue()
         before: list[object] = []
 
-        def tell(report: Report) -> None:
-            reserve, spare = self._host.reserve, report.free - self._host.settings.min_free_disk
+        def tell(report: DiskReport) -> None:
+            reserve, spare = (
+                self._machine.reserve,
+                report.free - self._machine.settings.min_free_disk,
+            )
             if reserve is not None and reserve.missing and spare > 0:
                 reserve.fill(spare)
             now = [report.held, report.failed, report.free <= report.kept]
@@ -67,7 +74,7 @@ class DiskWatch:
                 before[:] = now
                 loop.call_soon_threadsafe(news.put_nowait, report)
 
-        stop = self._host.growth.watch(tell)
+        stop = self._disk.watch(tell)
         try:
             while True:
                 report = await news.get()
@@ -78,7 +85,7 @@ class DiskWatch:
         finally:
             await asyncio.to_thread(stop)
 
-    def _tell(self, report: Report) -> None:
+    def _tell(self, report: DiskReport) -> None:
         full = report.free <= report.kept
         if full is not self._was_full:
             self._was_full = full
@@ -87,31 +94,32 @@ class DiskWatch:
         held = set(report.held)
         for live in list(self._live.values()):
             sandbox_id = live.session.sandbox_id
-            # Who does not grow need not know.
-            if sandbox_id in held - self._told and self._host.growth.is_growing(sandbox_id):
-                self._told.add(sandbox_id)
+            # A session that does not grow need not know.
+            if sandbox_id in held - self._held_back and self._disk.is_growing(sandbox_id):
+                self._held_back.add(sandbox_id)
                 self._events.write(live.session, "workspace.held", message=HELD)
-            elif sandbox_id in self._told - held:
-                self._told.discard(sandbox_id)
+            elif sandbox_id in self._held_back - held:
+                self._held_back.discard(sandbox_id)
                 self._events.write(live.session, "workspace.released")
-        self._told &= {live.session.sandbox_id for live in self._live.values()}
+        self._held_back &= {live.session.sandbox_id for live in self._live.values()}
 
-    async def _rescue(self, report: Report) -> None:
-        """Save what broken workspaces hold, and end their sessions: nothing else mends them."""
+    async def _rescue(self, report: DiskReport) -> None:
+        """Save what broken workspaces hold, then repair them or end their sessions."""
         by_sandbox = {live.session.sandbox_id: live for live in self._live.values()}
         now = asyncio.get_running_loop().time()
         for sandbox_id in report.failed:
             live = by_sandbox.get(sandbox_id)
             if live is None or live.ending is not None or live.paused:
                 continue
-            if sandbox_id not in self._failed:
-                self._failed[sandbox_id] = now
+            if sandbox_id not in self._rescue_at:
+                self._rescue_at[sandbox_id] = now
                 self._events.write(live.session, "workspace.failed", message=FAILED)
                 log.error("the workspace of sandbox %s has failed", sandbox_id)
-            if now >= self._failed[sandbox_id]:
-                self._failed[sandbox_id] = now + RESCUE_SECONDS
+            if now >= self._rescue_at[sandbox_id]:
+                self._rescue_at[sandbox_id] = now + RESCUE_SECONDS
                 await self._save(live)
-        self._failed = {name: due for name, due in self._failed.items() if name in by_sandbox}
+        broken = by_sandbox.keys() & set(report.failed)
+        self._rescue_at = {name: due for name, due in self._rescue_at.items() if name in broken}
 
     async def _save(self, live: Live) -> None:
         name = f"rescued-{new_id('ws')}"
@@ -130,29 +138,43 @@ class DiskWatch:
             size_bytes=saved.size_bytes,
             **({"warning": warning} if warning else {}),
         )
+        if await self._heal(live):
+            self._events.write(live.session, "workspace.healed", snapshot=name)
+            return
         broken = "its workspace broke after an error of the disk below it"
         files = "what could be read of its files is" if warning else "its files are"
         await self._end(live, f"{broken}; {files} in the snapshot {name}")
 
+    async def _heal(self, live: Live) -> bool:
+        """Give a session a repaired copy of its workspace, unless it shares the broken one."""
+        async with live.turning:
+            if live.parent is not None or live.children or live.paused or live.ending is not None:
+                return False
+            try:
+                return await live.guest.heal_workspace()
+            except (errors.K8eError, OSError) as error:
+                log.warning("session %s: %s", live.session.session_id, error)
+                return False
+
     def admit(self) -> None:
         """Refuse a session whose workspace could not hold anything."""
-        report = self._host.growth.report
-        if len(self._host.growth) and report.another < LEAST:
+        report = self._disk.report
+        if len(self._disk) and report.another < LEAST:
             told = "the rest is for sessions that live, and a new one needs"
             raise disk.nearly_full(report.free, report.kept + LEAST, told)
 
     def describe(self) -> dict[str, Any]:
         """What an operator may know: sizes in bytes, and how many workspaces are affected."""
-        report, reserve = self._host.growth.report, self._host.reserve
-        found = disk.space(self._host.settings.data_dir)
+        report, reserve = self._disk.report, self._machine.reserve
+        found = disk.space(self._machine.settings.data_dir)
         told = {
             "total": found.total,
             "free": found.free,
-            "kept_free": self._host.settings.min_free_disk,
+            "kept_free": self._machine.settings.min_free_disk,
             "promised": report.promised,
             "reserve": reserve.size if reserve is not None else 0,
             "reserve_held": reserve.held if reserve is not None else 0,
-            "workspaces": len(self._host.growth),
+            "workspaces": len(self._disk),
             "held_back": len(report.held),
             "broken": len(report.failed),
         }

@@ -1,9 +1,11 @@
-"""What happened in sessions, for people and audits: a file of JSON lines for each.
+"""Events of sessions, for people and audits: a file of JSON lines for each, read in pages.
 
 A file is named after the session's sandbox, which has an id that is never used twice: whoever gets
 the same session id later gets none of these events. Each event is one ``write(2)``, so a gateway
 that is killed loses none. Numbers go up by one: what begins above 1 was cut, and a gap is an event
 that could not be written (a full disk), which the log tells too.
+
+Files are read one at a time, the newest first, and no more of them than a page needs.
 """
 
 from __future__ import annotations
@@ -11,21 +13,97 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import heapq
 import logging
 import os
 import re
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from k8e import disk
-from k8e.lines import MAX_ITEMS, MAX_LINE, MAX_TEXT, to_json
+from k8e import disk, errors
+from k8e.json_lines import MAX_LINE, to_json
 from k8e.model import Session
-from k8e.sessions import event_pages
-from k8e.sessions.event_pages import Page
 
-__all__ = ["MAX_BYTES", "MAX_ITEMS", "MAX_LINE", "MAX_TEXT", "Events", "Log"]
+_PLACE = re.compile(rb'^\{"at":([0-9]{1,12}\.[0-9]{6}),"seq":([0-9]{1,18}),')
+_CURSOR = re.compile(r"([0-9]{1,12}\.[0-9]{6})/([0-9a-z-]{1,64})/([0-9]{1,18})")
+
+
+class EventPosition(NamedTuple):
+    """Where an event belongs among those of all sessions."""
+
+    at: float
+    name: str
+    """Of its file, which only decides between events of the same microsecond."""
+    seq: int
+
+    def cursor(self) -> str:
+        return f"{self.at:.6f}/{self.name}/{self.seq}"
+
+
+class EventPage(NamedTuple):
+    """Some events, oldest first."""
+
+    lines: list[str]
+    cursor: str
+    """Where the next page, of older events, ends; empty if there is none."""
+
+
+def parse_cursor(text: str) -> EventPosition | None:
+    """Where a page ends; None for the newest page."""
+    if not text:
+        return None
+    found = _CURSOR.fullmatch(text)
+    if found is None:
+        raise errors.InvalidRequest(
+            "this is not a cursor of events", hint="pass what the page before it gave as cursor"
+        )
+    return EventPosition(float(found[1]), found[2], int(found[3]))
+
+
+def read_page(paths: Iterable[Path], count: int, before: EventPosition | None) -> EventPage:
+    """The newest ``count`` events of all files that are older than ``before``."""
+    dated = sorted(((_modified(path), path) for path in paths), reverse=True)
+    found: list[tuple[EventPosition, bytes]] = []  # a heap: the oldest is first
+    more = False
+    for modified, path in dated:
+        if len(found) > count and modified < found[0][0].at:
+            break  # all that follow are older than what was found
+        for item in _events(path, before):
+            heapq.heappush(found, item)
+            if len(found) > count + 1:  # one more, to know whether there are more
+                heapq.heappop(found)
+    if len(found) > count:
+        more = True
+        heapq.heappop(found)
+    found.sort()
+    lines = [line.decode("ascii", "replace") for _, line in found]
+    return EventPage(lines, found[0][0].cursor() if more and found else "")
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _events(path: Path, before: EventPosition | None) -> Iterable[tuple[EventPosition, bytes]]:
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return
+    name = path.stem
+    for line in data[: data.rfind(b"\n") + 1].splitlines():
+        told = _PLACE.match(line)
+        if told is None:
+            continue
+        place = EventPosition(float(told[1]), name, int(told[2]))
+        if before is not None and place >= before:
+            continue
+        yield place, line
+
 
 log = logging.getLogger(__name__)
 
@@ -180,7 +258,7 @@ class Events:
     def exec_started(
         self, session: Session, exec_id: str, call: dict[str, Any] | None = None, **fields: Any
     ) -> None:
-        """Note the start of an exec, unless it runs already and somebody else joins it.
+        """Note the start of an exec, unless it runs already and a second client joins it.
 
         One that was seen before and has ended is noted ``again``: its guest gives the same result
         once more, or, if it has forgotten it, runs it.
@@ -235,7 +313,7 @@ class Events:
         self._ahead[sandbox_id] = Log(self._path(sandbox_id))
 
     def expect_no_more(self, sandbox_id: str) -> None:
-        """A sandbox that waited has become nobody's."""
+        """A sandbox that waited for a session ends without one."""
         waiting = self._ahead.pop(sandbox_id, None)
         if waiting is not None:
             waiting.close()
@@ -256,7 +334,7 @@ class Events:
         self._close(session.sandbox_id)
 
     def forget(self, sandbox_id: str) -> None:
-        """Remove the events of a session that nobody can ask about any more."""
+        """Remove the events of a session that can no longer be asked about."""
         self._close(sandbox_id)
         self._path(sandbox_id).unlink(missing_ok=True)
 
@@ -291,13 +369,15 @@ class Events:
         count = min(limit or DEFAULT_LIMIT, MAX_LIMIT)
         return await asyncio.to_thread(_newest, self._path(session.sandbox_id), count)
 
-    async def read_all(self, sandboxes: Iterable[str], limit: int = 0, cursor: str = "") -> Page:
+    async def read_all(
+        self, sandboxes: Iterable[str], limit: int = 0, cursor: str = ""
+    ) -> EventPage:
         """The newest events of many sessions; with the cursor of a page, those before it."""
-        before = event_pages.parse_cursor(cursor)
+        before = parse_cursor(cursor)
         paths = [self._path(sandbox_id) for sandbox_id in sandboxes]
         count = min(limit or DEFAULT_LIMIT, MAX_LIMIT)
         async with self._reading:
-            return await asyncio.to_thread(event_pages.read_page, paths, count, before)
+            return await asyncio.to_thread(read_page, paths, count, before)
 
 
 def _open(path: Path) -> int:

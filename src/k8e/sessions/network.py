@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
 from k8e import errors, rootless
-from k8e.egress import denials, indexes, namespaces
-from k8e.egress.asking import parse_upstreams
+from k8e.egress import denials, namespaces, presets
+from k8e.egress.dns import parse_upstreams
 from k8e.egress.policy import (
     DEFAULT,
     NONE,
@@ -26,7 +27,7 @@ from k8e.egress.policy import (
 from k8e.egress.service import Egress
 from k8e.guest import wire
 from k8e.model import Session, new_id
-from k8e.rootless import tether
+from k8e.rootless import pasta
 from k8e.runtimes.base import Feature
 from k8e.settings import Settings
 
@@ -37,6 +38,8 @@ _TRY_AGAIN = "then k8e doctor --fresh, or the next session, tries again"
 _MADE_BEFORE = "it was made while sandboxes could have none here; a new session has one"
 FAILURE_SECONDS = 15.0
 """How long it is believed that there is no network, though nothing has changed."""
+RESTORE_SECONDS = 5.0
+"""Between two starts of the program that carries packets without root."""
 
 
 class Network:
@@ -55,8 +58,11 @@ class Network:
         self._closed = False
         self._trying = asyncio.Lock()
         self._tried = ("", 0.0)  # on which facts, and until when that is believed
+        self._way_out = -1  # a handle of the program that carries packets without root
+        self._restored_at = 0.0
+        self._restoring: asyncio.Future[None] | None = None
         self.sandboxes: Callable[[], set[str]] = set
-        """Those that live, whoever asks."""
+        """The sandboxes that live."""
         self.on_late_start: list[Callable[[], None]] = []
         """Called when there is a network after all: what was made before has none."""
 
@@ -68,8 +74,8 @@ class Network:
         world = self._settings.uplink_namespace
         inside = None if world else rootless.inside()
         if inside is not None:
-            facts = tether.facts()
-            self.reason = await asyncio.to_thread(tether.ensure, self._settings.run_dir)
+            facts = pasta.facts()
+            self.reason = await asyncio.to_thread(pasta.ensure, self._settings.run_dir)
             self._tried = facts, time.monotonic() + FAILURE_SECONDS
             if self.reason:
                 self._fix = _TRY_AGAIN
@@ -90,8 +96,48 @@ class Network:
             log.warning("sandboxes have no network: %s", self.reason)
             return
         self._egress, self.reason = egress, ""
+        if inside is not None:
+            self._watch_way_out()
         if DEFAULT in map(tidy, self._usual):
             self._ask_indexes()
+
+    def _watch_way_out(self) -> None:
+        """Notice when the program ends that carries all packets, and start another one."""
+        self._let_go_of_way_out()
+        loop = asyncio.get_running_loop()
+        handle = pasta.open_handle(self._settings.run_dir)
+        if handle < 0:
+            loop.call_later(RESTORE_SECONDS, self._restore_way_out)
+            return
+        self._way_out = handle
+        loop.add_reader(handle, self._lose_way_out)
+
+    def _lose_way_out(self) -> None:
+        log.warning("pasta, which carries the packets of sandboxes, has ended")
+        self._let_go_of_way_out()
+        # One that ends again and again is not started all the time.
+        loop = asyncio.get_running_loop()
+        due = max(loop.time(), self._restored_at + RESTORE_SECONDS)
+        loop.call_at(due, self._restore_way_out)
+
+    def _let_go_of_way_out(self) -> None:
+        if self._way_out >= 0:
+            asyncio.get_running_loop().remove_reader(self._way_out)
+            os.close(self._way_out)
+            self._way_out = -1
+
+    def _restore_way_out(self) -> None:
+        if not self._closed:
+            self._restoring = asyncio.ensure_future(self._start_way_out())
+
+    async def _start_way_out(self) -> None:
+        self._restored_at = asyncio.get_running_loop().time()
+        reason = await asyncio.to_thread(pasta.ensure, self._settings.run_dir)
+        if self._closed:
+            return
+        if reason:
+            log.warning("sandboxes reach nothing: %s", reason)
+        self._watch_way_out()
 
     async def try_again(self, *, at_once: bool = False) -> None:
         """Have a network after all, where there is none and that may have changed."""
@@ -100,7 +146,7 @@ class Network:
         async with self._trying:
             facts, until = self._tried
             inside = rootless.inside() is not None
-            same = not inside or facts == tether.facts()
+            same = not inside or facts == pasta.facts()
             if not self.reason or (same and not at_once and time.monotonic() < until):
                 return
             await self.start(self.sandboxes())
@@ -119,13 +165,16 @@ class Network:
 
     async def close(self) -> None:
         self._closed = True
+        self._let_go_of_way_out()
+        if self._restoring is not None:
+            await asyncio.wait([self._restoring])
         if self._defaults is not None:
             self._defaults.cancel()
         if self._egress is not None:
             await self._egress.close()
 
     def support(self) -> Feature:
-        """Whether there is a network, for whoever asks what works here."""
+        """Whether there is a network here, as ``k8e doctor`` tells it."""
         if self.reason:
             return Feature("egress", False, self.reason, self._fix)
         return Feature("egress", True, "router, nftables and DNS responder are running")
@@ -158,7 +207,7 @@ class Network:
     async def _default_rules(self) -> tuple[Rule, ...]:
         """What ``default`` allows: the operator's hosts, and the package indexes of this host."""
         cache = self._settings.data_dir / "indexes.json"
-        return (*self._own_rules(), *await asyncio.to_thread(indexes.default_rules, cache))
+        return (*self._own_rules(), *await asyncio.to_thread(presets.default_rules, cache))
 
     def _own_rules(self) -> tuple[Rule, ...]:
         return tuple(parse_rule(word, trusted=True) for word in self._trusted)

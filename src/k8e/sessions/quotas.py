@@ -22,7 +22,7 @@ PERIOD = 60.0
 MOST_BUCKETS = 10_000  # of those who made a session within the last period
 
 
-class Holder(NamedTuple):
+class QuotaHolder(NamedTuple):
     """Whose session it is."""
 
     owner: str
@@ -31,7 +31,7 @@ class Holder(NamedTuple):
 
 @dataclass(frozen=True)
 class Quota:
-    """What somebody may have; 0 means as much as the gateway has."""
+    """What a caller may have; 0 means as much as the gateway has."""
 
     sessions: int = 0
     """Sessions that live, or are being made, at once."""
@@ -40,7 +40,7 @@ class Quota:
 
 
 @dataclass(frozen=True)
-class Bound:
+class QuotaBound:
     """One quota, of whom it is, and how it is raised."""
 
     whose: str
@@ -86,13 +86,13 @@ class Quotas:
         self._of_tenant = Quota(settings.max_sessions_per_tenant, settings.max_creations_per_tenant)
         self._data_dir, self._min_free = settings.data_dir, settings.min_free_disk
         self._clock = clock
-        self._buckets: dict[Holder, Bucket] = {}
+        self._buckets: dict[QuotaHolder, Bucket] = {}
         self.sessions_of: Callable[[str], int] = lambda _: 0
         """How many sessions a principal may have by its key; 0 where that says nothing."""
 
-    def admit(self, principal: Principal, tenant: str, alive: Iterable[Holder]) -> None:
+    def admit(self, principal: Principal, tenant: str, alive: Iterable[QuotaHolder]) -> None:
         """Count a session that is about to be made; LimitExceeded if it may not be."""
-        holder = Holder(principal.name, tenant)
+        holder = QuotaHolder(principal.name, tenant)
         mine = [item for item in alive if item.owner == holder.owner]
         here = sum(item.tenant == tenant for item in mine)
         general, special = self._bounds(principal, tenant)
@@ -102,20 +102,20 @@ class Quotas:
         disk.refuse_if_full(self._data_dir, self._min_free, "new sessions need")
         self._count(holder, general, special)
 
-    def _bounds(self, principal: Principal, tenant: str) -> tuple[Bound, Bound]:
+    def _bounds(self, principal: Principal, tenant: str) -> tuple[QuotaBound, QuotaBound]:
         own, quota, remedy = self.sessions_of(principal.name), self._of_principal, ""
         names = ("K8E_MAX_SESSIONS_PER_PRINCIPAL", "K8E_MAX_CREATIONS_PER_PRINCIPAL")
         if own:
             quota, names = replace(quota, sessions=own), ("--max-sessions of its key", names[1])
             remedy = "make a key that may have more"
-        general = Bound(f"principal {principal.shown!r}", quota, names, remedy)
+        general = QuotaBound(f"principal {principal.shown!r}", quota, names, remedy)
         names = ("K8E_MAX_SESSIONS_PER_TENANT", "K8E_MAX_CREATIONS_PER_TENANT")
-        return general, Bound(f"tenant {tenant!r}", self._of_tenant, names)
+        return general, QuotaBound(f"tenant {tenant!r}", self._of_tenant, names)
 
-    def _count(self, holder: Holder, general: Bound, special: Bound) -> None:
+    def _count(self, holder: QuotaHolder, general: QuotaBound, special: QuotaBound) -> None:
         now = self._clock()
         taken: list[Bucket] = []
-        for key, bound in ((Holder(holder.owner, ""), general), (holder, special)):
+        for key, bound in ((QuotaHolder(holder.owner, ""), general), (holder, special)):
             rate = bound.quota.creations
             if not rate:
                 continue
@@ -132,7 +132,7 @@ class Quotas:
         for bucket in taken:  # not before both allow it: what is refused costs nothing
             bucket.take()
 
-    def _bucket(self, key: Holder, now: float) -> Bucket:
+    def _bucket(self, key: QuotaHolder, now: float) -> Bucket:
         if key not in self._buckets:
             if len(self._buckets) >= MOST_BUCKETS:
                 self._buckets = {k: v for k, v in self._buckets.items() if not v.is_full(now)}
@@ -140,7 +140,7 @@ class Quotas:
         return self._buckets[key]
 
 
-def _check_sessions(bound: Bound, count: int) -> None:
+def _check_sessions(bound: QuotaBound, count: int) -> None:
     most = bound.quota.sessions
     if most and count >= most:
         raise errors.LimitExceeded(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from k8e import errors
 from k8e.egress.policy import same_words
 from k8e.model import DEFAULT_TEMPLATE, Session, SessionSpec
-from k8e.sessions import furnishing
 
 
 def not_found(session_id: str, why: str = "") -> errors.SessionNotFound:
@@ -62,8 +61,15 @@ def check_standing(
             f"the session of tenant {tenant!r} was made with other secrets",
             hint=f"k8e sandbox destroy {known.session_id}, or use another --tenant",
         )
-    if content is not None and not furnishing.is_same(content, known.spec):
+    if content is not None and not _has_content(known.spec, content):
         raise errors.Conflict(
             f"the session of tenant {tenant!r} was made with other content",
             hint=f"k8e sandbox destroy {known.session_id}, or use another --tenant",
         )
+
+
+def _has_content(made: SessionSpec, asked: SessionSpec) -> bool:
+    """Whether a session was made with the content that is asked for; any will do for none."""
+    if not asked.snapshot and not asked.manifest:
+        return True
+    return (asked.snapshot, asked.manifest) == (made.snapshot, made.manifest)

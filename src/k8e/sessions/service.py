@@ -5,47 +5,38 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol
 
 from k8e import errors
 from k8e.egress.policy import changed, narrows
-from k8e.link import FrameSink
 from k8e.model import DEFAULT_TEMPLATE, Phase, Principal, Session, SessionSpec, new_id
-from k8e.runtimes.base import Feature, Guest
-from k8e.runtimes.host import Host
-from k8e.runtimes.leftovers import Leftover
+from k8e.runtimes.base import Feature, Guest, Leftover
 from k8e.runtimes.registry import Runtimes
-from k8e.sessions import adopting, clock, machine, noting, operations, refusals, working
-from k8e.sessions.children import Children
+from k8e.sessions import adoption, refusals
+from k8e.sessions import live as sessions_live
+from k8e.sessions.content import Furnisher
+from k8e.sessions.creation import Kinship, SessionMaker
 from k8e.sessions.disk_watch import DiskWatch
-from k8e.sessions.ending import BY_OWNER, Ender
-from k8e.sessions.event_pages import Page
-from k8e.sessions.events import Events
-from k8e.sessions.evicting import Evictions
-from k8e.sessions.furnishing import Furnisher
-from k8e.sessions.intents import Intents
-from k8e.sessions.launching import Launcher
+from k8e.sessions.events import EventPage, Events
+from k8e.sessions.greed import GreedWatch
+from k8e.sessions.journal import Intents
+from k8e.sessions.launch import Launcher
+from k8e.sessions.lifetime import BY_OWNER, Evictions, LifetimeWatch, SessionEnder
 from k8e.sessions.live import Live
-from k8e.sessions.lock_watch import LockWatch
-from k8e.sessions.making import Kinship, Maker
 from k8e.sessions.network import Network
-from k8e.sessions.opening import Opener
-from k8e.sessions.operations import Operation
-from k8e.sessions.pausing import Pauses
-from k8e.sessions.pool import Pool
-from k8e.sessions.quotas import Holder, Quotas
-from k8e.sessions.removal import Removal
+from k8e.sessions.operations import Operations
+from k8e.sessions.pause import Pauses
+from k8e.sessions.pool import PoolPolicy, WarmPool
+from k8e.sessions.quotas import QuotaHolder, Quotas
 from k8e.sessions.secrets import Secrets
 from k8e.sessions.snapshots import Snapshots
-from k8e.sessions.standing import Standing
-from k8e.sessions.store import Store
+from k8e.sessions.store import SessionStore
+from k8e.sessions.subagents import Children
 from k8e.sessions.tasks import Tasks
-from k8e.sessions.templating import Templates, checker
-from k8e.sessions.tending import Tender
-from k8e.sessions.warming import Warming
+from k8e.sessions.templates import Templates, checker
 from k8e.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -54,17 +45,113 @@ COUNT_SECONDS = 5.0  # that a guest may need to list its programs for somebody w
 END_SECONDS = 10.0  # that a creation waits for the end of the session whose id it asks for
 
 
-T = TypeVar("T")
+class Make(Protocol):
+    """Makes a session, or joins the task that makes the one of this key."""
+
+    def __call__(
+        self,
+        key: str,
+        principal: Principal,
+        spec: SessionSpec,
+        *,
+        auto: bool,
+        kin: Kinship | None = None,
+    ) -> Awaitable[Session]: ...
 
 
-class Sessions(Standing):
+class StandingSessions:
+    """The one session that each tenant gets when it names none."""
+
+    def __init__(
+        self,
+        runtimes: Runtimes,
+        templates: Templates,
+        maker: SessionMaker,
+        make: Make,
+    ) -> None:
+        """``make`` makes a session if the gateway, its quotas and its disk allow another one."""
+        self._runtimes = runtimes
+        self._templates = templates
+        # Each run that names no session looks here, so it costs no query.
+        self._live: dict[tuple[str, str], Live] = {}  # by owner and tenant
+        self._maker = maker
+        self._make = make
+
+    def begin(self, live: Live) -> None:
+        """Remember a session that lives from now on, if it is a standing one."""
+        if live.session.auto:
+            self._live[live.session.owner, live.session.spec.tenant] = live
+
+    def forget(self, session: Session) -> None:
+        """A session has ended; its tenant may have the next one already."""
+        key = session.owner, session.spec.tenant
+        known = self._live.get(key)
+        if known is not None and known.session.session_id == session.session_id:
+            del self._live[key]
+
+    def find(
+        self,
+        principal: Principal,
+        tenant: str,
+        runtime: str = "",
+        allowed_hosts: tuple[str, ...] | None = None,
+        content: SessionSpec | None = None,
+        template: str = "",
+    ) -> Session | None:
+        """The default session of a tenant, if it has a live one; it must be as it is asked for."""
+        asked = self._runtimes.resolve(runtime)
+        live = self._live.get((principal.name, tenant))
+        if live is None or live.ending is not None:
+            return None
+        refusals.check_standing(live.session, asked, allowed_hosts, content, template)
+        return live.session
+
+    async def of_fields(self, principal: Principal, fields: dict[str, Any]) -> Session:
+        """The session of a tenant that names none, as a client describes it; from its template."""
+        asked = self._maker.with_defaults(SessionSpec.from_json(fields))
+        known = self._find(principal, asked)
+        if known is not None:
+            return known
+        return await self.get(principal, asked, await self._templates.specify(fields))
+
+    async def get(
+        self, principal: Principal, asked: SessionSpec, spec: SessionSpec | None = None
+    ) -> Session:
+        """The session that a tenant gets when it names none; made at first use.
+
+        Args:
+            principal: whose it is.
+            asked: what it has to be like.
+            spec: what it is made of, if that is more.
+        """
+        spec = self._maker.with_defaults(spec or asked)
+        known = self._find(principal, asked)
+        if known is not None:
+            return known
+        await self._await_end(principal, spec.tenant)
+        key = f"auto {principal.name} {spec.tenant}"
+        made = await self._make(key, principal, spec, auto=True)
+        # Another call may have begun it, for another runtime.
+        return self._find(principal, asked) or made
+
+    def _find(self, principal: Principal, asked: SessionSpec) -> Session | None:
+        hosts, template = asked.allowed_hosts, asked.template
+        return self.find(principal, asked.tenant, asked.runtime, hosts, asked, template)
+
+    async def _await_end(self, principal: Principal, tenant: str) -> None:
+        """Wait until a standing session that is being destroyed has made room for the next."""
+        live = self._live.get((principal.name, tenant))
+        if live is not None and live.ending is not None:
+            await asyncio.shield(live.ending)
+
+
+class Sessions:
     """All sessions of this gateway. Everything runs on one event loop."""
 
-    def __init__(self, settings: Settings, store: Store, host: Host, runtimes: Runtimes) -> None:
+    def __init__(self, settings: Settings, store: SessionStore, runtimes: Runtimes) -> None:
         self.runtimes = runtimes
         self._settings = settings
         self._store = store
-        self._host = host
         self._tasks = Tasks()
         self._live: dict[str, Live] = {}
         self._network = Network(settings)
@@ -87,9 +174,9 @@ class Sessions(Standing):
         launcher = Launcher(
             runtimes, self._network, self.events, settings.data_dir, settings.min_free_disk
         )
-        self.pool = Pool(launcher, settings.pool_total)
-        self.warming = Warming(settings, runtimes, self.pool, self.templates, self._tasks.spawn)
-        self._maker = Maker(
+        self.pool = WarmPool(launcher, settings.pool_total)
+        self.warming = PoolPolicy(settings, runtimes, self.pool, self.templates, self._tasks.spawn)
+        self._maker = SessionMaker(
             settings,
             store,
             runtimes,
@@ -102,18 +189,29 @@ class Sessions(Standing):
         )
         self._children = Children(store, self._network, self._maker, settings.max_children)
         self._pauses = Pauses(store)
+        self._standing = StandingSessions(runtimes, self.templates, self._maker, self._make)
+        self.auto_now, self.auto = self._standing.find, self._standing.get
+        self.standing = self._standing.of_fields
         self.quotas = Quotas(settings)
         """How many sessions each may have; ``quotas.sessions_of`` knows who has other numbers."""
         store.on_forget.append(self.events.forget)
-        self._ender = Ender(self._live, store, self._network, self.events, self._children)
-        self._tender = Tender(self._tasks.spawn, self._ender.end)
-        self._locks = LockWatch(self._live, self._ender.end)
-        self._removal = Removal(host.leftovers, runtimes)
+        self._ender = SessionEnder(self._live, store, self._network, self.events, self._children)
+        self._lifetimes = LifetimeWatch(self._tasks.spawn, self._ender.end)
+        self._greed = GreedWatch(runtimes, self._live, self._ender.end)
         self._intents = Intents(settings.run_dir / "intents")
-        self._opener = Opener(self.events, self._network, self._intents, self._tender.lost)
+        self.operations = Operations(
+            self.events,
+            self._network,
+            self._intents,
+            own=self._own,
+            on_dead=self._ender.end,
+            on_lost=self._lifetimes.lost,
+        )
+        self.open, self.open_now = self.operations.open, self.operations.open_now
         self.evictions = Evictions(self._live, self.snapshots, self.secrets, self._ender.end)
-        self.disk = DiskWatch(host, self._live, self.events, self.snapshots, self._ender.end)
+        self.disk = DiskWatch(runtimes, self._live, self.events, self.snapshots, self._ender.end)
         """The disk that all workspaces share."""
+        self._ender.on_end.append(self._standing.forget)
         self.on_end = self._ender.on_end
         """Called with each session that has ended."""
 
@@ -123,8 +221,8 @@ class Sessions(Standing):
         catching_up: list[asyncio.Task[None]] = []
         try:
             await self.templates.start()
-            self._removal.start()
-            self._locks.start()
+            self.runtimes.start()
+            self._greed.start()
             catching_up += await self._adopt()
             self._network.sandboxes = self.sandboxes
             self._network.on_late_start.append(self._has_network_now)
@@ -132,8 +230,8 @@ class Sessions(Standing):
             await self._network.start(alive)
             for sandbox_id in alive - self.sandboxes():  # it died before there was a network
                 await self._network.detach(sandbox_id)
-            await adopting.finish_policies(self._store, self._network, self._live)
-            self._host.lend_network = self._network.lent
+            await adoption.finish_policies(self._store, self._network, self._live)
+            self.runtimes.use_network(self._network.lent)
             await self.snapshots.start()
             catching_up.append(self._tasks.spawn(self.warming.start()))
             catching_up.append(self._tasks.spawn(self.disk.run()))
@@ -143,12 +241,12 @@ class Sessions(Standing):
                 live.stop()
             for task in catching_up:
                 task.cancel()
-            await self._locks.stop()
+            await self._greed.stop()
             await self._maker.stop()
             await self._pauses.stop()
             await self.pool.stop()
             await self._tasks.wait()
-            await self._removal.stop()
+            await self.runtimes.stop()
             await self._network.close()
             self.snapshots.close()
             self.secrets.close()
@@ -157,12 +255,12 @@ class Sessions(Standing):
             self._intents.close()
 
     async def _adopt(self) -> list[asyncio.Task[None]]:
-        """Go on with what a gateway before us left; the tasks that find out what it missed."""
+        """Take over what the last gateway left; the tasks that find out what happened meanwhile."""
         tasks: list[asyncio.Task[None]] = []
         self.events.start(self._store.sandboxes())
-        self._opener.recover(self._store.get)
+        self.operations.recover(self._store.get)
         before = self._store.unended()
-        for session, guest in await adopting.adopt(self._store, self.runtimes, self._host):
+        for session, guest in await adoption.adopt(self._store, self.runtimes):
             live = self._begin(session, guest)
             live.has_background = True  # perhaps: it will be asked
             live.limits.catch_up()
@@ -181,17 +279,16 @@ class Sessions(Standing):
         return tasks
 
     def _catch_up(self, live: Live) -> asyncio.Task[None]:
-        """Note what ended while nobody looked."""
-        witness = partial(self._opener.witness, live)
-        return self._tasks.spawn(noting.catch_up(self.events, live, witness))
+        """Note what ended while no gateway looked."""
+        return self._tasks.spawn(self.operations.catch_up(live))
 
     def sandboxes(self) -> set[str]:
         """The ids of the sandboxes of all live sessions."""
         return {live.session.sandbox_id for live in self._live.values()}
 
-    def _holders(self) -> Iterable[Holder]:
+    def _holders(self) -> Iterable[QuotaHolder]:
         for live in self._live.values():
-            yield Holder(live.session.owner, live.session.spec.tenant)
+            yield QuotaHolder(live.session.owner, live.session.spec.tenant)
         yield from self._maker.holders()
 
     def count(self) -> int:
@@ -203,18 +300,18 @@ class Sessions(Standing):
         told = [self.runtimes.warning(named=bool(session.spec.runtime))]
         if lacks := self._network.lacks(session):
             told.append(f"this session has no network: {lacks}")
-        told.append(machine.excess(session.spec.limits, self._settings.data_dir))
+        told.append(self.runtimes.excess(session.runtime, session.spec.limits))
         return "; ".join(filter(None, told))
 
     def weaker(self, session: Session) -> str:
-        """What to say of a session that was made while gVisor did not work, now that it does."""
-        chosen = session.spec.runtime or self._settings.default_runtime
-        if session.runtime == "gvisor" or chosen or not self.runtimes.is_usable("gvisor"):
+        """What to say of a session that was made while a stronger runtime did not work."""
+        stronger = self.runtimes.stronger(session.runtime)
+        if stronger is None or session.spec.runtime or self._settings.default_runtime:
             return ""
         return (
-            f"this session uses the runtime {session.runtime}, since gVisor did not work when it "
-            "was made; it works now, so a new session is better isolated (k8e sandbox destroy ends "
-            "this one)"
+            f"this session uses the runtime {session.runtime}, since {stronger.title} did not work "
+            "when it was made; it works now, so a new session is better isolated (k8e sandbox "
+            "destroy ends this one)"
         )
 
     # Finding.
@@ -226,12 +323,12 @@ class Sessions(Standing):
         return session
 
     async def background_runs(self, session: Session) -> int:
-        """How many programs run in a session that nobody waits for; 0 if it is not active."""
+        """How many background programs run in a session; 0 if it is not active."""
         live = self._live.get(session.session_id)
         # Most sessions never had one, and then their guests need not be asked.
         if live is None or not live.has_background or session.phase is not Phase.ACTIVE:
             return 0
-        return await working.count_background_runs(live.guest, COUNT_SECONDS)
+        return await sessions_live.count_background_runs(live.guest, COUNT_SECONDS)
 
     def listing(
         self, principal: Principal, *, tenant: str = "", ended: bool = False
@@ -239,7 +336,7 @@ class Sessions(Standing):
         found = self._store.of_owner(principal.name, ended=ended)
         return [item for item in found if not tenant or item.spec.tenant == tenant]
 
-    async def all_events(self, principal: Principal, limit: int = 0, cursor: str = "") -> Page:
+    async def all_events(self, principal: Principal, limit: int = 0, cursor: str = "") -> EventPage:
         """What happened in all sessions of a caller, also in those that ended not long ago."""
         return await self.events.read_all(self._store.sandboxes(principal.name), limit, cursor)
 
@@ -301,55 +398,6 @@ class Sessions(Standing):
                 self.disk.admit()
         return await self._maker.make(key, principal, spec, auto=auto, kin=kin)
 
-    # Using.
-
-    async def open(
-        self,
-        principal: Principal,
-        session_id: str,
-        call: dict[str, Any],
-        on_frame: FrameSink,
-        *,
-        own: bool = False,
-    ) -> Operation:
-        """Start an operation on a session's guest; its frames come to ``on_frame``.
-
-        ``own`` says that the call is the gateway's, which the session's limits do not bind.
-        """
-        operation = self.open_now(principal, session_id, call, on_frame, own=own)
-        while operation is None:
-            live = self._live[session_id]
-            try:
-                await live.guest.connect()
-            except errors.SandboxDied as error:
-                # Nothing was started, so this is as if the death had been noticed before.
-                await self._ender.end(live, error.message)
-            operation = self.open_now(principal, session_id, call, on_frame, own=own)
-        return operation
-
-    def open_now(
-        self,
-        principal: Principal,
-        session_id: str,
-        call: dict[str, Any],
-        on_frame: FrameSink,
-        *,
-        own: bool = False,
-    ) -> Operation | None:
-        """``open`` without a task, for the hot path; None while the guest is dialling."""
-        operations.check(call)
-        live = self._own(principal, session_id)
-        if not own:
-            call.pop("own", None)
-            operations.check_limits(call, live.session.spec.limits)
-        if live.paused:
-            raise refusals.paused(session_id)
-        connected = live.guest.link
-        if connected is None:
-            return None
-        connected.check_room()  # before anything is noted that would never end
-        return self._opener.open(live, connected, call, on_frame)
-
     def _why_not(self, principal: Principal, session_id: str) -> errors.K8eError:
         try:
             session = self.get(principal, session_id)
@@ -371,7 +419,7 @@ class Sessions(Standing):
     async def change_allowed(
         self, principal: Principal, session_id: str, add: tuple[str, ...], remove: tuple[str, ...]
     ) -> tuple[Session, list[str]]:
-        """Add words to what a session may reach and remove others, whoever else does so."""
+        """Add words to what a session may reach, and remove others; safe beside other changes."""
         live = self._own(principal, session_id)
         return await self._tasks.to_the_end(
             self._allow(live, lambda before: tuple(changed(before, add=add, remove=remove)))
@@ -413,16 +461,13 @@ class Sessions(Standing):
 
     def leftovers(self) -> list[Leftover]:
         """Sandboxes that could not be removed yet; the gateway goes on trying."""
-        return self._host.leftovers.listing()
+        return self.runtimes.leftovers()
 
     async def removals(self) -> list[dict[str, Any]]:
         """What is left of sandboxes that have ended, also where only time can help."""
-        used = await asyncio.to_thread(self._host.workspaces.in_use)
-        disks = [
-            {"sandbox_id": name, "what": f"its disk: another program of the host has {device}"}
-            for name, device in used.items()
-        ]
-        return [asdict(item) for item in self.leftovers()] + disks
+        disks = await self.runtimes.held_disks()
+        told = [{"sandbox_id": name, "what": what} for name, what in disks.items()]
+        return [asdict(item) for item in self.leftovers()] + told
 
     def network_support(self) -> Feature:
         """Whether sandboxes can have a network here, and why not."""
@@ -433,7 +478,7 @@ class Sessions(Standing):
         await self._network.try_again(at_once=True)
 
     def _has_network_now(self) -> None:
-        """What waits for sessions has none, and gVisor was not tried with one."""
+        """Replace sandboxes that wait without a network, and try runtimes again with one."""
         self.runtimes.forget()
         self.pool.drain()
 
@@ -449,9 +494,12 @@ class Sessions(Standing):
         """Let a session live ``lifetime`` seconds from now."""
         live = self._own(principal, session_id)
         self.events.admit()
-        deadline, before = clock.now() + self._maker.lifetime(lifetime), live.session.deadline
+        deadline, before = (
+            sessions_live.boot_time() + self._maker.lifetime(lifetime),
+            live.session.deadline,
+        )
         self._children.check_extension(live, deadline)
-        expires_at = clock.date_of(deadline)
+        expires_at = sessions_live.date_of(deadline)
         self._store.extend(session_id, expires_at, deadline)
         live.session = replace(live.session, expires_at=expires_at, deadline=deadline)
         live.schedule()
@@ -476,13 +524,14 @@ class Sessions(Standing):
     # Living.
 
     def _begin(self, session: Session, guest: Guest) -> Live:
-        live = self._tender.tend(session, guest)
+        live = self._lifetimes.start(session, guest)
         self._live[session.session_id] = live
+        self._standing.begin(live)
         live.join(self._live.get(session.parent))
         owner = live.parent.session if live.parent is not None else session
-        live.limits.is_bounded = partial(self._host.growth.is_bounded, owner.sandbox_id)
+        live.limits.is_bounded = partial(self.runtimes.disk.is_bounded, owner.sandbox_id)
         self.events.begin(session)
-        self._tender.watch(live)
+        self._lifetimes.watch(live)
         return live
 
     async def _made(self, session: Session, guest: Guest) -> Session:

@@ -1,4 +1,4 @@
-"""Snapshots: what /workspace of a session holds, kept under a name, for sessions to begin with.
+"""Snapshots: copies of /workspace under a name, for sessions to begin with.
 
 A snapshot belongs to its owner; others do not find it. Its archive is a blob, written before its
 row and removed after it: so a row always has its blob, and a blob without a row is swept away when
@@ -9,24 +9,163 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import logging
+import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
-from k8e import disk, errors
+from k8e import database, disk, errors
 from k8e.link import FrameSink
-from k8e.model import MIB, Principal, Session, check_snapshot_name
-from k8e.sessions import archives, blobs, reporting
-from k8e.sessions.exchanges import Open
+from k8e.model import MIB, Principal, Session, check_snapshot_name, words_from_json
+from k8e.sessions import archives, tasks
+from k8e.sessions.exchange import Open
 from k8e.sessions.operations import Operation
-from k8e.sessions.snapshot_store import Snapshot, SnapshotStore, taken
 
 log = logging.getLogger(__name__)
+
+MIGRATIONS = (
+    """
+    CREATE TABLE snapshots (
+        owner      TEXT NOT NULL,
+        name       TEXT NOT NULL,
+        created_at REAL NOT NULL,
+        file_count INTEGER NOT NULL,
+        size_bytes INTEGER NOT NULL,
+        digest     TEXT NOT NULL,
+        session_id TEXT NOT NULL,
+        layers     TEXT NOT NULL,
+        blob       TEXT NOT NULL,
+        PRIMARY KEY (owner, name)
+    ) STRICT;
+    """,
+)
+_COLUMNS = "owner, name, created_at, file_count, size_bytes, digest, session_id, layers, blob"
+
+_BRIEF = _COLUMNS.replace("layers", "CASE blob WHEN '' THEN '[]' ELSE layers END")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What /workspace of a session held at one time; or only a name for content elsewhere."""
+
+    owner: str
+    name: str
+    created_at: float
+    file_count: int = 0
+    size_bytes: int = 0
+    """Of the archive."""
+    digest: str = ""
+    """Of the archive; empty if the content is not here."""
+    session_id: str = ""
+    layers: tuple[str, ...] = ()
+    """What K8E's registry knows it by; for ours, the digest alone."""
+    blob: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """What a client may see."""
+        return {
+            "name": self.name,
+            "created_at": self.created_at,
+            "file_count": self.file_count,
+            "size_bytes": self.size_bytes,
+            "digest": self.digest,
+            "session_id": self.session_id,
+            "layers": list(self.layers),
+        }
+
+
+class SnapshotStore:
+    """The snapshots of one gateway."""
+
+    def __init__(self, path: Path) -> None:
+        self._db = database.connect(path, MIGRATIONS, durable=True)
+
+    def close(self) -> None:
+        self._db.close()
+
+    def insert(self, snapshot: Snapshot, *, replace: bool) -> None:
+        """Write one down, in the place of that of the same name or (Conflict) only if it is free.
+
+        One statement: whoever looks finds the old one or the new one.
+        """
+        values = (
+            snapshot.owner,
+            snapshot.name,
+            snapshot.created_at,
+            snapshot.file_count,
+            snapshot.size_bytes,
+            snapshot.digest,
+            snapshot.session_id,
+            json.dumps(snapshot.layers),
+            snapshot.blob,
+        )
+        verb = "REPLACE" if replace else "INSERT"
+        try:
+            self._db.execute(
+                f"{verb} INTO snapshots ({_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?)",
+                values,
+            )
+        except sqlite3.IntegrityError:
+            raise taken(snapshot.name) from None
+
+    def delete(self, owner: str, name: str) -> None:
+        self._db.execute("DELETE FROM snapshots WHERE owner=? AND name=?", (owner, name))
+
+    def get(self, owner: str, name: str) -> Snapshot | None:
+        found = self._select("owner=? AND name=?", owner, name)
+        return found[0] if found else None
+
+    def of_owner(self, owner: str) -> list[Snapshot]:
+        """All of an owner, without the layers of what is elsewhere: those may be many."""
+        return self._select("owner=? ORDER BY created_at, name", owner, columns=_BRIEF)
+
+    def owners(self) -> set[str]:
+        return {row[0] for row in self._db.execute("SELECT DISTINCT owner FROM snapshots")}
+
+    def used(self, owner: str) -> int:
+        """Bytes of all snapshots of an owner."""
+        query = "SELECT COALESCE(SUM(size_bytes), 0) FROM snapshots WHERE owner=?"
+        return self._db.execute(query, (owner,)).fetchone()[0]
+
+    def count(self, owner: str) -> int:
+        query = "SELECT COUNT(*) FROM snapshots WHERE owner=?"
+        return self._db.execute(query, (owner,)).fetchone()[0]
+
+    def with_blobs(self) -> list[Snapshot]:
+        return self._select("blob != ''")
+
+    def _select(self, condition: str, *values: Any, columns: str = _COLUMNS) -> list[Snapshot]:
+        if not database.is_text(*values):
+            return []
+        query = f"SELECT {columns} FROM snapshots WHERE {condition}"  # noqa: S608 - our constants
+        return [
+            Snapshot(*row[:7], layers=_layers(row[7]), blob=row[8])
+            for row in self._db.execute(query, values)
+        ]
+
+
+def _layers(text: str) -> tuple[str, ...]:
+    """The digests of what is elsewhere; none where they cannot be read."""
+    try:
+        return words_from_json(json.loads(text))
+    except errors.UNREADABLE:
+        log.error("the layers of a snapshot cannot be read")
+        return ()
+
+
+def taken(name: str) -> errors.Conflict:
+    return errors.Conflict(
+        f"snapshot {name!r} exists already",
+        hint="choose another name, or replace it: k8e sandbox snapshot save --replace",
+    )
+
 
 NEED = "a snapshot needs"
 MAX_NAMES = 1000  # of one owner
@@ -74,7 +213,7 @@ class Snapshots:
         if not self._folder.is_dir():
             return  # nobody has ever saved anything
         known = {item.blob: item for item in self._store.with_blobs()}
-        found = await asyncio.to_thread(blobs.sweep, self._folder, set(known))
+        found = await asyncio.to_thread(archives.sweep, self._folder, set(known))
         for blob in set(known) - found:
             lost = known[blob]
             log.error("the archive of snapshot %s is gone, so it is forgotten", lost.name)
@@ -148,14 +287,14 @@ class Snapshots:
         refuse = partial(disk.refuse_if_full, self._folder, self._min_free, NEED)
         refuse()
         try:
-            async with blobs.Writer(self._folder) as writer:
-                listing = archives.Listing()
+            async with archives.Writer(self._folder) as writer:
+                listing = archives.TarListing()
 
                 async def take(data: bytes) -> None:
                     if quota.add(len(data)):
                         refuse()
                     await writer.write(data)
-                    reporting.progress(writer.size)
+                    tasks.progress(writer.size)
 
                 async def hear(data: bytes) -> None:
                     quota.hear(len(data))
@@ -187,7 +326,7 @@ class Snapshots:
         return saved, warning
 
     def _left(self, owner: str) -> Callable[[], int]:
-        """How much an owner may still save, whoever else of theirs is saving."""
+        """How much an owner may still save, beside other saves of theirs that are under way."""
         return lambda: self._max_bytes - self._store.used(owner) - self._writing[owner]
 
     def _check_count(self, owner: str, before: Snapshot | None) -> None:
@@ -202,7 +341,7 @@ class Snapshots:
             await asyncio.to_thread((self._folder / blob).unlink, missing_ok=True)
 
     async def delete(self, owner: str, name: str) -> None:
-        """Delete one; whoever is reading it reads on."""
+        """Delete one; readers that have it open read on."""
         found = self.get(owner, name)
         self._store.delete(owner, name)
         await self._remove(found.blob)
@@ -214,7 +353,7 @@ class Snapshots:
                 await self.delete(owner, item.name)
 
     def owners(self) -> set[str]:
-        """Whoever has a snapshot."""
+        """The owners of snapshots."""
         return self._store.owners() if self._folder.is_dir() else set()
 
     # K8E's registry.
@@ -241,12 +380,12 @@ class Snapshots:
     async def unpack(self, owner: str, name: str, opening: Open) -> None:
         """Unpack a snapshot into the empty workspace of a new session."""
         found = self.get_content(owner, name)
-        reader = blobs.Reader(self._folder / found.blob)
+        reader = archives.BlobReader(self._folder / found.blob)
         try:
             async with reader:
 
                 async def feed(count: int) -> bytes:
-                    reporting.progress(reader.done, found.size_bytes)
+                    tasks.progress(reader.done, found.size_bytes)
                     return await reader.read(count)
 
                 await archives.unpack(opening, feed)

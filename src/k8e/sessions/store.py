@@ -11,7 +11,7 @@ from typing import Any
 
 from k8e import database, errors
 from k8e.model import Phase, Session, SessionSpec, words_from_json
-from k8e.sessions import clock
+from k8e.sessions import live
 
 MIGRATIONS = (
     """
@@ -89,14 +89,14 @@ _COLUMNS = (
 )
 
 
-class Store:
+class SessionStore:
     """The sessions of one gateway, or of several that share the file."""
 
     def __init__(self, path: Path) -> None:
         self._db = database.connect(path, MIGRATIONS, durable=False)
         self._ends = 0
         self.on_forget: list[Callable[[str], None]] = []
-        """Called with the sandbox of each session that nobody can ask about any more."""
+        """Called with the sandbox of each session that can no longer be asked about."""
 
     def close(self) -> None:
         self._db.close()
@@ -228,11 +228,6 @@ class Store:
         rows = self._select("owner=? AND request_id=? AND phase != 'ended'", owner, request_id)
         return rows[0] if rows else None
 
-    def find_auto(self, owner: str, tenant: str) -> Session | None:
-        condition = "owner=? AND tenant=? AND auto=1 AND phase IN ('active', 'paused')"
-        rows = self._select(condition, owner, tenant)
-        return rows[0] if rows else None
-
     def of_owner(self, owner: str, *, ended: bool = False) -> list[Session]:
         condition = "owner=?" if ended else "owner=? AND phase != 'ended'"
         return self._select(condition + " ORDER BY created_at", owner)
@@ -260,7 +255,7 @@ def _read(row: tuple[Any, ...]) -> Session:
 def _date(row: tuple[Any, ...]) -> float:
     """When it expires; what ended in an earlier run of the machine keeps the date that it had."""
     told, deadline = row[7], row[12]
-    return told if not deadline or row[5] == Phase.ENDED else clock.date_of(deadline, told)
+    return told if not deadline or row[5] == Phase.ENDED else live.date_of(deadline, told)
 
 
 def _session(row: tuple[Any, ...]) -> Session:

@@ -1,11 +1,20 @@
-"""Work that goes on beside everything else, and is waited for when the gateway leaves."""
+"""Background work of a gateway, waited for when it leaves; and progress of long work.
+
+The listener travels in a context variable: the work may be done several calls below whoever asked,
+and in a task of its own, which inherits the variable.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+import time
+from collections.abc import Callable, Coroutine
+from contextvars import ContextVar
 from typing import Any, TypeVar
+
+Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
+
 
 log = logging.getLogger(__name__)
 
@@ -16,12 +25,12 @@ class Tasks:
     """What is under way; nothing of it is forgotten by the event loop."""
 
     def __init__(self, failure: str = "a task failed") -> None:
-        """``failure`` is what the log says of one that nobody waits for."""
+        """``failure`` is what the log says when a background task fails."""
         self._failure = failure
         self._running: set[asyncio.Task[Any]] = set()
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run it for nobody; its failure is told and ends nothing but itself."""
+        """Run it in the background; its failure is logged and ends nothing but itself."""
         task = self._start(work)
         task.add_done_callback(self._tell)
         return task
@@ -49,3 +58,35 @@ class Tasks:
     def _tell(self, task: asyncio.Task[Any]) -> None:
         if not task.cancelled() and task.exception() is not None:
             log.error("%s", self._failure, exc_info=task.exception())
+
+
+STEP = 0.1  # seconds between two reports
+
+Tell = Callable[[int, int], None]
+
+
+class _Listener:
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+        self._told = 0.0
+
+    def progress(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now >= self._told + STEP:
+            self._told = now
+            self._tell(done, total)
+
+
+_listener: ContextVar[_Listener | None] = ContextVar("listener", default=None)
+
+
+def listen(tell: Tell) -> None:
+    """From now on, in this task and those that it starts, ``tell(done, total)`` hears of it."""
+    _listener.set(_Listener(tell))
+
+
+def progress(done: int, total: int = 0) -> None:
+    """So many bytes are done, of ``total`` if that is known."""
+    listener = _listener.get()
+    if listener is not None:
+        listener.progress(done, total)

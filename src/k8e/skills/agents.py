@@ -16,7 +16,7 @@ TOKEN_VARIABLE = "K8E_SANDBOX_MCP_TOKEN"  # noqa: S105 - its name, not a token
 _SECRET = "Authorization"  # noqa: S105
 
 
-class Server(NamedTuple):
+class ServerEntry(NamedTuple):
     """The MCP server that an agent shall use: a program to start, or a URL."""
 
     command: tuple[str, ...] = ()
@@ -48,9 +48,9 @@ class Agent(NamedTuple):
     skills: Callable[[Scope], Path]
     holder: tuple[str, ...]
     """The key that its servers stand below."""
-    entry: Callable[[Server], dict[str, Any]]
+    entry: Callable[[ServerEntry], dict[str, Any]]
     marks: tuple[str, ...]
-    """What is there if the agent is used, below a home folder or a project."""
+    """Paths that exist if the agent is used, below a home folder or a project."""
     toml: bool = False
 
     def is_used(self, scope: Scope) -> bool:
@@ -107,10 +107,10 @@ def _vscode_folder(scope: Scope) -> Path:
 
 def _writer(
     variable: str, *, types: bool = False, url: str = "url"
-) -> Callable[[Server], dict[str, Any]]:
+) -> Callable[[ServerEntry], dict[str, Any]]:
     """How an agent writes a server down; ``variable`` is how it names one of its environment."""
 
-    def entry(server: Server) -> dict[str, Any]:
+    def entry(server: ServerEntry) -> dict[str, Any]:
         if server.url:
             token = server.token or variable.format(TOKEN_VARIABLE)
             found: dict[str, Any] = {"type": "http"} if types else {}
@@ -121,7 +121,7 @@ def _writer(
     return entry
 
 
-def _codex_entry(server: Server) -> dict[str, Any]:
+def _codex_entry(server: ServerEntry) -> dict[str, Any]:
     if not server.url:
         return {"command": server.command[0], "args": list(server.command[1:])}
     if not server.token:

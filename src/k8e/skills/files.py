@@ -22,23 +22,23 @@ PRIVATE_FOLDER = 0o700
 _AT_ONCE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 
-class Found(NamedTuple):
+class FoundFile(NamedTuple):
     """A file as it was when it was read; ``data`` is None if it was not there."""
 
     path: Path
     """What was asked for; it may be a link."""
     target: Path
-    """What is to be replaced."""
+    """The file to replace, as it was read."""
     data: bytes | None
 
 
-def read(path: Path, root: Path | None) -> Found:
+def read(path: Path, root: Path | None) -> FoundFile:
     """Read a file. With a ``root`` (a project), it must not lead out of there."""
     with rights.of_master(path):
         return _read(path, root)
 
 
-def _read(path: Path, root: Path | None) -> Found:
+def _read(path: Path, root: Path | None) -> FoundFile:
     target = _target(path, root)
     try:
         if not stat.S_ISREG(target.stat().st_mode):  # before it is opened: a pipe would wait
@@ -48,12 +48,12 @@ def _read(path: Path, root: Path | None) -> Found:
         with open(target, "rb") as file:
             data = file.read(MAX_SIZE + 1)
     except FileNotFoundError:
-        return Found(path, target, None)
+        return FoundFile(path, target, None)
     if len(data) > MAX_SIZE:
         raise errors.InvalidRequest(
             f"{path} is larger than {MAX_SIZE >> 20} MiB", hint="add the entry by hand"
         )
-    return Found(path, target, data)
+    return FoundFile(path, target, data)
 
 
 def _target(path: Path, root: Path | None) -> Path:
@@ -79,10 +79,10 @@ def _target(path: Path, root: Path | None) -> Path:
     return target
 
 
-def replace(found: Found, data: bytes, *, private: bool = False) -> list[Path]:
+def replace(found: FoundFile, data: bytes, *, private: bool = False) -> list[Path]:
     """Put new content in the place of what was read; which folders had to be made.
 
-    Refuses if somebody changed the file since: an agent that runs writes its own file.
+    Refuses if another program changed the file since: an agent that runs writes its own file.
     """
     with rights.of_master(found.path):
         if found.data is not None:
@@ -96,25 +96,25 @@ def replace(found: Found, data: bytes, *, private: bool = False) -> list[Path]:
     return made
 
 
-def _check_writable(found: Found) -> None:
+def _check_writable(found: FoundFile) -> None:
     """By opening it: only the kernel knows with whose rights we are here."""
     try:
         os.close(os.open(found.target, os.O_WRONLY | _AT_ONCE))
     except FileNotFoundError:
-        return  # whoever replaces it will notice
+        return  # replacing it will fail, and say why
     except OSError:
         raise errors.InvalidRequest(
             f"{found.path} is read-only", hint="chmod u+w it if it may be changed"
         ) from None
 
 
-def remove(found: Found) -> None:
+def remove(found: FoundFile) -> None:
     """Remove what was read, if it is still there."""
     with rights.of_master(found.path):
         found.target.unlink(missing_ok=True)
 
 
-def _replace(found: Found, data: bytes, *, private: bool) -> None:
+def _replace(found: FoundFile, data: bytes, *, private: bool) -> None:
     handle, name = tempfile.mkstemp(prefix=f".{found.target.name}.", dir=found.target.parent)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -157,7 +157,7 @@ def _now(target: Path) -> bytes | None:
 
 
 def _make_folders(folder: Path) -> list[Path]:
-    """Make a folder and those around it, for the owner of what is there; which were made."""
+    """Make a folder and its missing parents for the owner of the place; returns the new ones."""
     missing: list[Path] = []
     while not folder.exists():
         missing.append(folder)
@@ -209,7 +209,7 @@ def remove_private(path: Path) -> None:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """A file of our own that nobody else can read."""
+    """A file that only its owner can read."""
     try:
         with rights.of_master(path.parent):
             _write_private(path, data)

@@ -1,4 +1,4 @@
-"""Which MCP server an agent is told of: the command, or a URL with its token."""
+"""The MCP server in an agent's configuration: a command, or a URL with its token."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
-from k8e import doors, errors
+from k8e import access, errors
 from k8e.skills import files
-from k8e.skills.agents import TOKEN_VARIABLE, Scope, Server
+from k8e.skills.agents import TOKEN_VARIABLE, Scope, ServerEntry
 
 ADDRESS_VARIABLE = "K8E_SANDBOX_MCP_ADDR"
 FILE_VARIABLE = "K8E_SANDBOX_MCP_TOKEN_FILE"
@@ -20,17 +20,17 @@ PATH = "/mcp"
 _EVERYWHERE = ("", "0.0.0.0", "::")  # noqa: S104 - where a server listens; a client needs a place
 
 
-def choose(scope: Scope, *, dry: bool = False) -> Server:
+def choose(scope: Scope, *, dry: bool = False) -> ServerEntry:
     """What the environment, or the machine's settings, ask for.
 
     A server that has not run yet has no token; so it gets one now, unless this is a ``dry`` run.
     """
     address = scope.environ.get(ADDRESS_VARIABLE, "").strip() or _machines_address()
     if not address:
-        return Server(command=_command(scope))
+        return ServerEntry(command=_command(scope))
     url = url_of(address)
     # A project's files are shared with others, and a token is not.
-    return Server(url=url, token="" if scope.project else _token(scope, url, dry=dry))
+    return ServerEntry(url=url, token="" if scope.project else _token(scope, url, dry=dry))
 
 
 def _machines_address() -> str:
@@ -67,7 +67,7 @@ def url_of(address: str) -> str:
         raise _bad(address, "it is neither http nor https")
     if host in _EVERYWHERE:
         host = "127.0.0.1"
-    if parts.scheme == "http" and not doors.is_loopback(host):
+    if parts.scheme == "http" and not access.is_loopback(host):
         raise errors.InvalidRequest(
             f"{ADDRESS_VARIABLE} {address!r} would send the token over the network in clear text",
             hint="put a proxy with TLS in front of the server, and give its https:// URL",
@@ -96,7 +96,7 @@ def _token(scope: Scope, url: str, *, dry: bool) -> str:
     given = scope.environ.get(TOKEN_VARIABLE, "").strip()
     if given:
         return given
-    if not doors.is_loopback(urlsplit(url).hostname or ""):
+    if not access.is_loopback(urlsplit(url).hostname or ""):
         raise errors.InvalidRequest(
             f"{url} is another machine's server, and its token is not known here",
             hint=f"set {TOKEN_VARIABLE} to its token; the one of this machine is not sent there",

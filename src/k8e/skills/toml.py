@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
-from k8e.skills.texts import Unreadable, line_end, line_of, newline_of
+from k8e.skills.jsonc import UnreadableConfiguration, line_end, line_of, newline_of
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _TRIVIA = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
@@ -41,7 +41,7 @@ def data(text: str) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         found = _AT_LINE.search(str(error))
         line = int(found[1]) if found and found[1] else line_of(text, len(text))
-        raise Unreadable(_AT_LINE.sub("", str(error)), line) from None
+        raise UnreadableConfiguration(_AT_LINE.sub("", str(error)), line) from None
 
 
 def read(text: str, path: tuple[str, ...], name: str) -> dict[str, Any] | None:
@@ -175,8 +175,8 @@ def _value_end(text: str, at: int) -> int:
 # Changing.
 
 
-def _inline(text: str, path: tuple[str, ...]) -> Unreadable:
-    """For what is written in a way that cannot be extended by lines."""
+def _inline(text: str, path: tuple[str, ...]) -> UnreadableConfiguration:
+    """For a file that cannot be extended by adding lines."""
     shown = ".".join(path)
 
     def likeness(item: Statement) -> int:
@@ -184,7 +184,7 @@ def _inline(text: str, path: tuple[str, ...]) -> Unreadable:
         return -1 if any(a != b for a, b in pairs) else min(len(item.path), len(path))
 
     at = max(statements(text), key=likeness).start
-    return Unreadable(
+    return UnreadableConfiguration(
         f"{shown} is not written as a table of its own",
         line_of(text, at),
         f"write it as a table, with a line [{shown}] and one line for each key, and run this again",
@@ -213,7 +213,7 @@ def _append(text: str, table: tuple[str, ...], entry: Mapping[str, Any]) -> str:
     added = text + begin + newline.join(block) + newline
     try:
         data(added)
-    except Unreadable:  # a table in braces cannot get more
+    except UnreadableConfiguration:  # a table in braces cannot get more
         raise _inline(text, table[:-1]) from None
     return added
 

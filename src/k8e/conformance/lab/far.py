@@ -32,7 +32,7 @@ from k8e.egress import namespaces, nflog
 
 WEB, WEB6, OTHER = "93.184.216.34", "2606:4700::34", "93.184.216.35"
 CDN, CDN6 = "93.184.216.40", "2606:4700::40"
-DOH = "93.184.216.99"  # a public resolver that somebody else runs
+DOH = "93.184.216.99"  # a public resolver that is not ours
 PUBLIC = (WEB, WEB6, OTHER, CDN, CDN6, DOH)
 METADATA = ("169.254.169.254", "fd00:ec2::254", "100.100.100.200", "168.63.129.16")
 PRIVATE = ("10.9.9.9", "172.16.9.9", "192.168.9.9", "100.64.9.9", "fd00::9", "fec0::9")
@@ -96,7 +96,7 @@ class Authority:
 # Servers.
 
 
-class Greeter(socketserver.BaseRequestHandler):
+class AddressServer(socketserver.BaseRequestHandler):
     """Says where it was reached."""
 
     def handle(self) -> None:
@@ -113,7 +113,7 @@ class Web(http.server.BaseHTTPRequestHandler):
     server_name = ""
 
     def __init__(self, *arguments: Any) -> None:
-        with contextlib.suppress(OSError):  # whoever was refused halfway
+        with contextlib.suppress(OSError):  # a client that was refused halfway
             super().__init__(*arguments)
 
     def do_GET(self) -> None:
@@ -144,7 +144,7 @@ class Web(http.server.BaseHTTPRequestHandler):
 
 
 class Tenants(Web):
-    """The same behind TLS, for every tenant; whoever names nobody gets the first one."""
+    """The same behind TLS, for every tenant; a client that sends no name gets the first one."""
 
     def setup(self) -> None:
         context = self._context(TENANTS[0])
@@ -169,7 +169,7 @@ class Tenants(Web):
             made.context = self._context(name)
 
 
-class Caller(socketserver.BaseRequestHandler):
+class CallBack(socketserver.BaseRequestHandler):
     """Hands the connection to the test, and keeps it open."""
 
     far: ClassVar[Far]
@@ -218,9 +218,9 @@ class Far:
         internet.own(*PUBLIC, *METADATA, *PRIVATE)
         internet.names.update(NAMES)
         for port in GREETING_PORTS:
-            internet.serve(("::", port), Greeter)
-        Web.far = Caller.far = self  # there is one internet at a time
-        for port, handler in ((80, Web), (443, Tenants), (CALLING_PORT, Caller)):
+            internet.serve(("::", port), AddressServer)
+        Web.far = CallBack.far = self  # there is one internet at a time
+        for port, handler in ((80, Web), (443, Tenants), (CALLING_PORT, CallBack)):
             internet.serve(("::", port), handler)
         self._echo = Echo(internet.inside(self._echoes))
         self._echo.start()

@@ -8,7 +8,6 @@ import os
 import select
 import shutil
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -19,7 +18,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from k8e.conformance import traces
-from k8e.conformance.outcomes import Broken, expect
+from k8e.conformance.lab.ports import free_port
+from k8e.conformance.outcomes import BrokenPromise, expect
 
 PATIENCE = 60.0  # seconds for one command; the first one of a place tries the runtimes out
 OPEN_FOLDER = 0o711  # sandboxes have uids of their own and pass through it
@@ -29,7 +29,7 @@ END_SECONDS = 10.0
 T = TypeVar("T")
 
 
-class Place:
+class GatewayHome:
     """Where one gateway can run: folders, environment, the command."""
 
     def __init__(self, *, probe: Path | None = None, **environ: str) -> None:
@@ -109,10 +109,10 @@ class Place:
         self.cli("gateway", "stop", "--destroy")
 
     def close(self) -> list[str]:
-        """Stop the gateway; what is left of it, which should be nothing."""
+        """Stop the gateway; returns its leftovers, of which there should be none."""
         self.stop()
-        # Whoever inherited a killed process may need a moment to reap it.
-        with contextlib.suppress(Broken):
+        # The new parent of a killed process may need a moment to reap it.
+        with contextlib.suppress(BrokenPromise):
             eventually(lambda: not self._left(), REAP_SECONDS)
         if not (left := self._left()):
             shutil.rmtree(self.folder)
@@ -138,17 +138,11 @@ def _told(folder: Path) -> bytes:
     return b""
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def eventually(check: Callable[[], T], seconds: float = 10.0) -> T:
-    """Ask again until the answer is true; for what nobody reports, like the end of a process."""
+    """Ask again until the answer is true; for events that no kernel call reports."""
     deadline = time.monotonic() + seconds
     while not (found := check()):
         if time.monotonic() > deadline:
-            raise Broken(f"not within {seconds:g} s")
+            raise BrokenPromise(f"not within {seconds:g} s")
         time.sleep(0.02)
     return found

@@ -47,7 +47,7 @@ def udp(host: str, port: int, text: str = "hello") -> str:
 
 
 def shout(host: str, port: int) -> str:
-    """Send a datagram that nobody can answer, as to a group."""
+    """Send a datagram that cannot be answered, as to a group."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as connection:
         connection.settimeout(SECONDS)
@@ -59,7 +59,7 @@ def ping(host: str) -> str:
     six = ":" in host
     family, protocol = (socket.AF_INET6, 58) if six else (socket.AF_INET, 1)
     with socket.socket(family, socket.SOCK_DGRAM, protocol) as connection:
-        connection.settimeout(1)  # nobody is far away here
+        connection.settimeout(1)  # every peer is near
         connection.connect((host, 0))
         connection.send(struct.pack("!BBHHH", 128 if six else 8, 0, 0, 1, 1) + b"hello")
         return str(len(connection.recv(2000)))
@@ -101,7 +101,7 @@ def address() -> list[str]:
 
 
 def overhear(source_port: int, host: str, port: int) -> str:
-    """Wait for what a server sends that was never spoken to, or for somebody's refusal."""
+    """Wait for bytes of a server to which nothing was sent, or for a refusal."""
     with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as connection:
         connection.bind(("::", source_port))
         connection.connect((host, port))
@@ -171,7 +171,7 @@ def lookup(name: str) -> list[str]:
 
 
 def dns(server: str, name: str, kind: str = "A", transport: str = "udp") -> str:
-    """A resolver's answer: its code, and what is in it."""
+    """A resolver's answer: its code and its records."""
     query = question(name, kind)
     if transport == "udp":
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as connection:
@@ -285,7 +285,7 @@ def ask_all(server: str, pattern: str, count: int) -> dict[str, int]:
     return codes
 
 
-# What is said on connections.
+# Messages on connections.
 
 
 def fetch(url: str, ca: str = "", host: str = "") -> str:
@@ -350,7 +350,7 @@ def download(host: str, port: int, first: str = "") -> str:
 
 
 def obey(host: str, port: int) -> str:
-    """Do what somebody far away says, as long as there is a connection."""
+    """Follow the commands of the other end, as long as there is a connection."""
     with socket.create_connection((host, port), SECONDS) as connection:
         connection.settimeout(30)
         print("ready", flush=True)

@@ -17,7 +17,7 @@ import dns.rdatatype
 import dns.rrset
 
 from k8e.egress import namespaces
-from k8e.egress.asking import Upstream
+from k8e.egress.dns import Upstream
 from k8e.egress.netlink import EVERYWHERE, Netlink, Route
 
 PORTS = (80, 443, 8080)

@@ -1,4 +1,4 @@
-"""Sessions of a real gateway on an internet out of network namespaces, and what is tried there."""
+"""Sessions of a real gateway on an internet of network namespaces, and what they try there."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from k8e.client.blocking import SandboxClient
 from k8e.client.results import Denial, ExecEvent, Exit, Stdout
 from k8e.conformance.lab import inside
 from k8e.conformance.lab.far import PUBLIC, Far, Tap
-from k8e.conformance.lab.gateways import Place, eventually, free_port
+from k8e.conformance.lab.gateways import GatewayHome, eventually
 from k8e.conformance.lab.internet import RESOLVER, Internet
-from k8e.conformance.outcomes import Broken, equal, expect
+from k8e.conformance.lab.ports import free_port
+from k8e.conformance.outcomes import BrokenPromise, equal, expect
 from k8e.egress import namespaces
 from k8e.egress.nftables import Nftables
 from k8e.egress.router import Slot
@@ -37,7 +38,7 @@ Words = list[Any]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Attempt:
     """What came of one attempt."""
 
     words: Words
@@ -54,13 +55,13 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Tried:
+class Attempts:
     """What came of some attempts."""
 
-    outcomes: list[Outcome]
+    outcomes: list[Attempt]
     denials: list[Denial] = field(default_factory=list[Denial])
 
-    def not_refused(self) -> list[Outcome]:
+    def not_refused(self) -> list[Attempt]:
         return [outcome for outcome in self.outcomes if not outcome.refused]
 
     @property
@@ -69,7 +70,7 @@ class Tried:
         return {denial.rule for denial in self.denials}
 
 
-def is_refused(attempt: Callable[[], Outcome]) -> bool:
+def is_refused(attempt: Callable[[], Attempt]) -> bool:
     """Whether something fails, and quickly; what succeeds once is not refused."""
     for _ in range(TRIES):
         outcome = attempt()
@@ -78,7 +79,7 @@ def is_refused(attempt: Callable[[], Outcome]) -> bool:
     return False
 
 
-class Program:
+class RoomProgram:
     """A program that runs in a sandbox while the check goes on."""
 
     def __init__(self, events: Generator[ExecEvent]) -> None:
@@ -97,7 +98,7 @@ class Program:
         line, _, self._text = self._text.partition("\n")
         return line
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> Attempt:
         """What came of it, after its last line."""
         return _outcomes([[]], self.line())[0]
 
@@ -106,14 +107,14 @@ class Program:
             self._events.close()
 
 
-class Puppet:
+class RemoteProgram:
     """A program in a sandbox that obeys over its own connection, whether or not a gateway runs."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._stream = connection.makefile("rwb")
 
-    def attempt(self, *words: Any) -> Outcome:
+    def attempt(self, *words: Any) -> Attempt:
         self._stream.write(json.dumps(words).encode() + b"\n")
         self._stream.flush()
         line = self._stream.readline()
@@ -129,7 +130,7 @@ class Puppet:
         self._connection.settimeout(1)
         try:
             self.attempt("address")
-        except (OSError, Broken):
+        except (OSError, BrokenPromise):
             return True
         return False
 
@@ -152,19 +153,19 @@ class Room:
     def allow(self, *words: str) -> None:
         self.scene.client.update_allowed_hosts(self.session_id, words)
 
-    def attempt(self, *attempts: Words, at_once: bool = False) -> Tried:
+    def attempt(self, *attempts: Words, at_once: bool = False) -> Attempts:
         """Try some things, one after the other or all at once."""
         found = self.scene.client.exec(
             self.session_id, self._command(attempts, at_once=at_once), timeout=EXEC_SECONDS
         )
         equal(found.exit_code, 0, f"exit code of a probe that said {found.stderr[-400:]!r}")
-        return Tried(_outcomes(attempts, found.stdout), found.denials)
+        return Attempts(_outcomes(attempts, found.stdout), found.denials)
 
-    def ask(self, *words: Any) -> Outcome:
+    def ask(self, *words: Any) -> Attempt:
         """Try one thing."""
         return self.attempt(list(words)).outcomes[0]
 
-    def refused(self, *attempts: Words, at_once: bool = False) -> Tried:
+    def refused(self, *attempts: Words, at_once: bool = False) -> Attempts:
         """Try some things, all of which must fail, and quickly."""
         tried = again = self.attempt(*attempts, at_once=at_once)
         denials = tried.denials
@@ -175,7 +176,7 @@ class Room:
             again = self.attempt(*(outcome.words for outcome in slow), at_once=at_once)
             denials = denials or again.denials
         equal(again.not_refused(), [], "attempts that were not refused at once")
-        return Tried(tried.outcomes, denials)
+        return Attempts(tried.outcomes, denials)
 
     def is_refused(self, *words: Any) -> bool:
         """Whether one thing fails, and quickly."""
@@ -191,35 +192,35 @@ class Room:
         self.scene.tap.take()
 
     def silence(self, while_what: str = "") -> None:
-        """Nothing came out of the router since the last look, but for what is allowed."""
+        """Since the last call, only allowed packets have left the router."""
         found = [it for it in self.scene.tap.take() if it.split()[1] not in self._allowed]
         equal(found, [], f"packets that got out {while_what}".strip())
 
     @contextlib.contextmanager
-    def start(self, *words: Any, exec_id: str = "") -> Generator[Program]:
+    def start(self, *words: Any, exec_id: str = "") -> Generator[RoomProgram]:
         """Try something that lasts and says when it is ready; it ends with the block."""
         command = self._command([list(words)])
         events = self.scene.client.exec_events(
             self.session_id, command, EXEC_SECONDS, exec_id=exec_id
         )
-        program = Program(events)
+        program = RoomProgram(events)
         try:
             equal(program.line(), "ready", "first line of a probe")
             yield program
         finally:
             program.close()
 
-    def rejoin(self, *words: Any, exec_id: str) -> Outcome:
+    def rejoin(self, *words: Any, exec_id: str) -> Attempt:
         """What came of something that was started by an earlier gateway."""
         command = self._command([list(words)])
         found = self.scene.client.exec(self.session_id, command, EXEC_SECONDS, exec_id=exec_id)
         return _outcomes([words], found.stdout.splitlines()[-1])[0]
 
     @contextlib.contextmanager
-    def puppet(self, host: str, port: int) -> Generator[Puppet]:
+    def puppet(self, host: str, port: int) -> Generator[RemoteProgram]:
         """A program that obeys by a connection to ``host``, far away."""
         with self.start("obey", host, port):
-            puppet = Puppet(self.scene.far.caller())
+            puppet = RemoteProgram(self.scene.far.caller())
             try:
                 yield puppet
             finally:
@@ -291,7 +292,7 @@ class Scene:
         self._closing.callback(self.tap.close)
         named = {"K8E_RESOLVERS": RESOLVER, "K8E_UPLINK_NAMESPACE": str(self.internet.world)}
         named["K8E_HTTP"] = f"127.0.0.1:{free_port()}"
-        self.place = Place(probe=probe, **named, **environ)
+        self.place = GatewayHome(probe=probe, **named, **environ)
         self._closing.callback(self._close_place)
         self.client = self._connected()
         self._former: list[SandboxClient] = []
@@ -310,7 +311,7 @@ class Scene:
         return self.net / "router"
 
     def rules(self) -> str:
-        """All rules of the router, with what is in its sets."""
+        """All rules of the router, with the elements of its sets."""
 
         def there() -> str:
             nft = Nftables()
@@ -372,7 +373,7 @@ def mounts_of(folder: Path) -> list[str]:
     return [line for line in text.splitlines() if str(folder) in line]
 
 
-def _outcomes(attempts: Any, text: str) -> list[Outcome]:
+def _outcomes(attempts: Any, text: str) -> list[Attempt]:
     found = json.loads(text)
     equal(len(found), len(attempts), "answers of a probe")
-    return [Outcome(list(words), **told) for words, told in zip(attempts, found, strict=True)]
+    return [Attempt(list(words), **told) for words, told in zip(attempts, found, strict=True)]

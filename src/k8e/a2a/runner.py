@@ -1,0 +1,274 @@
+"""Runs tasks in sandboxes, with a limit of tasks and sessions for each caller."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import Sequence, Set
+from typing import NamedTuple
+
+from k8e import errors
+from k8e.a2a import message, tasks
+from k8e.a2a.message import Fault, Job, MessageRefusal, TaskMessage
+from k8e.a2a.tasks import Task
+from k8e.a2a.tokens import A2aCaller
+from k8e.client.async_runs import AsyncRun
+from k8e.client.asynchronous import AsyncSandboxClient
+from k8e.client.results import Exit, Stdout
+
+KEPT = 50  # tasks of a caller that are over and can still be read
+OUTPUT = 250 << 10  # bytes of each stream; both fit into what the guest keeps for a reader
+KILL_SECONDS = 10.0
+logger = logging.getLogger(__name__)
+
+
+class TaskTerms(NamedTuple):
+    """What every session gets, and how much a caller may have at once."""
+
+    runtime: str = ""
+    template: str = ""
+    allowed_hosts: Sequence[str] | None = None
+    idle_timeout: float = 600.0
+    running: int = 4
+    contexts: int = 8
+    longest: float = 600.0
+
+
+class _Context:
+    """Tasks that share a session: what one writes, the next one finds."""
+
+    def __init__(self) -> None:
+        self.session_id = ""
+        self.lock = asyncio.Lock()
+        self.running = 0
+
+
+class _Caller:
+    def __init__(self) -> None:
+        self.tasks: dict[str, Task] = {}
+        self.contexts: dict[str, _Context] = {}
+
+    @property
+    def running(self) -> int:
+        return sum(not task.over for task in self.tasks.values())
+
+
+class TaskRunner:
+    """Takes tasks and has them run."""
+
+    def __init__(self, client: AsyncSandboxClient, terms: TaskTerms) -> None:
+        self._client = client
+        self._callers: dict[A2aCaller, _Caller] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self.terms = terms
+
+    def submit(self, caller: A2aCaller, ask: TaskMessage) -> Task:
+        """Begin a task; its caller is told what comes of it by the task itself."""
+        if ask.task_id:
+            self._refuse_more(self.get(caller, ask.task_id))
+        mine = self._callers.setdefault(caller, _Caller())
+        task = Task(ask.context_id or f"ctx-{secrets.token_hex(12)}")
+        if isinstance(ask.wants, MessageRefusal):
+            self._keep(mine, task)
+            task.change(tasks.REJECTED, ask.wants.text)
+            return task
+        if mine.running >= self.terms.running:
+            raise Fault(
+                message.BUSY, f"{mine.running} tasks run already; wait for one, or cancel one"
+            )
+        context = self._context(caller, mine, task.context_id)
+        context.running += 1
+        self._keep(mine, task)
+        task.running = asyncio.create_task(self._run(caller, task, context, ask.wants))
+
+        def ended(_: asyncio.Task[None]) -> None:
+            context.running -= 1
+            task.change(tasks.CANCELED, "canceled before it began")  # if it is not over
+
+        task.running.add_done_callback(ended)  # runs also for what never began
+        return task
+
+    @staticmethod
+    def _refuse_more(task: Task) -> None:
+        how = "is over" if task.over else "takes no more messages"
+        raise Fault(
+            message.UNSUPPORTED,
+            f"task {task.id} {how}; send a new message with its context, and without its id",
+        )
+
+    def get(self, caller: A2aCaller, task_id: str) -> Task:
+        found = self._callers.get(caller)
+        if found is None or task_id not in found.tasks:
+            raise message.not_found(task_id)
+        return found.tasks[task_id]
+
+    async def cancel(self, caller: A2aCaller, task_id: str) -> Task:
+        """End a task: its program is killed before this returns."""
+        task = self.get(caller, task_id)
+        if task.over or task.running is None:
+            raise Fault(message.NOT_CANCELABLE, f"task {task_id} is over: {task.status.state}")
+        if not task.running.cancelling():  # a second one would interrupt the killing
+            task.running.cancel()
+        await asyncio.wait({task.running}, timeout=2 * KILL_SECONDS)
+        return task
+
+    async def keep_only(self, callers: Set[A2aCaller]) -> None:
+        """End what all others have: their programs, who watches these, and their sessions."""
+        gone = [self._callers.pop(key) for key in list(self._callers) if key not in callers]
+        running = [
+            task.running
+            for caller in gone
+            for task in caller.tasks.values()
+            if task.running is not None and not task.over
+        ]
+        for item in running:
+            item.cancel()
+        try:
+            if running:
+                await asyncio.wait(running, timeout=2 * KILL_SECONDS)
+        finally:
+            for context in (item for caller in gone for item in caller.contexts.values()):
+                self._end(context)
+
+    async def close(self) -> None:
+        """End everything, and every session that was made here."""
+        await self.keep_only(set())
+        if self._ending:
+            await asyncio.wait(self._ending, timeout=2 * KILL_SECONDS)
+
+    # Keeping.
+
+    @staticmethod
+    def _keep(mine: _Caller, task: Task) -> None:
+        mine.tasks[task.id] = task
+        over = [item for item in mine.tasks.values() if item.over]
+        for old in over[: max(0, len(over) - KEPT)]:
+            del mine.tasks[old.id]
+
+    def _context(self, caller: A2aCaller, mine: _Caller, context_id: str) -> _Context:
+        found = mine.contexts.pop(context_id, None) or _Context()
+        if len(mine.contexts) >= self.terms.contexts:
+            idle = [key for key, item in mine.contexts.items() if not item.running]
+            if not idle:
+                raise Fault(
+                    message.BUSY,
+                    f"{caller.name} has {len(mine.contexts)} contexts; use one of them",
+                )
+            self._end(mine.contexts.pop(idle[0]))
+        mine.contexts[context_id] = found  # the last one is the one used last
+        return found
+
+    def _end(self, context: _Context) -> None:
+        """Destroy the session of a context, beside everything else."""
+        if not context.session_id:
+            return
+        ending = asyncio.create_task(self._destroy(context.session_id))
+        context.session_id = ""
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+
+    async def _destroy(self, session_id: str) -> None:
+        with contextlib.suppress(errors.K8eError):
+            await self._client.destroy_session(session_id)
+
+    # Running.
+
+    async def _run(self, caller: A2aCaller, task: Task, context: _Context, job: Job) -> None:
+        try:
+            await self._work(caller, task, context, job)
+        except asyncio.CancelledError:
+            task.change(tasks.CANCELED, "canceled; its program was killed")
+        except (errors.K8eError, OSError) as error:
+            is_file = isinstance(error, OSError)
+            hint = errors.file_hint(error, "check it") if is_file else error.hint
+            task.change(tasks.FAILED, f"the sandbox failed: {error}. {hint}".strip())
+        except Exception:
+            logger.exception("a task failed for a reason that nobody thought of")
+            task.change(tasks.FAILED, "k8e failed; its log says why")
+
+    async def _work(self, caller: A2aCaller, task: Task, context: _Context, job: Job) -> None:
+        session_id = await self._session(caller, context)
+        task.change(tasks.WORKING)
+        try:
+            await self._execute(task, session_id, job)
+        except errors.SessionNotFound:
+            if task.streams:
+                raise  # it ran
+            context.session_id = ""  # its idle time was over; a new one begins empty
+            await self._execute(task, await self._session(caller, context), job)
+
+    async def _session(self, caller: A2aCaller, context: _Context) -> str:
+        async with context.lock:
+            if not context.session_id:
+                # With an id of our own, so that it can be destroyed whenever we are interrupted.
+                context.session_id = f"a2a-{secrets.token_hex(8)}"
+                try:
+                    await self._create(caller, context.session_id)
+                except BaseException:
+                    self._end(context)
+                    raise
+            return context.session_id
+
+    async def _create(self, caller: A2aCaller, session_id: str) -> None:
+        await self._client.create_session(
+            self.terms.runtime,
+            self.terms.allowed_hosts,
+            f"a2a-{caller.name}",
+            session_id=session_id,
+            template=self.terms.template,
+            idle_timeout=self.terms.idle_timeout,
+            labels={"a2a": caller.name},
+        )
+
+    async def _execute(self, task: Task, session_id: str, job: Job) -> None:
+        for name, content in job.files:
+            await self._client.write_file(session_id, f"/workspace/{name}", content)
+        start = self._client.start(
+            session_id, job.code, job.timeout, language=job.language, output_limit=OUTPUT
+        )
+        starting = asyncio.ensure_future(start)
+        try:
+            run = await asyncio.shield(starting)
+            async for event in run.output():
+                if isinstance(event, Exit):
+                    _finish(task, event)
+                else:
+                    stream = "stdout" if isinstance(event, Stdout) else "stderr"
+                    task.printed(stream, event.data)
+        except asyncio.CancelledError:
+            await _kill(starting)
+            raise
+
+
+async def _kill(starting: asyncio.Future[AsyncRun]) -> None:
+    """Kill a program, also one that is being started, and wait until it is dead."""
+    with contextlib.suppress(errors.K8eError, OSError, TimeoutError):
+        async with asyncio.timeout(KILL_SECONDS):
+            run = await starting
+            await run.kill()
+            async for _ in run.output():
+                pass
+
+
+def _finish(task: Task, end: Exit) -> None:
+    task.printed_all()
+    task.came_to(
+        {
+            "exit_code": end.exit_code,
+            "status": end.status,
+            "duration_ms": end.duration_ms,
+            "truncated": end.truncated,
+            "denials": [
+                {"host": item.name or item.address, "port": item.port, "rule": item.rule}
+                for item in end.denials
+            ],
+        }
+    )
+    if end.status == "timed_out":
+        task.change(tasks.FAILED, "the code was killed: its time was over")
+    elif end.exit_code:
+        task.change(tasks.FAILED, f"the code ended with exit code {end.exit_code}")
+    else:
+        task.change(tasks.COMPLETED)

@@ -1,0 +1,363 @@
+"""A sandbox as one object: a session, and everything that can be done in it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, Unpack, cast
+
+from k8e import errors
+from k8e.client import async_driver, exposures, requests, templates
+from k8e.client.async_contexts import AsyncContext
+from k8e.client.async_runs import AsyncRun
+from k8e.client.asynchronous import AsyncSandboxClient
+from k8e.client.exposures import Exposed
+from k8e.client.operations import Copied
+from k8e.client.requests import (
+    AsyncContent,
+    ContextLanguage,
+    ExecOptions,
+    Language,
+    Limits,
+    SandboxOptions,
+    SessionOptions,
+)
+from k8e.client.results import ExecEvent, ExecResult, FileEntry, SessionInfo
+from k8e.client.snapshots import Snapshot
+
+
+class AsyncSandbox:
+    """A sandbox of its own: made at the start of a block, or when it is first used.
+
+        async with AsyncSandbox(memory="2G") as sb:
+            print((await sb.run("print(1 + 1)", "python")).stdout)
+
+    The end of the block kills it. One that :meth:`connect` found goes on.
+
+    Args:
+        template: what it is made from; see :meth:`AsyncSandboxClient.list_templates`.
+        image: the image that its root file system comes from. A template is kept for each image,
+            which needs the role ``admin``.
+        runtime: ``gvisor`` or ``container``; by default the best.
+        memory: at most so many bytes, or text like ``"2G"``.
+        cpus: at most so many CPUs.
+        limits: further limits; see :class:`Limits`.
+        allowed_hosts: what it may reach; None means the gateway's default.
+        client: whose sandbox it is; by default it has a client of its own.
+        options: see :class:`SandboxOptions`.
+    """
+
+    def __init__(
+        self,
+        template: str = "",
+        *,
+        image: str = "",
+        runtime: str = "",
+        memory: float | str | None = None,
+        cpus: float | str | None = None,
+        limits: Limits | None = None,
+        allowed_hosts: Sequence[str] | None = None,
+        client: AsyncSandboxClient | None = None,
+        **options: Unpack[SandboxOptions],
+    ) -> None:
+        requests.check_session_options(type(self), options)
+        if template and image:
+            raise errors.InvalidRequest(
+                "a sandbox is made from a template or from an image, not from both",
+                hint="name the image in the template",
+            )
+        session: SessionOptions = {**options}
+        wanted = dict(cast("Mapping[str, float | str]", limits or {}))
+        given = {"memory": memory, "cpus": cpus}
+        wanted |= {key: value for key, value in given.items() if value}
+        if wanted:
+            session["limits"] = wanted
+        if template:
+            session["template"] = template
+        self._image = image
+        self._runtime = runtime
+        self._allowed_hosts = allowed_hosts
+        self._options = session
+        self._client = client or AsyncSandboxClient()
+        self._owns_client = client is None
+        self.files = AsyncSandboxFiles(self._client, self._made)
+        self._ends_with_block = True
+        self._lock = asyncio.Lock()  # protects _id while the sandbox is made
+        self._id = ""
+        self._ended = False
+        self._closed = False
+
+    @classmethod
+    async def connect(
+        cls, session_id: str, *, client: AsyncSandboxClient | None = None
+    ) -> AsyncSandbox:
+        """A sandbox that runs already; leaving its block does not kill it."""
+        sandbox = cls(client=client)
+        sandbox._id = session_id
+        sandbox._ends_with_block = False
+        try:
+            await sandbox.info()
+        except BaseException:
+            await sandbox.close()
+            raise
+        return sandbox
+
+    @classmethod
+    async def list(cls, *, client: AsyncSandboxClient | None = None) -> Sequence[SessionInfo]:
+        """The sandboxes that run, of this client's user."""
+        if client is not None:
+            return await client.list_sessions()
+        async with AsyncSandboxClient() as own:
+            return await own.list_sessions()
+
+    @property
+    def client(self) -> AsyncSandboxClient:
+        """The client that it talks with, for whatever else that can do."""
+        return self._client
+
+    @property
+    def id(self) -> str:
+        """The id of its session; empty until it is made."""
+        return self._id
+
+    async def _made(self) -> str:
+        """The id of its session, which is made now if it is not there yet."""
+        if self._id:
+            return self._id
+        async with self._lock:
+            if self._ended or self._closed:
+                raise errors.ClientClosed
+            if not self._id:
+                if self._image:
+                    self._options["template"] = await self._template_of_image()
+                self._id = await self._client.create_session(
+                    self._runtime, self._allowed_hosts, **self._options
+                )
+            return self._id
+
+    async def _template_of_image(self) -> str:
+        """A template that says nothing but the image, under a name made of it."""
+        name = templates.name_for_image(self._image)
+        try:
+            await self._client.get_template(name)
+        except errors.TemplateNotFound:
+            await self._client.apply_template({"name": name, "rootfs": f"image:{self._image}"})
+        return name
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._id or 'not made yet'})"
+
+    async def __aenter__(self) -> AsyncSandbox:
+        try:
+            await self._made()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Kill it if it was made here, and close the client if that is its own."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if self._ends_with_block:
+                await self.kill()
+        finally:
+            if self._owns_client:
+                await self._client.close()
+
+    # Code and commands.
+
+    async def run(
+        self,
+        code: str | bytes,
+        language: Language = "bash",
+        timeout: float = 30,
+        *,
+        stdin: AsyncContent | None = None,
+        **options: Unpack[ExecOptions],
+    ) -> ExecResult:
+        """Run source code; see :meth:`AsyncSandboxClient.run`."""
+        session_id = await self._made()
+        return await self._client.run(
+            code, language, timeout, session_id=session_id, stdin=stdin, **options
+        )
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        timeout: float = 30,
+        *,
+        stdin: AsyncContent | None = None,
+        **options: Unpack[ExecOptions],
+    ) -> ExecResult:
+        """Run a command and collect its output; text is for the shell, a list for no shell."""
+        session_id = await self._made()
+        return await self._client.exec(session_id, command, timeout, stdin=stdin, **options)
+
+    async def exec_events(
+        self,
+        command: str | Sequence[str],
+        timeout: float = 300,
+        *,
+        stdin: AsyncContent | None = None,
+        **options: Unpack[ExecOptions],
+    ) -> AsyncGenerator[ExecEvent]:
+        """Run a command while iterating over its output and, last, its exit."""
+        session_id = await self._made()
+        events = self._client.exec_events(session_id, command, timeout, stdin=stdin, **options)
+        async with contextlib.aclosing(events):
+            async for event in events:
+                yield event
+
+    async def exec_stream(
+        self, command: str | Sequence[str], timeout: float = 300
+    ) -> AsyncGenerator[str]:
+        """Run a command while iterating over its standard output as text."""
+        session_id = await self._made()
+        pieces = self._client.exec_stream(session_id, command, timeout)
+        async with contextlib.aclosing(pieces):
+            async for piece in pieces:
+                yield piece
+
+    async def start(
+        self,
+        command: str | Sequence[str],
+        timeout: float = 0,
+        *,
+        language: Language | None = None,
+        **options: Unpack[ExecOptions],
+    ) -> AsyncRun:
+        """Start a command that goes on without us; a handle to come back to it."""
+        session_id = await self._made()
+        return await self._client.start(
+            session_id, command, timeout, language=language or "", **options
+        )
+
+    async def context(self, language: ContextLanguage = "python", *, cwd: str = "") -> AsyncContext:
+        """Start a program that keeps its variables between runs."""
+        return await self._client.create_context(await self._made(), language, cwd=cwd)
+
+    async def pip_install(self, packages: Sequence[str], *, timeout: float = 120) -> ExecResult:
+        """Install Python packages (``["requests>=2.28"]``); the next import finds them."""
+        return await self._client.pip_install(await self._made(), packages, timeout=timeout)
+
+    async def expose(self, port: int, host: str = exposures.LOOPBACK) -> AsyncExposedPort:
+        """Make a port reachable on a URL that carries a token; the server need not run yet."""
+        exposed = await self._client.expose(await self._made(), port, host)
+        return AsyncExposedPort(exposed)
+
+    # Its life.
+
+    async def info(self) -> SessionInfo:
+        """How it is: its runtime, limits, phase, and until when it lives."""
+        return await self._client.get_session(await self._made())
+
+    async def snapshot(self, name: str, *, replace: bool = False) -> Snapshot:
+        """Save what /workspace holds; ``snapshot=name`` begins another sandbox with it."""
+        return await self._client.save_snapshot(await self._made(), name, replace=replace)
+
+    async def pause(self) -> None:
+        """Stop everything in it until it is resumed."""
+        await self._client.pause_session(await self._made())
+
+    async def resume(self) -> None:
+        """Let it go on where it stopped."""
+        await self._client.resume_session(await self._made())
+
+    async def kill(self) -> None:
+        """End it and everything in it; nothing happens if it has ended, or was never made."""
+        async with self._lock:
+            self._ended = True
+            if self._id:
+                with contextlib.suppress(errors.SessionNotFound):
+                    await self._client.destroy_session(self._id)
+
+
+class AsyncSandboxFiles:
+    """The files of one sandbox. Relative paths are below /workspace."""
+
+    def __init__(self, client: AsyncSandboxClient, made: Callable[[], Awaitable[str]]) -> None:
+        self._client = client
+        self._made = made  # gives the id of the session
+
+    async def read(self, path: str) -> str:
+        """A file as text; what is not UTF-8 is replaced."""
+        return (await self.read_bytes(path)).decode("utf-8", "replace")
+
+    async def read_bytes(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        """A file, or ``length`` bytes of it."""
+        session_id = await self._made()
+        return await self._client.read_bytes(session_id, path, offset=offset, length=length)
+
+    async def write(
+        self, path: str, content: AsyncContent, *, append: bool = False, mode: int | None = None
+    ) -> int:
+        """Write text, bytes, an open binary file or an iterable of them; the number of bytes."""
+        session_id = await self._made()
+        return await self._client.write_file(session_id, path, content, append=append, mode=mode)
+
+    async def list(self, path: str = "/workspace", *, depth: int | None = 1) -> Sequence[FileEntry]:
+        """What is in a folder, and below it down to ``depth``; None means all."""
+        session_id = await self._made()
+        return await self._client.list_files(session_id, path=path, depth=depth, directories=True)
+
+    async def stat(self, path: str, *, follow: bool = False) -> FileEntry:
+        """How a file is, or with ``follow`` what a link points to."""
+        session_id = await self._made()
+        return await self._client.stat(session_id, path, follow=follow)
+
+    async def remove(self, path: str, *, recursive: bool = False) -> None:
+        """Remove a file, or with ``recursive`` a folder and what is in it."""
+        session_id = await self._made()
+        await self._client.remove(session_id, path, recursive=recursive)
+
+    async def rename(self, path: str, to: str) -> None:
+        """Give a file another path."""
+        await self._client.rename(await self._made(), path, to)
+
+    async def mkdir(self, path: str) -> None:
+        """Make a folder and those above it."""
+        await self._client.mkdir(await self._made(), path)
+
+    async def upload(self, source: str | Path | BinaryIO, path: str) -> Copied:
+        """Make ``path`` a copy of a local file or folder; see :meth:`AsyncSandboxClient.upload`."""
+        return await self._client.upload(await self._made(), source, path)
+
+    async def download(self, path: str, target: str | Path | BinaryIO) -> Copied:
+        """Make a local file or folder a copy of ``path``."""
+        return await self._client.download(await self._made(), path, target)
+
+
+class AsyncExposedPort:
+    """A port of a sandbox that can be reached on the gateway's machine."""
+
+    def __init__(self, exposed: Exposed) -> None:
+        self.info = exposed
+        self.url = exposed.url
+        """With the token, for a browser or ``curl``: whoever has it can use the service."""
+        self.base_url = exposed.base_url
+        self.headers: Mapping[str, Any] = exposed.headers
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.base_url!r})"
+
+    async def wait(self, timeout: float = 30) -> AsyncExposedPort:
+        """Wait until a server answers there; TimedOut if none does."""
+        deadline = time.monotonic() + timeout
+        delays = exposures.retry_delays()
+        while not await async_driver.in_thread(exposures.answers, self.info):
+            if time.monotonic() > deadline:
+                raise errors.TimedOut(
+                    f"nothing answers on port {self.info.port} after {timeout:g} s",
+                    hint="look whether the server runs, and listens on 127.0.0.1",
+                )
+            await asyncio.sleep(next(delays))
+        return self

@@ -1,0 +1,356 @@
+# Generated from async_sandbox.py by tools/generate_client.py (`make gen`); changes belong there.
+"""A sandbox as one object: a session, and everything that can be done in it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, Unpack, cast
+
+from k8e import errors
+from k8e.client import driver, exposures, requests, templates
+from k8e.client.blocking import SandboxClient
+from k8e.client.contexts import Context
+from k8e.client.exposures import Exposed
+from k8e.client.operations import Copied
+from k8e.client.requests import (
+    Content,
+    ContextLanguage,
+    ExecOptions,
+    Language,
+    Limits,
+    SandboxOptions,
+    SessionOptions,
+)
+from k8e.client.results import ExecEvent, ExecResult, FileEntry, SessionInfo
+from k8e.client.runs import Run
+from k8e.client.snapshots import Snapshot
+
+
+class Sandbox:
+    """A sandbox of its own: made at the start of a block, or when it is first used.
+
+        with Sandbox(memory="2G") as sb:
+            print(sb.run("print(1 + 1)", "python").stdout)
+
+    The end of the block kills it. One that :meth:`connect` found goes on.
+
+    Args:
+        template: what it is made from; see :meth:`SandboxClient.list_templates`.
+        image: the image that its root file system comes from. A template is kept for each image,
+            which needs the role ``admin``.
+        runtime: ``gvisor`` or ``container``; by default the best.
+        memory: at most so many bytes, or text like ``"2G"``.
+        cpus: at most so many CPUs.
+        limits: further limits; see :class:`Limits`.
+        allowed_hosts: what it may reach; None means the gateway's default.
+        client: whose sandbox it is; by default it has a client of its own.
+        options: see :class:`SandboxOptions`.
+    """
+
+    def __init__(
+        self,
+        template: str = "",
+        *,
+        image: str = "",
+        runtime: str = "",
+        memory: float | str | None = None,
+        cpus: float | str | None = None,
+        limits: Limits | None = None,
+        allowed_hosts: Sequence[str] | None = None,
+        client: SandboxClient | None = None,
+        **options: Unpack[SandboxOptions],
+    ) -> None:
+        requests.check_session_options(type(self), options)
+        if template and image:
+            raise errors.InvalidRequest(
+                "a sandbox is made from a template or from an image, not from both",
+                hint="name the image in the template",
+            )
+        session: SessionOptions = {**options}
+        wanted = dict(cast("Mapping[str, float | str]", limits or {}))
+        given = {"memory": memory, "cpus": cpus}
+        wanted |= {key: value for key, value in given.items() if value}
+        if wanted:
+            session["limits"] = wanted
+        if template:
+            session["template"] = template
+        self._image = image
+        self._runtime = runtime
+        self._allowed_hosts = allowed_hosts
+        self._options = session
+        self._client = client or SandboxClient()
+        self._owns_client = client is None
+        self.files = SandboxFiles(self._client, self._made)
+        self._ends_with_block = True
+        self._lock = threading.Lock()  # protects _id while the sandbox is made
+        self._id = ""
+        self._ended = False
+        self._closed = False
+
+    @classmethod
+    def connect(cls, session_id: str, *, client: SandboxClient | None = None) -> Sandbox:
+        """A sandbox that runs already; leaving its block does not kill it."""
+        sandbox = cls(client=client)
+        sandbox._id = session_id
+        sandbox._ends_with_block = False
+        try:
+            sandbox.info()
+        except BaseException:
+            sandbox.close()
+            raise
+        return sandbox
+
+    @classmethod
+    def list(cls, *, client: SandboxClient | None = None) -> Sequence[SessionInfo]:
+        """The sandboxes that run, of this client's user."""
+        if client is not None:
+            return client.list_sessions()
+        with SandboxClient() as own:
+            return own.list_sessions()
+
+    @property
+    def client(self) -> SandboxClient:
+        """The client that it talks with, for whatever else that can do."""
+        return self._client
+
+    @property
+    def id(self) -> str:
+        """The id of its session; empty until it is made."""
+        return self._id
+
+    def _made(self) -> str:
+        """The id of its session, which is made now if it is not there yet."""
+        if self._id:
+            return self._id
+        with self._lock:
+            if self._ended or self._closed:
+                raise errors.ClientClosed
+            if not self._id:
+                if self._image:
+                    self._options["template"] = self._template_of_image()
+                self._id = self._client.create_session(
+                    self._runtime, self._allowed_hosts, **self._options
+                )
+            return self._id
+
+    def _template_of_image(self) -> str:
+        """A template that says nothing but the image, under a name made of it."""
+        name = templates.name_for_image(self._image)
+        try:
+            self._client.get_template(name)
+        except errors.TemplateNotFound:
+            self._client.apply_template({"name": name, "rootfs": f"image:{self._image}"})
+        return name
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._id or 'not made yet'})"
+
+    def __enter__(self) -> Sandbox:
+        try:
+            self._made()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kill it if it was made here, and close the client if that is its own."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if self._ends_with_block:
+                self.kill()
+        finally:
+            if self._owns_client:
+                self._client.close()
+
+    # Code and commands.
+
+    def run(
+        self,
+        code: str | bytes,
+        language: Language = "bash",
+        timeout: float = 30,
+        *,
+        stdin: Content | None = None,
+        **options: Unpack[ExecOptions],
+    ) -> ExecResult:
+        """Run source code; see :meth:`SandboxClient.run`."""
+        session_id = self._made()
+        return self._client.run(
+            code, language, timeout, session_id=session_id, stdin=stdin, **options
+        )
+
+    def exec(
+        self,
+        command: str | Sequence[str],
+        timeout: float = 30,
+        *,
+        stdin: Content | None = None,
+        **options: Unpack[ExecOptions],
+    ) -> ExecResult:
+        """Run a command and collect its output; text is for the shell, a list for no shell."""
+        session_id = self._made()
+        return self._client.exec(session_id, command, timeout, stdin=stdin, **options)
+
+    def exec_events(
+        self,
+        command: str | Sequence[str],
+        timeout: float = 300,
+        *,
+        stdin: Content | None = None,
+        **options: Unpack[ExecOptions],
+    ) -> Generator[ExecEvent]:
+        """Run a command while iterating over its output and, last, its exit."""
+        session_id = self._made()
+        events = self._client.exec_events(session_id, command, timeout, stdin=stdin, **options)
+        with contextlib.closing(events):
+            yield from events
+
+    def exec_stream(self, command: str | Sequence[str], timeout: float = 300) -> Generator[str]:
+        """Run a command while iterating over its standard output as text."""
+        session_id = self._made()
+        pieces = self._client.exec_stream(session_id, command, timeout)
+        with contextlib.closing(pieces):
+            yield from pieces
+
+    def start(
+        self,
+        command: str | Sequence[str],
+        timeout: float = 0,
+        *,
+        language: Language | None = None,
+        **options: Unpack[ExecOptions],
+    ) -> Run:
+        """Start a command that goes on without us; a handle to come back to it."""
+        session_id = self._made()
+        return self._client.start(session_id, command, timeout, language=language or "", **options)
+
+    def context(self, language: ContextLanguage = "python", *, cwd: str = "") -> Context:
+        """Start a program that keeps its variables between runs."""
+        return self._client.create_context(self._made(), language, cwd=cwd)
+
+    def pip_install(self, packages: Sequence[str], *, timeout: float = 120) -> ExecResult:
+        """Install Python packages (``["requests>=2.28"]``); the next import finds them."""
+        return self._client.pip_install(self._made(), packages, timeout=timeout)
+
+    def expose(self, port: int, host: str = exposures.LOOPBACK) -> ExposedPort:
+        """Make a port reachable on a URL that carries a token; the server need not run yet."""
+        exposed = self._client.expose(self._made(), port, host)
+        return ExposedPort(exposed)
+
+    # Its life.
+
+    def info(self) -> SessionInfo:
+        """How it is: its runtime, limits, phase, and until when it lives."""
+        return self._client.get_session(self._made())
+
+    def snapshot(self, name: str, *, replace: bool = False) -> Snapshot:
+        """Save what /workspace holds; ``snapshot=name`` begins another sandbox with it."""
+        return self._client.save_snapshot(self._made(), name, replace=replace)
+
+    def pause(self) -> None:
+        """Stop everything in it until it is resumed."""
+        self._client.pause_session(self._made())
+
+    def resume(self) -> None:
+        """Let it go on where it stopped."""
+        self._client.resume_session(self._made())
+
+    def kill(self) -> None:
+        """End it and everything in it; nothing happens if it has ended, or was never made."""
+        with self._lock:
+            self._ended = True
+            if self._id:
+                with contextlib.suppress(errors.SessionNotFound):
+                    self._client.destroy_session(self._id)
+
+
+class SandboxFiles:
+    """The files of one sandbox. Relative paths are below /workspace."""
+
+    def __init__(self, client: SandboxClient, made: Callable[[], str]) -> None:
+        self._client = client
+        self._made = made  # gives the id of the session
+
+    def read(self, path: str) -> str:
+        """A file as text; what is not UTF-8 is replaced."""
+        return self.read_bytes(path).decode("utf-8", "replace")
+
+    def read_bytes(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        """A file, or ``length`` bytes of it."""
+        session_id = self._made()
+        return self._client.read_bytes(session_id, path, offset=offset, length=length)
+
+    def write(
+        self, path: str, content: Content, *, append: bool = False, mode: int | None = None
+    ) -> int:
+        """Write text, bytes, an open binary file or an iterable of them; the number of bytes."""
+        session_id = self._made()
+        return self._client.write_file(session_id, path, content, append=append, mode=mode)
+
+    def list(self, path: str = "/workspace", *, depth: int | None = 1) -> Sequence[FileEntry]:
+        """What is in a folder, and below it down to ``depth``; None means all."""
+        session_id = self._made()
+        return self._client.list_files(session_id, path=path, depth=depth, directories=True)
+
+    def stat(self, path: str, *, follow: bool = False) -> FileEntry:
+        """How a file is, or with ``follow`` what a link points to."""
+        session_id = self._made()
+        return self._client.stat(session_id, path, follow=follow)
+
+    def remove(self, path: str, *, recursive: bool = False) -> None:
+        """Remove a file, or with ``recursive`` a folder and what is in it."""
+        session_id = self._made()
+        self._client.remove(session_id, path, recursive=recursive)
+
+    def rename(self, path: str, to: str) -> None:
+        """Give a file another path."""
+        self._client.rename(self._made(), path, to)
+
+    def mkdir(self, path: str) -> None:
+        """Make a folder and those above it."""
+        self._client.mkdir(self._made(), path)
+
+    def upload(self, source: str | Path | BinaryIO, path: str) -> Copied:
+        """Make ``path`` a copy of a local file or folder; see :meth:`SandboxClient.upload`."""
+        return self._client.upload(self._made(), source, path)
+
+    def download(self, path: str, target: str | Path | BinaryIO) -> Copied:
+        """Make a local file or folder a copy of ``path``."""
+        return self._client.download(self._made(), path, target)
+
+
+class ExposedPort:
+    """A port of a sandbox that can be reached on the gateway's machine."""
+
+    def __init__(self, exposed: Exposed) -> None:
+        self.info = exposed
+        self.url = exposed.url
+        """With the token, for a browser or ``curl``: whoever has it can use the service."""
+        self.base_url = exposed.base_url
+        self.headers: Mapping[str, Any] = exposed.headers
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.base_url!r})"
+
+    def wait(self, timeout: float = 30) -> ExposedPort:
+        """Wait until a server answers there; TimedOut if none does."""
+        deadline = time.monotonic() + timeout
+        delays = exposures.retry_delays()
+        while not driver.in_thread(exposures.answers, self.info):
+            if time.monotonic() > deadline:
+                raise errors.TimedOut(
+                    f"nothing answers on port {self.info.port} after {timeout:g} s",
+                    hint="look whether the server runs, and listens on 127.0.0.1",
+                )
+            time.sleep(next(delays))
+        return self

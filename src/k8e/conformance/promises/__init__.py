@@ -1,0 +1,1 @@
+"""The promises of all runtimes, by subject; importing a module adds its own."""

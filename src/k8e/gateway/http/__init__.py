@@ -1,0 +1,1 @@
+"""The HTTP endpoint: its callers, its routes and the dialects that it serves."""

@@ -1,0 +1,1 @@
+"""Exposed ports: servers in sandboxes, on loopback addresses of this machine."""
