@@ -77,17 +77,18 @@ class Server:
         etcd, api_server, *others = control_plane.components(self.config, self._programs)
         self._supervisor.add(etcd)
         self._supervisor.add(api_server)
-        services.start_containerd()
+        images = services.start_containerd()
+        self._tasks.add(images)
         self._tell("etcd, API server and containerd start")
         api = await self._reach_api()
         self._tell("API server is ready")
         for component in others:  # they end if they are not given what they ask for at once
             self._supervisor.add(component)
-        await self._apply_first(api)
         if self.config.cni == "cilium":
             self._keep("Cilium's definitions", self._apply_cilium)
         self._keep("certificate requests", Approver(by_kubeconfig(self._identity), self.config).run)
-        await services.start_kubelet(self._tell)
+        await services.start_kubelet(images, self._tell)
+        await self._apply_first(api)
         self._keep("network", services.run_network)
         if self.config.cni == "cilium":
             self._supervisor.add(cilium.operator(self.config, self._components))
