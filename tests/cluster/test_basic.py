@@ -329,29 +329,6 @@ def test_a_rotated_token_is_the_only_one_that_joins(cluster: Cluster, server: Ma
     cluster.kubectl("delete", "node", machine.name)
 
 
-def test_a_join_that_was_interrupted_goes_on_where_it_was(
-    cluster: Cluster, server: Machine
-) -> None:
-    """Nobody signs a certificate while the server is away, whose components run on."""
-    machine = cluster.machines[-1]
-    server.run("kill", "-9", str(status(server)["pid"]))
-    flags = ("--server", cluster.url, "--token", cluster.token())
-    joining = machine.start(sys.executable, "-P", "-m", "k8e", "agent", *flags)
-    try:
-        asked = re.compile(rf"^k8e-join-{machine.name}-.* Pending\b", re.MULTILINE)
-        eventually("it asks", lambda: asked.search(cluster.kubectl("get", "csr")))
-    finally:
-        end(joining)
-    key = machine.path("/var/lib/k8e/agent/pki/joining.key")
-    assert key.exists()
-    cluster.start()
-    cluster.join(machine)
-    assert not key.exists()
-    assert machine.name in cluster.kubectl("get", "nodes")
-    machine.k8e("agent", "uninstall", seconds=200)
-    cluster.kubectl("delete", "node", machine.name)
-
-
 # Manifests.
 
 
@@ -417,6 +394,29 @@ def test_a_server_that_was_killed_leaves_everything_to_the_next(
     assert pids() == components
     assert ids <= containers(server)
     assert not [alarm for alarm in status(server)["alarms"] if "does not run" in alarm]
+
+
+def test_a_join_that_was_interrupted_goes_on_where_it_was(
+    cluster: Cluster, server: Machine
+) -> None:
+    """Nobody signs a certificate while the server is away, whose components run on."""
+    machine = cluster.machines[-1]
+    server.run("kill", "-9", str(status(server)["pid"]))
+    flags = ("--server", cluster.url, "--token", cluster.token())
+    joining = machine.start(sys.executable, "-P", "-m", "k8e", "agent", *flags)
+    try:
+        asked = re.compile(rf"^k8e-join-{machine.name}-.* Pending\b", re.MULTILINE)
+        eventually("it asks", lambda: asked.search(cluster.kubectl("get", "csr")))
+    finally:
+        end(joining)
+    key = machine.path("/var/lib/k8e/agent/pki/joining.key")
+    assert key.exists()
+    cluster.start()
+    cluster.join(machine)
+    assert not key.exists()
+    assert machine.name in cluster.kubectl("get", "nodes")
+    machine.k8e("agent", "uninstall", seconds=200)
+    cluster.kubectl("delete", "node", machine.name)
 
 
 def test_a_new_certificate_is_served_without_a_restart(server: Machine) -> None:
@@ -498,7 +498,7 @@ def test_own_networks_are_used_and_what_a_gateway_had_is_kept(
     node = ("wait", f"node/{machine.name}", "--for=condition=Ready")
     assert machine.kubectl(*node, "--timeout=0s", check=False) == ""
     confs = machine.path("/etc/cni/net.d")
-    confs.mkdir(parents=True)
+    confs.mkdir(parents=True, exist_ok=True)
     (confs / "own.conflist").write_text(json.dumps(OWN_NETWORK), "utf-8")
     machine.kubectl(*node, "--timeout=120s", seconds=150)
     (confs / "own.conflist").unlink()
