@@ -176,7 +176,7 @@ def test_prepared_images_do_not_grow_in_number(
         found.mount(f"sb-{number}", target, size=4 * MIB, owner=1, inodes=inodes)
         mounts.unmount(target)
     names = sorted(path.name for path in tmp_path.glob("empty-*"))
-    assert names == ["empty-4194304-100.ext4", "empty-4194304-300.ext4"]
+    assert names == ["empty-2-4194304-100.ext4", "empty-2-4194304-300.ext4"]
 
 
 @needs_root
