@@ -319,10 +319,10 @@ class Growth:
         found = list(found)
         promised = sum(min(item.grant, item.usage.free) for item in found)
         for item in found:
-            more = grants[item.sandbox_id] - item.grant
-            if more > 0 and promised + more <= max(room, 0):
+            more = min(grants[item.sandbox_id] - item.grant, room - promised)
+            if more > 0:
                 with contextlib.suppress(OSError):
-                    item.bound(grants[item.sandbox_id])
+                    item.bound(item.grant + more)
                     promised += more
         return promised
 
