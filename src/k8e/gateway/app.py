@@ -18,7 +18,7 @@ from pathlib import Path
 from k8e import errors, rootless, system
 from k8e.audit.trail import Trail
 from k8e.auth.keys import Keys
-from k8e.auth.store import KeyStore
+from k8e.auth.store import SqliteKeyStore
 from k8e.gateway import audit, local, state
 from k8e.gateway.http import endpoint
 from k8e.gateway.http.endpoint import HttpEndpoint
@@ -27,10 +27,11 @@ from k8e.gateway.ports.exposures import ExposureCalls, Exposures
 from k8e.gateway.rpc import endpoint as rpc_endpoint
 from k8e.gateway.service import Gateway
 from k8e.runtimes.registry import Runtimes, this_machine
-from k8e.sessions.approvals import Approvals, ApprovalStore
+from k8e.sessions.approval_store import SqliteApprovalStore
+from k8e.sessions.approvals import Approvals
 from k8e.sessions.exposures import ExposureStore
 from k8e.sessions.service import Sessions
-from k8e.sessions.store import SessionStore
+from k8e.sessions.store import SqliteSessionStore
 from k8e.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -89,10 +90,10 @@ def repair(settings: Settings) -> list[dict[str, object]]:
 async def _main(settings: Settings, *, background: bool, ready_fd: int) -> None:
     host = this_machine(settings)
     state.check(settings.data_dir, host.running())
-    store = SessionStore(settings.data_dir / "sessions.db")
-    approvals = ApprovalStore(settings.data_dir / "approvals.db")
+    store = SqliteSessionStore(settings.data_dir / "sessions.db")
+    approvals = SqliteApprovalStore(settings.data_dir / "approvals.db")
     exposures = ExposureStore(settings.data_dir / "exposures.db")
-    keys = KeyStore(settings.data_dir / "keys.db")
+    keys = SqliteKeyStore(settings.data_dir / "keys.db")
     trail = Trail(
         settings.data_dir / "audit",
         max_bytes=settings.audit_max_bytes,

@@ -82,7 +82,8 @@ class SessionCalls:
         if not isinstance(lifetime, (int, float)) or not lifetime > 0:
             raise errors.InvalidRequest("lifetime must be a positive number of seconds")
         session_id = text(call, "session_id")
-        return {"session": self._sessions.extend(principal, session_id, lifetime).to_json()}
+        session = await self._sessions.extend(principal, session_id, lifetime)
+        return {"session": session.to_json()}
 
     @operation(roles=AGENT, audit=NoRow.EVENTS)
     async def update_allowed_hosts(

@@ -17,12 +17,12 @@ from typing import Any
 from k8e import database, errors
 from k8e.audit.segments import SUFFIX
 from k8e.auth import store as keys
-from k8e.sessions import approvals, exposures, secrets, snapshots, store, templates
+from k8e.sessions import approval_store, exposures, secrets, snapshots, store, templates
 
 SESSIONS = "sessions.db"
 DATABASES: dict[str, Sequence[str]] = {
     SESSIONS: store.MIGRATIONS,
-    "approvals.db": approvals.MIGRATIONS,
+    "approvals.db": approval_store.MIGRATIONS,
     "exposures.db": exposures.MIGRATIONS,
     "keys.db": keys.MIGRATIONS,
     "secrets.db": secrets.MIGRATIONS,
