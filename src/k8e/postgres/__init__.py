@@ -1,1 +1,1 @@
-"""Stores in PostgreSQL, for several gateways on one database; imported where DATABASE_URL is set."""
+"""Stores in PostgreSQL, for several gateways on one database; imported only where one is set."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, and_, delete, func, or_, select, update
+from sqlalchemy import ColumnElement, and_, delete, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -198,7 +198,7 @@ def _date(boot_time: float) -> float:
     return boot_time - live.boot_offset()
 
 
-def _approval(row: Row[Any]) -> Approval:
+def _approval(row: Any) -> Approval:
     return Approval(
         approval_id=row.approval_id,
         owner=row.owner,

@@ -33,7 +33,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # between two attempts to reach it
 MAX_WAITING = 10_000  # writes
 _AWAY = (OperationalError, InterfaceError, PoolTimeout, TimeoutError, OSError)
 # A peer that is gone without a word is noticed in half a minute, also by a listener.
-_CONNECT = {
+_CONNECT: dict[str, Any] = {
     "connect_timeout": CONNECT_SECONDS,
     "keepalives_idle": 10,
     "keepalives_interval": 5,
@@ -77,9 +77,9 @@ class Engine:
         self.gateway_id = gateway_id
         self.reachable = False
         """Whether news of other gateways arrive at once."""
-        self.on_news: dict[str, Callable[[str], None]] = {}
+        self.on_news: dict[str, Callable[[str], object]] = {}
         """By subject: called with the key of what another gateway changed."""
-        self.on_connect: list[Callable[[], None]] = []
+        self.on_connect: list[Callable[[], object]] = []
         """Called whenever news begin to arrive: what came before that has to be read."""
         self._url = url
         self._engine = create_async_engine(

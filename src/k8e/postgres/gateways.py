@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sqlalchemy import Row, func, select, text, update
+from sqlalchemy import func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -209,5 +209,5 @@ class Gateways:
         self._rows |= {row.gateway_id: row for row in rows}
 
 
-def _row(row: Row[Any]) -> GatewayRow:
+def _row(row: Any) -> GatewayRow:
     return GatewayRow(*row)

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Row, and_, delete, select, update
+from sqlalchemy import and_, delete, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -229,7 +229,7 @@ class PostgresKeyStore:
                     tell(now if now is not None else replace(old, revoked_at=time.time()))
 
 
-def _key(row: Row[Any]) -> Key:
+def _key(row: Any) -> Key:
     # A role that we do not know gives no right.
     roles = frozenset(role for role in Role if role in row.roles.split(","))
     times = row.created_at, row.expires_at, row.revoked_at

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, and_, delete, func, or_, select, text, update
+from sqlalchemy import ColumnElement, and_, delete, func, or_, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -73,6 +73,10 @@ class PostgresSessionStore:
     async def load(self) -> None:
         """Remember all rows, before anything is asked for."""
         await self._refetch.everything()
+
+    def read_again(self, sandbox_id: str) -> None:
+        """Read a row that somebody else than this store has changed."""
+        self._refetch.one(sandbox_id)
 
     def close(self) -> None:
         """The engine is closed by whoever made it."""
@@ -402,7 +406,7 @@ def _values(session: Session) -> dict[str, Any]:
     }
 
 
-def _read(row: Row[Any], me: str) -> StoredSession:
+def _read(row: Any, me: str) -> StoredSession:
     try:
         return StoredSession(
             _session(row, me), row.gateway_id, row.ended_at, row.rebinding, row.ending
@@ -414,7 +418,7 @@ def _read(row: Row[Any], me: str) -> StoredSession:
         ) from None
 
 
-def _session(row: Row[Any], me: str) -> Session:
+def _session(row: Any, me: str) -> Session:
     told = row.expires_at
     if row.gateway_id == me and row.deadline and row.phase != Phase.ENDED:
         told = live.date_of(row.deadline, told)  # only here does this clock mean the same

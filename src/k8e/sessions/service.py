@@ -346,6 +346,12 @@ class Sessions:
             raise refusals.not_found(session_id)
         return session
 
+    def refuse_if_elsewhere(self, session: Session) -> None:
+        """Refuse what only the gateway of a session can tell."""
+        other = self._store.elsewhere(session)
+        if other is not None:
+            raise refusals.elsewhere(session.session_id, other)
+
     async def background_runs(self, session: Session) -> int:
         """How many background programs run in a session; 0 if it is not active."""
         live = self._live.get(session.session_id)
