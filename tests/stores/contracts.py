@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable
 from dataclasses import replace
 
 import pytest
@@ -355,8 +356,8 @@ class ApprovalStoreContract:
         assert await store.approver() == (b"salt 2", b"hash 2")
 
 
-async def _done(answer: object) -> bool:
-    return await answer  # type: ignore[misc]  # pyright: ignore[reportGeneralTypeIssues]
+async def _done(answer: Awaitable[bool]) -> bool:
+    return await answer
 
 
 SNAPSHOT = Snapshot("me", "base", NOW, 3, 100, "sha256:a", "sess-a", ("sha256:a",), "blob-1")

@@ -39,13 +39,11 @@ class PostgresServer:
         self._data = self.folder / "data"
         self._process: subprocess.Popen[bytes] | None = None
         self._count = 0
+        self._user = USER if os.geteuid() == 0 else None
         if os.geteuid() == 0:
             known = pwd.getpwnam(USER)
             os.chown(self.folder, known.pw_uid, known.pw_gid)
         self._run("initdb", "-D", str(self._data), "-U", "k8e", "-A", "trust", "--no-sync")
-
-    def _as_user(self) -> dict[str, str]:
-        return {"user": USER} if os.geteuid() == 0 else {}
 
     def _run(self, program: str, *arguments: str) -> str:
         done = subprocess.run(
@@ -55,7 +53,7 @@ class PostgresServer:
             timeout=PATIENCE,
             cwd=self.folder,
             env={"LANG": "C.UTF-8", "PATH": "/usr/bin:/bin"},
-            **self._as_user(),  # pyright: ignore[reportArgumentType]
+            user=self._user,
         )
         assert done.returncode == 0, done.stderr.decode()
         return done.stdout.decode().strip()
@@ -69,7 +67,7 @@ class PostgresServer:
             stderr=subprocess.DEVNULL,
             cwd=self.folder,
             env={"LANG": "C.UTF-8", "PATH": "/usr/bin:/bin"},
-            **self._as_user(),  # pyright: ignore[reportArgumentType]
+            user=self._user,
         )
         deadline = time.monotonic() + PATIENCE
         while not self._answers():

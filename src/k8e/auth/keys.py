@@ -86,7 +86,7 @@ class Keys:
         now = time.time()
         quota = _checked_quota(quota or KeyQuota())
         ends = _ends(ttl, now)
-        self._store.forget(now - KEEP, now)
+        await self._store.forget(now - KEEP, now)
         if len(self._store.listing()) >= MAX_KEYS:
             raise errors.LimitExceeded(f"there are {MAX_KEYS} keys", hint="delete some")
         secret = _new_secret()
