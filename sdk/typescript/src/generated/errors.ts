@@ -29,6 +29,12 @@ export class SessionNotFound extends K8eError {
   override name = "SessionNotFound";
 }
 
+/** The session's sandbox is on another gateway; the message names it and its address. */
+export class SessionElsewhere extends K8eError {
+  override readonly code: string = "session_elsewhere";
+  override name = "SessionElsewhere";
+}
+
 /** The session is frozen: nothing can be done in it before it is resumed. */
 export class SessionPaused extends K8eError {
   override readonly code: string = "session_paused";
@@ -175,6 +181,7 @@ export class GatewayUnreachable extends K8eError {
 export const BY_CODE: Readonly<Record<string, typeof K8eError>> = {
   invalid_request: InvalidRequest,
   session_not_found: SessionNotFound,
+  session_elsewhere: SessionElsewhere,
   session_paused: SessionPaused,
   exec_not_found: ExecNotFound,
   context_not_found: ContextNotFound,
