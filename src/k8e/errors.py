@@ -277,6 +277,7 @@ _BY_CODE: dict[str, type[K8eError]] = {
         TimedOut,
         Conflict,
         StateUnusable,
+        StoreUnreachable,
         Denied,
         LimitExceeded,
         RuntimeUnusable,

@@ -18,7 +18,8 @@ from tests.stores import servers
 from tests.stores.servers import PostgresServer
 
 SMALL = {"cpus": 0.5, "memory": 256 << 20, "disk": 16 << 20}
-LEASE = 6.0
+LEASES = 600.0, 12.0
+"""Of both gateways: the first one has all the time to come back, the second soon looks for it."""
 
 
 @pytest.fixture(scope="module")
@@ -35,19 +36,24 @@ def own() -> Generator[PostgresServer]:
 
 
 @pytest.fixture
-def pair(own: PostgresServer) -> Generator[list[Gateways]]:
+def database(own: PostgresServer) -> str:
+    return own.create()
+
+
+@pytest.fixture
+def pair(own: PostgresServer, database: str) -> Generator[list[Gateways]]:
     """Two gateways with folders of their own, on one new database."""
     if os.geteuid() != 0:
         pytest.skip("the local runtimes need root")
-    url = own.url(own.create())
+    url = own.url(database)
     made = [
         Gateways(
             K8E_DATABASE_URL=url,
-            K8E_GATEWAY_LEASE=str(LEASE),
+            K8E_GATEWAY_LEASE=str(lease),
             K8E_POOL_TOTAL="0",
             K8E_RUNTIME="container",
         )
-        for _ in range(2)
+        for lease in LEASES
     ]
     try:
         yield made
@@ -88,7 +94,7 @@ def test_twenty_creations_of_one_request_over_two_gateways_make_one_session(
     assert here == "here\n"
     assert f"session {session_id} runs on gateway " in elsewhere
     status = one.call("status")
-    assert len(status["gateways"]) == 2
+    assert len(status["gateways"]) == 2, "each hears of the other"
     assert "not-shown" not in str(status)
     for gateways in pair:
         assert "not-shown" not in gateways.log()
@@ -97,7 +103,7 @@ def test_twenty_creations_of_one_request_over_two_gateways_make_one_session(
 
 
 def test_a_killed_gateway_adopts_its_sessions_and_one_that_stays_away_loses_them(
-    pair: list[Gateways],
+    own: PostgresServer, database: str, pair: list[Gateways]
 ) -> None:
     one, two = (gateways.start() for gateways in pair)
     mine, theirs = one.create(limits=SMALL), two.create(limits=SMALL)
@@ -105,6 +111,8 @@ def test_a_killed_gateway_adopts_its_sessions_and_one_that_stays_away_loses_them
     one = pair[0].restart()
     assert one.shell(mine, "cat /workspace/file") == "kept\n"
     pair[0].kill()
+    name = (pair[0].data / "gateway.id").read_text().strip()
+    own.sql(f"UPDATE gateways SET lease = 0 WHERE gateway_id = '{name}'", database)
     why = eventually(lambda: reason(two, mine), "the end of what the dead gateway had")
     assert "did not renew its lease" in why
     assert two.shell(theirs, "echo goes on") == "goes on\n"

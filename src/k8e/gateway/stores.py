@@ -6,17 +6,26 @@ import contextlib
 import sqlite3
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 from k8e import errors
 from k8e.auth.store import KeyStore, SqliteKeyStore
+from k8e.auth.token_store import RevocationStore, SigningKeyStore, SqliteTokenStore
 from k8e.database import is_there
 from k8e.sessions.approval_store import ApprovalStore, SqliteApprovalStore
+from k8e.sessions.conversations import ConversationStore, SqliteConversations
 from k8e.sessions.store import SessionStore, SqliteSessionStore
 from k8e.settings import Settings
 
 if TYPE_CHECKING:
     from k8e.postgres.stores import PostgresStores
+
+
+class TokenStore(SigningKeyStore, RevocationStore, Protocol):
+    """Signing keys and revocations, as one object."""
+
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -28,6 +37,18 @@ class Stores:
     approvals: ApprovalStore
     shared: PostgresStores | None = None
     """The database that this gateway shares with others, if it does."""
+
+    def conversations(self, data_dir: Path) -> ConversationStore:
+        """Where conversations are; opened when the first one is asked for."""
+        if self.shared is not None:
+            return self.shared.conversations
+        return SqliteConversations(data_dir / "conversations.db")
+
+    def tokens(self, data_dir: Path) -> TokenStore:
+        """Where signing keys and revocations are; opened when the first token is."""
+        if self.shared is not None:
+            return self.shared.tokens
+        return SqliteTokenStore(data_dir / "tokens.db")
 
     def describe(self) -> dict[str, Any]:
         """What an administrator may know of the database; never its password."""

@@ -102,7 +102,7 @@ class Gateways:
 
     async def start(self) -> None:
         """Say that this gateway lives, before it looks at its sessions: nobody ends them then."""
-        await self._engine.run(self._renew)
+        await self._engine.run(self._renew_and_tell)
         await self._refetch.everything()
         self._task = asyncio.create_task(self._beat())
 

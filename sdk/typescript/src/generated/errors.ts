@@ -119,6 +119,12 @@ export class StateUnusable extends K8eError {
   override name = "StateUnusable";
 }
 
+/** The database does not answer; what was asked for is not written down, so it is not done. */
+export class StoreUnreachable extends K8eError {
+  override readonly code: string = "store_unreachable";
+  override name = "StoreUnreachable";
+}
+
 /** The caller is not allowed to do this. */
 export class Denied extends K8eError {
   override readonly code: string = "denied";
@@ -196,6 +202,7 @@ export const BY_CODE: Readonly<Record<string, typeof K8eError>> = {
   timed_out: TimedOut,
   conflict: Conflict,
   state_unusable: StateUnusable,
+  store_unreachable: StoreUnreachable,
   denied: Denied,
   limit_exceeded: LimitExceeded,
   runtime_unusable: RuntimeUnusable,
