@@ -160,7 +160,11 @@ class Engine:
         return self._answer(item)
 
     def _answer(self, item: _Write[T]) -> Awaitable[T]:
-        return _Answer(item.answer, lambda: self._unreachable(TimeoutError("no answer in time")))
+        # A transaction that began in time may take as long again, and its caller is told how it
+        # went; nobody need wait for what is tried until it is done.
+        seconds = PATIENCE if item.kept else 2 * PATIENCE
+        late = self._unreachable(TimeoutError("no answer in time"))
+        return _Answer(item.answer, seconds, late)
 
     async def _write_all(self) -> None:
         while True:
@@ -241,8 +245,9 @@ class Engine:
 class _Answer(Generic[T]):
     """The answer to a write: awaited for its commit, or left alone."""
 
-    def __init__(self, answer: asyncio.Future[T], late: Callable[[], Exception]) -> None:
+    def __init__(self, answer: asyncio.Future[T], seconds: float, late: Exception) -> None:
         self._future = answer
+        self._seconds = seconds
         self._late = late
 
     def __await__(self) -> Generator[Any, None, T]:
@@ -250,11 +255,10 @@ class _Answer(Generic[T]):
 
     async def _wait(self) -> T:
         try:
-            # More than a transaction may take: whoever began one is told how it went.
-            async with asyncio.timeout(2 * PATIENCE):
+            async with asyncio.timeout(self._seconds):
                 return await asyncio.shield(self._future)
         except TimeoutError:
-            raise self._late() from None
+            raise self._late from None
 
 
 async def _nothing(connection: AsyncConnection) -> None:

@@ -143,6 +143,7 @@ class Approvals:
     ) -> Approval:
         """Register an action; it is bound to this session, these words and this time."""
         session = self._living(principal, session_id)
+        self._sessions.refuse_if_elsewhere(session)  # its own gateway counts them, and notes them
         _check_text(action, "the action", MAX_ACTION)
         if not 0 <= expires <= MAX_EXPIRES:  # so that NaN is refused too
             raise errors.InvalidRequest(f"an approval lives up to {MAX_EXPIRES:g} seconds")
