@@ -299,6 +299,10 @@ class ApprovalStoreContract:
         assert found.deadline == pytest.approx(made.deadline, abs=1)
         assert await store.get("approval-x") is None
 
+    async def test_what_is_no_text_is_nowhere(self, store: ApprovalStore) -> None:
+        for name in ("\ud800", "a\0b", "x" * 100_000):
+            assert await store.get(name) is None
+
     async def test_one_decision_stands_and_is_used_once(self, store: ApprovalStore) -> None:
         made = approval()
         await store.insert(made)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from k8e import errors
+from k8e import database, errors
 
 _DRIVERS = ("postgres", "postgresql", "postgresql+psycopg")
 _MOST = 300  # characters of what the database says
@@ -36,6 +36,11 @@ def describe(url: URL) -> str:
     """Host and name alone: also a parameter may be a secret."""
     host = url.host or url.query.get("host") or "its socket"
     return f"{url.database} on {host}"
+
+
+def is_text(*values: str) -> bool:
+    """Whether PostgreSQL takes all of ``values``; nothing else was ever written to it."""
+    return database.is_text(*values) and not any("\0" in value for value in values)
 
 
 def reason(error: BaseException) -> str:

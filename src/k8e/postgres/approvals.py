@@ -13,6 +13,7 @@ from sqlalchemy import ColumnElement, and_, delete, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from k8e.postgres.address import is_text
 from k8e.postgres.engine import Engine
 from k8e.postgres.schema import APPROVALS, APPROVER
 from k8e.sessions import live
@@ -47,6 +48,8 @@ class PostgresApprovalStore:
     # Reading.
 
     async def get(self, approval_id: str) -> Approval | None:
+        if not is_text(approval_id):
+            return None
         found = await self._select(_C.approval_id == approval_id)
         return found[0] if found else None
 

@@ -8,7 +8,7 @@ from sqlalchemy import ColumnElement, and_, delete, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from k8e import database
+from k8e.postgres.address import is_text
 from k8e.postgres.engine import Engine
 from k8e.postgres.schema import CONVERSATIONS
 from k8e.sessions.conversations import Conversation
@@ -52,7 +52,7 @@ class PostgresConversations:
         return found if found is not None else await self.claim(wanted)
 
     async def find(self, owner: str, tenant: str, conversation_id: str) -> Conversation | None:
-        if not database.is_text(owner, tenant, conversation_id):
+        if not is_text(owner, tenant, conversation_id):
             return None
         same = _named(owner, tenant, conversation_id)
         return await self._engine.run(lambda connection: _one(connection, same))

@@ -13,8 +13,8 @@ from sqlalchemy import Executable, delete, func, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from k8e import database
 from k8e.auth.token_store import SigningKey
+from k8e.postgres.address import is_text
 from k8e.postgres.engine import Engine
 from k8e.postgres.schema import REVOCATIONS, SIGNING_KEYS
 
@@ -73,7 +73,7 @@ class PostgresTokenStore:
         await self._do(made.on_conflict_do_update(index_elements=["subject"], set_=later))
 
     async def issued_before(self, subjects: Sequence[str]) -> float:
-        if not database.is_text(*subjects):
+        if not is_text(*subjects):
             return 0
         query = select(func.max(_R.issued_before)).where(_R.subject.in_(list(subjects)))
 
