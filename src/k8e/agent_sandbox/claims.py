@@ -106,7 +106,7 @@ class Claims:
 
     async def _make(self, claim: Claim) -> None:
         request, (namespace, name) = claim.request, claim.key
-        lifetime = {"lifetime": request.shutdown_at - time.time()} if request.shutdown_at else {}
+        lifetime = request.shutdown_at - time.time() if request.shutdown_at else 0
         labels = {
             objects.NAME_LABEL: name,
             objects.UID_LABEL: claim.uid,
@@ -120,7 +120,7 @@ class Claims:
                 request_id=f"sandboxclaim/{namespace}/{name}"[:200],
                 env=request.env,
                 labels=labels,
-                **lifetime,
+                lifetime=lifetime,
             )
         except errors.TemplateNotFound as error:
             self._fail(claim, Condition("Ready", False, "WarmPoolNotFound", error.message))

@@ -69,7 +69,7 @@ class KubernetesApi:
             return
         if not namespace:
             raise status.ApiError(405, "this needs a namespace")
-        body = await _body(receive) if method in ("POST", "PATCH", "DELETE") else {}
+        body: Any = await _body(receive) if method in ("POST", "PATCH", "DELETE") else {}
         found = await self._single(method, rest, namespace, body)
         code = 201 if method == "POST" else 200
         await JSONResponse(found, code)(scope, receive, send)
@@ -82,8 +82,7 @@ class KubernetesApi:
             case "GET", ["sandboxclaims", name]:
                 return (await self._claims.get((namespace, name))).to_json()
             case "DELETE", ["sandboxclaims", name]:
-                wanted: Any = body.get("preconditions") if isinstance(body, dict) else None
-                uid = wanted.get("uid") if isinstance(wanted, dict) else ""
+                uid = _field(_field(body, "preconditions"), "uid")
                 await self._claims.delete((namespace, name), uid if isinstance(uid, str) else "")
                 return status.success()
             case "GET", ["sandboxes", name]:
@@ -199,7 +198,7 @@ def _query(scope: Scope) -> str:
 
 def _number(asked: dict[str, str], key: str) -> int:
     text = asked.get(key, "")
-    if len(text) > 18 or not (text.isascii() and text.isdigit() or not text):
+    if len(text) > 18 or not ((text.isascii() and text.isdigit()) or not text):
         raise status.ApiError(400, f"{key} is not a number")
     return int(text or 0)
 
@@ -217,9 +216,13 @@ def _is_chosen(item: Object, name: str, labels: str) -> bool:
     return (not name or metadata["name"] == name) and objects.selects(labels, metadata["labels"])
 
 
+def _field(value: Any, key: str) -> Any:
+    """A field of what a client sent; None if it has none."""
+    return cast("Object", value).get(key) if isinstance(value, dict) else None
+
+
 def _mode(body: Any) -> str:
-    spec: Any = body.get("spec") if isinstance(body, dict) else None
-    mode: Any = spec.get("operatingMode") if isinstance(spec, dict) else None
+    mode = _field(_field(body, "spec"), "operatingMode")
     if mode not in ("Running", "Suspended"):
         raise status.invalid("only spec.operatingMode can be changed, to Running or Suspended")
     return mode

@@ -29,7 +29,9 @@ MAX_KEPT = 12 << 10
 """Bytes of a claim's own metadata and specification; a session's labels have 16 KiB."""
 READY_MESSAGE = "Pod is Ready"
 SUSPENDED_MESSAGE = "Sandbox is suspended"
-_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.ASCII)
+_SUBDOMAIN = re.compile(
+    r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.ASCII
+)
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 _OFFSET, _PRIME = 0x811C9DC5, 0x01000193  # of FNV-1a with 32 bits
 
@@ -251,8 +253,10 @@ def parse_claim(body: Any) -> ClaimRequest:
 
 
 def _mapping(value: Any, key: str) -> Object:
-    found = value.get(key) if isinstance(value, dict) and key != "the claim" else value
-    found = cast("Any", {} if found is None else found)
+    found: Any = value
+    if isinstance(value, dict) and key != "the claim":
+        found = cast("Object", value).get(key)
+    found = {} if found is None else found
     if not isinstance(found, dict):
         raise status.invalid(f"{key} must be an object")
     return cast("Object", found)

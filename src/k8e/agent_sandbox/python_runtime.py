@@ -6,12 +6,11 @@ could replace, and a command takes one frame on a link that is open already.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from contextlib import aclosing
 from typing import Any, NamedTuple, cast
-
-import asyncio
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope
@@ -175,14 +174,14 @@ def parse_command(body: bytes) -> Command:
 def _result(
     output: dict[Any, bytearray], cut: dict[Any, bool], end: Exit | None, command: Command
 ) -> dict[str, Any]:
+    truncated = end is not None and end.truncated
     texts = {
-        kind: data.decode("utf-8", "replace") + (CUT_OFF if cut[kind] else "")
+        kind: data.decode("utf-8", "replace")
+        + (CUT_OFF if cut[kind] or (truncated and len(data) == MAX_OUTPUT) else "")
         for kind, data in output.items()
     }
     stderr = texts[Stderr]
     timed_out = end is not None and end.status == "timed_out"
-    if end is not None and end.truncated and not any(cut.values()):
-        stderr += CUT_OFF
     if timed_out:
         stderr += f"Command timed out after {command.seconds:g} seconds"
     code = TIMED_OUT if timed_out else end.exit_code if end is not None else 1

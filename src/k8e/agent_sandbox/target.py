@@ -38,7 +38,7 @@ def parse(headers: Headers) -> Target:
     told: dict[bytes, str] = {}
     for key, value in headers:
         name = key.lower()
-        if name.startswith(PREFIX) or b"_" in name and name.replace(b"_", b"-").startswith(PREFIX):
+        if name.replace(b"_", b"-").startswith(PREFIX):  # some servers take one for the other
             if name in told or b"_" in name:
                 raise Refusal(400, f"the header {name.decode('latin-1')} is ambiguous")
             told[name] = value.decode("latin-1").strip()
