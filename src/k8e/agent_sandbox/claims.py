@@ -7,6 +7,7 @@ came, or whose session has ended, and who watches; a gateway that starts anew fo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 import uuid
@@ -272,10 +273,8 @@ class Claims:
         if (task := self._making.get(key)) is not None:
             await asyncio.wait({task})  # half a session could not be destroyed
         if claim.session_id and not claim.over:
-            try:
+            with contextlib.suppress(errors.SessionNotFound):  # it has just ended by itself
                 await self._client.destroy_session(claim.session_id)
-            except errors.SessionNotFound:
-                pass  # it has just ended by itself
         self._remove(claim)
 
     def _remove(self, claim: Claim) -> None:
