@@ -69,6 +69,7 @@ format: setup ## Format, and fix what ruff can fix
 test-packages: $(VENV)/.ready # Packages of Debian and npm that only the tests use
 	@sh tests/packages.sh $(VENV)/packages
 	@sh tests/mcp/clients.sh $(VENV)/mcp-clients
+	@sh tests/agent_sandbox/client.sh $(PY) $(VENV)/agent-sandbox-client
 	@sh sdk/typescript/setup.sh
 
 # Half an hour on a new machine with two CPUs, seconds on others: what is there and right is kept, outside of this folder.
