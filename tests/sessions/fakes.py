@@ -15,7 +15,7 @@ from k8e.runtimes.base import Binding, Guest, Leftover, LendNetwork, RegisteredR
 from k8e.runtimes.host import Host
 from k8e.runtimes.registry import Runtimes
 from k8e.sessions.service import Sessions
-from k8e.sessions.store import SqliteSessionStore
+from k8e.sessions.store import SessionStore, SqliteSessionStore
 
 PATIENCE = 60.0
 ME = Principal("me")
@@ -246,8 +246,9 @@ class World:
         (folder / "sandboxes").mkdir(exist_ok=True)
 
     @asynccontextmanager
-    async def running(self) -> AsyncGenerator[Sessions]:
-        store = SqliteSessionStore(self.settings.data_dir / "sessions.db")
+    async def running(self, shared: SessionStore | None = None) -> AsyncGenerator[Sessions]:
+        """Sessions in a store of their own, or in one that others share."""
+        store = shared or SqliteSessionStore(self.settings.data_dir / "sessions.db")
         runtimes = cast("Runtimes", FakeRuntimes(self.runtime, Host(self.settings)))
         sessions = Sessions(self.settings, store, runtimes)
         try:

@@ -132,6 +132,8 @@ class PostgresSessionStore:
                 yield row.session
 
     async def settled(self, session: Session) -> Session:
+        if self.elsewhere(session) is None:
+            return session  # whoever makes it here is waited for by itself
         changed = asyncio.Event()
         waiting = self._waiting[session.session_id]
         waiting.add(changed)

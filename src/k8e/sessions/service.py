@@ -352,6 +352,14 @@ class Sessions:
         if other is not None:
             raise refusals.elsewhere(session.session_id, other)
 
+    def is_elsewhere(self, session: Session) -> bool:
+        """Whether another gateway has a session, or is making it."""
+        return self._store.elsewhere(session) is not None
+
+    async def settled(self, session: Session) -> Session:
+        """A session that another gateway is making, once it is made or has ended."""
+        return await self._store.settled(session)
+
     async def background_runs(self, session: Session) -> int:
         """How many background programs run in a session; 0 if it is not active."""
         live = self._live.get(session.session_id)
