@@ -3,7 +3,7 @@
 # installed; programs that would come with a service are only unpacked, into FOLDER. A test whose tool is missing says so
 # and is skipped, so nothing here is an error.
 set -u
-TOOLS="nftables iptables zsh fish shellcheck git uidmap passt python3-pandas python3-matplotlib"
+TOOLS="nftables iptables zsh fish shellcheck git uidmap passt python3-pandas python3-matplotlib netcat-openbsd bind9-dnsutils"
 UNPACKED="docker-registry busybox-static"
 folder=$1
 
