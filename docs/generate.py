@@ -103,6 +103,8 @@ def kubernetes_tests() -> str:
     numbers = {"passed": passed, "all": len(tests), "minutes": round(result["seconds"] / 60)}
     numbers |= {"programs": programs, "stand_ins": stand_ins}
     lines = [KUBERNETES_TESTS_HEAD.format(**{**result, **numbers})]
+    if passed < len(tests):
+        lines.append("\n" + KUBERNETES_TESTS.with_suffix(".md").read_text("utf-8"))
     area = ""
     for item in tests:
         if item["area"] != area:

@@ -40,7 +40,7 @@ STAND_INS = {
 }
 """Images that tests ask for, and which image of ours takes their place."""
 _PLAIN = ("busybox", "pause")
-PROGRAMS = ("curl", "dig", "nc.openbsd")
+PROGRAMS = ("curl", "dash", "dig", "nc.openbsd")
 """Programs of this machine, in the image of the tests' pods, which run them."""
 _REGISTRIES = ("promoterE2eRegistry", "gcRegistry")
 _SOCKET = "/run/k8e/containerd/containerd.sock"
@@ -129,8 +129,8 @@ def write_agnhost(folder: Path) -> Path:
         said = subprocess.run(["ldd", found], capture_output=True, text=True, check=True).stdout
         libraries = re.findall(r"(/\S+) \(0x", said)
         files |= {path.lstrip("/"): path for path in (f"/usr/bin/{name}", *libraries)}
-    links = {path: to for path, to in image.links.items() if path != "bin/nc"}
-    links["bin/nc"] = "/usr/bin/nc.openbsd"
+    # Busybox's shell would run its own programs, whatever is on the PATH.
+    links = {**image.links, "bin/sh": "/usr/bin/dash", "bin/nc": "/usr/bin/nc.openbsd"}
     whole = dataclasses.replace(image, files=files, links=links)
     return images.write(KUBERNETES_TESTS, whole, folder, architecture(), others=COMPONENTS)
 
