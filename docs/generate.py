@@ -85,10 +85,11 @@ minutes, at a load of {load} on a machine with 2 CPUs.
 
 That is a sample: nothing is claimed of the tests that are not in it, and k8e is not certified.
 
-- Tests that need images of which k8e makes none are not in the sample: those that look names up
-  with `dig`, or need nginx. For the names of services k8e has tests of its own, in `tests/cluster`.
-- Images that tests ask for and that have a stand-in: {stand_ins}. `agnhost` is built from
-  Kubernetes' own source, with the shell of `busybox` beside it.
+- Tests of the suite that need other images than these are not in the sample, such as those that
+  start nginx. Nor are those of variables with dashes in their names, which the shell of Debian's
+  busybox does not pass on.
+- Images that tests ask for, and what takes their place: {stand_ins}. `agnhost` is Kubernetes' own
+  program, built from its source, with the shell of busybox and Debian's {programs} beside it.
 """
 
 
@@ -98,8 +99,12 @@ def kubernetes_tests() -> str:
     tests = result["tests"]
     passed = sum(item["state"] == "passed" for item in tests)
     stand_ins = ", ".join(f"`{other}` for `{name}`" for name, other in result["stand_ins"].items())
+    programs = ", ".join(f"`{name}`" for name in result["programs"])
     numbers = {"passed": passed, "all": len(tests), "minutes": round(result["seconds"] / 60)}
-    lines = [KUBERNETES_TESTS_HEAD.format(**{**result, **numbers, "stand_ins": stand_ins})]
+    numbers |= {"programs": programs, "stand_ins": stand_ins}
+    lines = [KUBERNETES_TESTS_HEAD.format(**{**result, **numbers})]
+    if passed < len(tests):
+        lines.append("\n" + KUBERNETES_TESTS.with_suffix(".md").read_text("utf-8"))
     area = ""
     for item in tests:
         if item["area"] != area:

@@ -3,7 +3,8 @@
 # installed; programs that would come with a service are only unpacked, into FOLDER. A test whose tool is missing says so
 # and is skipped, so nothing here is an error.
 set -u
-TOOLS="nftables iptables zsh fish shellcheck git uidmap passt python3-pandas python3-matplotlib postgresql"
+TOOLS="nftables iptables zsh fish shellcheck git uidmap passt python3-pandas python3-matplotlib postgresql \
+    netcat-openbsd bind9-dnsutils"
 UNPACKED="docker-registry busybox-static"
 folder=$1
 

@@ -8,9 +8,12 @@ nothing of the tests that are not in it.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import re
+import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Iterable
@@ -18,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from k8e import _version
-from k8e.distro.component_store import ComponentStore, State
+from k8e.distro import images
+from k8e.distro.component_store import ComponentStore, State, architecture
 from k8e.distro.components import KUBERNETES, KUBERNETES_TESTS, REGISTRY
 from tests.cluster.clusters import Cluster
 from tests.cluster.machine import COMPONENTS, Machine
@@ -30,10 +34,14 @@ PROCESSES = 3
 """So many tests run at a time but those that are marked as serial: most of them wait for pods."""
 STAND_INS = {
     "agnhost:2.55": "agnhost:2.63.0",
+    "glibc-dns-testing:2.0.0": "agnhost:2.63.0",
     "busybox:1.37.0-1": "busybox:1.35",
     "pause:3.10.2": f"pause:{KUBERNETES.version}",
 }
 """Images that tests ask for, and which image of ours takes their place."""
+_PLAIN = ("busybox", "pause")
+PROGRAMS = ("curl", "dash", "dig", "nc.openbsd")
+"""Programs of this machine, in the image of the tests' pods, which run them."""
 _REGISTRIES = ("promoterE2eRegistry", "gcRegistry")
 _SOCKET = "/run/k8e/containerd/containerd.sock"
 _REPORT, _LOG = "/tmp/kubernetes-tests/report.json", "/tmp/kubernetes-tests/log"
@@ -96,6 +104,7 @@ def measure(cni: str, wanted: dict[str, str], log: Path | None) -> dict[str, Any
         "load": round(os.getloadavg()[1], 1),
         "seconds": round(time.monotonic() - began),
         "stand_ins": STAND_INS,
+        "programs": PROGRAMS,
         "tests": outcomes(wanted, specs),
     }
 
@@ -103,10 +112,27 @@ def measure(cni: str, wanted: dict[str, str], log: Path | None) -> dict[str, Any
 def load_images(machine: Machine) -> None:
     """Give a node the images of the tests, under the names by which they ask for them."""
     ctr = ("ctr", "--address", _SOCKET, "-n", "k8s.io", "images")
-    for name in {other.partition(":")[0] for other in STAND_INS.values()}:
-        machine.run(*ctr, "import", str(COMPONENTS / f"images/{name}.tar"))
+    own = write_agnhost(machine.path("/tmp")).name
+    for archive in (f"/tmp/images/{own}", *(COMPONENTS / f"images/{name}.tar" for name in _PLAIN)):
+        machine.run(*ctr, "import", str(archive))
     for name, other in STAND_INS.items():
         machine.run(*ctr, "tag", f"{REGISTRY}/{other}", f"{REGISTRY}/{name}")
+
+
+def write_agnhost(folder: Path) -> Path:
+    """The image of the pods of tests: Kubernetes' program, and what upstream has beside it."""
+    image = KUBERNETES_TESTS.images[0]
+    files = dict(image.files)
+    for name in PROGRAMS:
+        found = shutil.which(name)
+        assert found, f"there is no {name}: make test-packages"
+        said = subprocess.run(["ldd", found], capture_output=True, text=True, check=True).stdout
+        libraries = re.findall(r"(/\S+) \(0x", said)
+        files |= {path.lstrip("/"): path for path in (f"/usr/bin/{name}", *libraries)}
+    # Busybox's shell would run its own programs, whatever is on the PATH.
+    links = {**image.links, "bin/sh": "/usr/bin/dash", "bin/nc": "/usr/bin/nc.openbsd"}
+    whole = dataclasses.replace(image, files=files, links=links)
+    return images.write(KUBERNETES_TESTS, whole, folder, architecture(), others=COMPONENTS)
 
 
 def run(server: Machine, wanted: Iterable[str], log: Path | None) -> None:
