@@ -21,6 +21,7 @@ from tests.gateway.exposed import PATIENCE, Service, start_server
 from tests.places import NewPlace, Place, eventually
 
 PORT = 8200
+SLOW_MACHINE = 120
 
 
 def is_closed(service: Service) -> bool:
@@ -90,7 +91,7 @@ def test_a_server_that_comes_later_is_waited_for(client: SandboxClient, session_
         client.wait_for_port(session_id, PORT + 5, timeout=0.1)
     serve = f"sleep 0.3; exec python3 -m http.server {PORT + 5} --bind ::1"
     server = client.start(session_id, serve)
-    client.wait_for_port(session_id, PORT + 5, "localhost")
+    client.wait_for_port(session_id, PORT + 5, "localhost", timeout=SLOW_MACHINE)
     assert server.poll().status == "running"
     assert client.exec(session_id, "echo on").stdout == "on\n", "the same connection goes on"
     server.kill()

@@ -339,8 +339,12 @@ async def test_a_guest_that_never_says_whether_a_server_came_is_given_up(
 ) -> None:
     monkeypatch.setattr(operations, "WAIT_GRACE", 0.01)
     told: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue()
+
+    def on_frame(kind: int, body: bytes) -> None:
+        told.put_nowait((kind, body))
+
     call = {"op": "connect", "port": PORT, "wait": 0.01}
-    operation = await sessions.open(ME, session_id, call, lambda *frame: told.put_nowait(frame))
+    operation = await sessions.open(ME, session_id, call, on_frame)
     kind, body = await asyncio.wait_for(told.get(), PATIENCE)
     assert (kind, wire.unpack_dict(body)["code"]) == (wire.ERROR, "timed_out")
     assert operation.done

@@ -157,6 +157,8 @@ class PortConnection:
 
     def _finish_dialling(self, sock: socket.socket) -> None:
         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code == 0 and sock.getsockname() == sock.getpeername():
+            code = errno.ECONNREFUSED  # the kernel gave us this very port: we reached ourselves
         if code:
             self._missed(OSError(code, os.strerror(code)))
             self._dial_next()
