@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import os
@@ -20,6 +21,7 @@ from tests.gateway.exposed import PATIENCE, Service, start_server
 from tests.places import NewPlace, Place, eventually
 
 PORT = 8200
+SLOW_MACHINE = 120
 
 
 def is_closed(service: Service) -> bool:
@@ -82,6 +84,27 @@ def test_exposing_twice_gives_the_same_url_and_another_host_is_a_conflict(
     again = client.expose(session_id, PORT)
     assert again.token != exposed.token
     client.unexpose(session_id, PORT)
+
+
+def test_a_server_that_comes_later_is_waited_for(client: SandboxClient, session_id: str) -> None:
+    with pytest.raises(errors.TimedOut, match=f"nothing listens on port {PORT + 5} of session"):
+        client.wait_for_port(session_id, PORT + 5, timeout=0.1)
+    serve = f"sleep 0.3; exec python3 -m http.server {PORT + 5} --bind ::1"
+    server = client.start(session_id, serve)
+    client.wait_for_port(session_id, PORT + 5, "localhost", timeout=SLOW_MACHINE)
+    assert server.poll().status == "running"
+    assert client.exec(session_id, "echo on").stdout == "on\n", "the same connection goes on"
+    server.kill()
+
+
+async def test_a_wait_for_a_server_ends_with_its_session(place: Place, runtime: str) -> None:
+    async with AsyncSandboxClient(place.endpoint) as client:
+        session_id = await client.create_session(runtime)
+        waiting = asyncio.create_task(client.wait_for_port(session_id, PORT, timeout=PATIENCE))
+        assert (await client.exec(session_id, "echo on")).stdout == "on\n", "nobody is held up"
+        await client.destroy_session(session_id)
+        with pytest.raises((errors.SandboxDied, errors.SessionNotFound)):
+            await waiting
 
 
 @pytest.mark.parametrize(

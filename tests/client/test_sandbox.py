@@ -99,7 +99,7 @@ def test_files_are_written_read_listed_renamed_copied_and_removed(
 
 def test_a_server_is_waited_for(sandbox: Sandbox) -> None:
     port = sandbox.expose(8000)
-    with pytest.raises(errors.TimedOut, match="nothing answers on port 8000"):
+    with pytest.raises(errors.TimedOut, match="nothing listens on port 8000"):
         port.wait(timeout=0)
     sandbox.files.write("index.html", "<h1>Hello</h1>")
     server = sandbox.start(["python3", "-m", "http.server", "8000"])

@@ -17,7 +17,7 @@ from k8e.gateway.ports.exposures import ExposureCalls, Exposures
 from k8e.gateway.ports.tunnel import BrokenTunnel, Tunnel
 from k8e.guest import wire
 from k8e.model import SessionSpec
-from k8e.sessions import live
+from k8e.sessions import live, operations
 from k8e.sessions.exposures import ExposureStore, new_token
 from k8e.sessions.operations import Operation
 from k8e.sessions.service import Sessions
@@ -332,6 +332,43 @@ async def test_a_tunnel_on_which_nothing_moves_is_given_up(
     ):
         with pytest.raises(BrokenTunnel, match="nothing happened"):
             await tunnel.receive()
+
+
+async def test_a_guest_that_never_says_whether_a_server_came_is_given_up(
+    world: World, sessions: Sessions, session_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "WAIT_GRACE", 0.01)
+    told: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue()
+
+    def on_frame(kind: int, body: bytes) -> None:
+        told.put_nowait((kind, body))
+
+    call = {"op": "connect", "port": PORT, "wait": 0.01}
+    operation = await sessions.open(ME, session_id, call, on_frame)
+    kind, body = await asyncio.wait_for(told.get(), PATIENCE)
+    assert (kind, wire.unpack_dict(body)["code"]) == (wire.ERROR, "timed_out")
+    assert operation.done
+    assert world.runtime.launched[0].talk.frames[-1][0] == wire.CANCEL
+
+
+async def test_a_server_that_came_may_be_silent_for_longer_than_it_was_waited_for(
+    world: World, sessions: Sessions, session_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "WAIT_GRACE", 0.01)
+    call = {"op": "connect", "port": PORT, "wait": 0.01}
+    operation = await sessions.open(ME, session_id, call, lambda kind, body: None)
+    world.runtime.launched[0].talk.answer(wire.RESULT, wire.pack({"port": PORT}))
+    due: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_later(0.1, due.set_result, None)  # after its deadline
+    await due
+    assert not operation.done
+    operation.cancel()
+
+
+@pytest.mark.parametrize("wait", [-1, 3601, float("nan"), "1", [1]])
+def test_the_gateway_bounds_how_long_a_server_is_waited_for(wait: object) -> None:
+    with pytest.raises(errors.InvalidRequest, match="wait must be 0 to 3600 seconds"):
+        operations.check({"op": "connect", "port": 80, "wait": wait})
 
 
 @pytest.mark.parametrize("late", [wire.DATA, wire.END])

@@ -115,6 +115,65 @@ def test_a_server_that_takes_nobody_in_is_given_up(
             client.close()
 
 
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_a_server_that_comes_later_is_waited_for(bench: Bench, family: int) -> None:
+    server, port = listen(family)
+    server.close()
+    channel = bench.connect(port, host="localhost", wait=PATIENCE)
+    tries: list[float] = []
+    bench.loop.later(0.1, lambda: tries.append(0))
+    bench.until(lambda: tries)
+    assert channel.frames == []
+    with socket.create_server(server_address(family, port), family=family):
+        bench.until(lambda: channel.frames)
+        assert channel.kinds() == [wire.RESULT]
+        channel.handler.on_frame(wire.CANCEL, b"")
+
+
+def server_address(family: int, port: int) -> tuple[str, int]:
+    return ("::1" if family == socket.AF_INET6 else "127.0.0.1", port)
+
+
+def test_a_server_that_never_comes_is_waited_for_no_longer_than_asked(bench: Bench) -> None:
+    server, port = listen()
+    server.close()
+    channel = bench.connect(port, wait=0.05)
+    bench.until(lambda: channel.closed)
+    assert channel.error()["code"] == "ETIMEDOUT"
+    assert f"listens on port {port} after 0.05 s" in channel.error()["message"]
+
+
+def test_who_waits_for_a_server_can_leave(bench: Bench) -> None:
+    server, port = listen()
+    server.close()
+    channel = bench.connect(port, wait=PATIENCE)
+    bench.turn()
+    channel.handler.on_frame(wire.CANCEL, b"")
+    assert channel.closed
+    with socket.create_server(("127.0.0.1", port)) as later:
+        later.settimeout(0.2)
+        for _ in range(5):
+            bench.turn()
+        with pytest.raises(TimeoutError):
+            later.accept()
+
+
+def test_reaching_oneself_is_reaching_nobody(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    class SamePort(socket.socket):
+        """Gets the port that it connects to as its own, as the kernel chooses once in a while."""
+
+        def connect_ex(self, address: Any, /) -> int:
+            self.bind(address)
+            return super().connect_ex(address)
+
+    server, port = listen()
+    server.close()
+    monkeypatch.setattr(ports.socket, "socket", SamePort)
+    channel = bench.connect(port)
+    bench.until(lambda: channel.closed)
+    assert channel.error()["code"] == "ECONNREFUSED"
+
+
 def test_an_answer_is_heard_though_the_server_reads_no_more(bench: Bench) -> None:
     server, port = listen()
     with server:

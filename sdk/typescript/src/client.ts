@@ -16,7 +16,7 @@ import { type Egress, egress } from "./egress.ts";
 import { type EndpointOptions, parse, resolve } from "./endpoints.ts";
 import { ClientClosed, InvalidRequest, K8eError, SandboxDied, SessionNotFound } from "./errors.ts";
 import { type Event, event } from "./events.ts";
-import { Exposed, LOOPBACK } from "./exposures.ts";
+import { Exposed, LOOPBACK, type WaitOptions, waitForPort } from "./exposures.ts";
 import * as files from "./files.ts";
 import type { FileEntry, ListOptions, ReadOptions, WriteOptions } from "./files.ts";
 import { type Image, image } from "./images.ts";
@@ -438,6 +438,14 @@ export class SandboxClient implements AsyncDisposable {
   /** Ends a URL, and every connection that came through it. */
   async unexpose(sessionId: string, port: number, options?: CallOptions): Promise<void> {
     await this.call({ op: "unexpose", session_id: commands.byId(sessionId).id, port }, options);
+  }
+
+  /**
+   * Waits until a server in the sandbox takes connections, on a port that is exposed or not; {@link errors.TimedOut}
+   * if none does in time. One call: the sandbox looks out for the server.
+   */
+  async waitForPort(sessionId: string, port: number, options: TimeoutOr<WaitOptions> = {}): Promise<void> {
+    await waitForPort(this.connections, sessionId, port, withTimeout(options, 30));
   }
 
   /** Exposed ports of one session, or of all of yours, oldest first. */

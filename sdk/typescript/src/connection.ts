@@ -187,10 +187,12 @@ export class Connection implements PipeListener {
   private sent = 0;
   private last = LAST_CHANNEL; // the last channel whose CALL the gateway says it has read
   private leaving = false;
+  private until = Infinity;
 
-  /** Gives it the pipe, which tells it what comes. */
-  attach(pipe: Pipe): this {
+  /** Gives it the pipe, which tells it what comes; nothing begins on it after a date. */
+  attach(pipe: Pipe, until = Infinity): this {
     this.pipe = pipe;
+    this.until = until;
     pipe.hold(false);
     return this;
   }
@@ -198,7 +200,12 @@ export class Connection implements PipeListener {
   /** Whether one more operation may begin. */
   get usable(): boolean {
     return (
-      this.open && !this.leaving && this.last === LAST_CHANNEL && this.lanes.size < MAX_LANES && this.channel < LAST_CHANNEL
+      this.open &&
+      !this.leaving &&
+      this.last === LAST_CHANNEL &&
+      this.lanes.size < MAX_LANES &&
+      this.channel < LAST_CHANNEL &&
+      (this.until === Infinity || Date.now() < this.until)
     );
   }
 

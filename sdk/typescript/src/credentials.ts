@@ -18,6 +18,9 @@ import { GatewayUnreachable } from "./errors.ts";
 import { uid } from "./local.ts";
 import * as trust from "./trust.ts";
 
+/** Names in a certificate folder. */
+export const [CA, CERT, KEY] = ["ca.crt", "client.crt", "client.key"] as const;
+
 /** For TLS, in PEM; undefined for the usual trust, or for no certificate of ours. */
 export interface Credentials {
   readonly ca: Buffer | undefined;
@@ -39,15 +42,21 @@ export async function load(endpoint: Endpoint): Promise<Credentials> {
     ca ??= read(given, "K8E_SANDBOX_CERT must name the gateway's ca.crt");
     pair = ofLogin(endpoint);
   }
-  ca ??= ofFolder(endpoint, "ca.crt") ?? (await nobodyNamed(endpoint.target));
+  ca ??= ofFolder(endpoint, CA) ?? (await nobodyNamed(endpoint.target));
   return { ca, certificate: pair[0], key: pair[1] };
+}
+
+/** Whether what we show is the certificate of a login, in the folder of the endpoint. */
+export function isOfFolder(endpoint: Endpoint): boolean {
+  const elsewhere = process.env.K8E_SANDBOX_CERT && process.env.K8E_SANDBOX_KEY;
+  return !elsewhere && ofLogin(endpoint)[0] !== undefined;
 }
 
 /** The certificate of a login; not beside an API key, which may be another's. */
 function ofLogin(endpoint: Endpoint): readonly [Buffer | undefined, Buffer | undefined] {
   if (endpoint.apiKey) return [undefined, undefined];
-  const certificate = ofFolder(endpoint, "client.crt");
-  const key = ofFolder(endpoint, "client.key");
+  const certificate = ofFolder(endpoint, CERT);
+  const key = ofFolder(endpoint, KEY);
   return certificate && key ? [certificate, key] : [undefined, undefined];
 }
 

@@ -5,15 +5,14 @@
  */
 
 import { byId } from "./commands.ts";
-import { type CallOptions, type Connections, pause } from "./connections.ts";
+import { type CallOptions, type Connections } from "./connections.ts";
 import { FileError, TimedOut } from "./errors.ts";
 import { fill } from "./records.ts";
 import type { Dict } from "./wire.ts";
 
 export const LOOPBACK = "127.0.0.1";
 const TOKEN_HEADER = "x-k8e-token";
-const FIRST_PAUSE = 20; // milliseconds between two tries to connect, and the most
-const LONGEST_PAUSE = 250;
+const NOBODY = new Set(["ETIMEDOUT", "ECONNREFUSED", "EADDRNOTAVAIL", "EAFNOSUPPORT"]);
 
 const SHAPE = { url: "", port: 0, host: LOOPBACK, startedAt: 0, sessionId: "", token: "" };
 
@@ -58,30 +57,35 @@ export class Exposed {
    * `timeout` seconds.
    */
   async wait(timeout = 30, options: CallOptions = {}): Promise<this> {
-    const until = performance.now() + timeout * 1000;
-    for (let delay = FIRST_PAUSE; !(await this.isListening(options)); delay = Math.min(2 * delay, LONGEST_PAUSE)) {
-      if (performance.now() + delay > until) {
-        throw new TimedOut(`nothing listens on port ${this.port} of session ${this.sessionId} after ${timeout} s`, {
-          hint: `look whether the server runs, and that it listens on ${this.host}: execs(sessionId), transcript(sessionId)`,
-        });
-      }
-      await pause(delay, options.signal);
-    }
+    await waitForPort(this.connections, this.sessionId, this.port, { host: this.host, timeout, ...options });
     return this;
   }
+}
 
-  private async isListening(options: CallOptions): Promise<boolean> {
-    const hosts = this.host === "localhost" ? ["127.0.0.1", "::1"] : [this.host];
-    for (const host of hosts) {
-      const call = { op: "connect", session: byId(this.sessionId), port: this.port, host };
-      try {
-        const { lane } = await this.connections.begin(call, { signal: this.connections.limits(options) });
-        lane.close();
-        return true;
-      } catch (error) {
-        if (!(error instanceof FileError)) throw error;
-      }
-    }
-    return false;
+/** How long to wait for a server, and where it listens. */
+export interface WaitOptions extends CallOptions {
+  /** An address of the sandbox's loopback, or `localhost` for 127.0.0.1 and ::1. */
+  host?: string | undefined;
+  /** Seconds. */
+  timeout?: number | undefined;
+}
+
+/** Waits until a server in the sandbox takes connections; the sandbox itself looks out for it. */
+export async function waitForPort(
+  connections: Connections,
+  sessionId: string,
+  port: number,
+  options: WaitOptions,
+): Promise<void> {
+  const { host = LOOPBACK, timeout = 30 } = options;
+  const call = { op: "connect", session: byId(sessionId), port, host, wait: timeout };
+  try {
+    const { lane } = await connections.begin(call, { signal: connections.limits(options) });
+    connections.abandon(lane); // it was there; nothing is said to it
+  } catch (error) {
+    if (!(error instanceof FileError && NOBODY.has(error.code))) throw error;
+    throw new TimedOut(`nothing listens on port ${port} of session ${sessionId} after ${timeout} s`, {
+      hint: `look whether the server runs, and that it listens on ${host}: execs(sessionId), transcript(sessionId)`,
+    });
   }
 }

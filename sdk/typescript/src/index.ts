@@ -26,7 +26,7 @@ export type { EndpointOptions } from "./endpoints.ts";
 export * as errors from "./errors.ts";
 export { K8eError } from "./errors.ts";
 export type { Event } from "./events.ts";
-export { Exposed } from "./exposures.ts";
+export { Exposed, type WaitOptions } from "./exposures.ts";
 export type { FileEntry, FileType, ListOptions, ReadOptions, WriteOptions } from "./files.ts";
 export type { Image } from "./images.ts";
 export { type OneshotOptions, sandboxRun, sandboxSession } from "./oneshot.ts";

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Unpack, cast
 
 from k8e import errors
-from k8e.client import async_driver, exposures, requests, templates
+from k8e.client import exposures, requests, templates
 from k8e.client.async_contexts import AsyncContext
 from k8e.client.async_runs import AsyncRun
 from k8e.client.asynchronous import AsyncSandboxClient
@@ -252,7 +251,7 @@ class AsyncSandbox:
     async def expose(self, port: int, host: str = exposures.LOOPBACK) -> AsyncExposedPort:
         """Make a port reachable on a URL that carries a token; the server need not run yet."""
         exposed = await self._client.expose(await self._made(), port, host)
-        return AsyncExposedPort(exposed)
+        return AsyncExposedPort(self._client, exposed)
 
     # Its life.
 
@@ -339,7 +338,8 @@ class AsyncSandboxFiles:
 class AsyncExposedPort:
     """A port of a sandbox that can be reached on the gateway's machine."""
 
-    def __init__(self, exposed: Exposed) -> None:
+    def __init__(self, client: AsyncSandboxClient, exposed: Exposed) -> None:
+        self._client = client
         self.info = exposed
         self.url = exposed.url
         """With the token, for a browser or ``curl``: whoever has it can use the service."""
@@ -350,14 +350,7 @@ class AsyncExposedPort:
         return f"{type(self).__name__}({self.base_url!r})"
 
     async def wait(self, timeout: float = 30) -> AsyncExposedPort:
-        """Wait until a server answers there; TimedOut if none does."""
-        deadline = time.monotonic() + timeout
-        delays = exposures.retry_delays()
-        while not await async_driver.in_thread(exposures.answers, self.info):
-            if time.monotonic() > deadline:
-                raise errors.TimedOut(
-                    f"nothing answers on port {self.info.port} after {timeout:g} s",
-                    hint="look whether the server runs, and listens on 127.0.0.1",
-                )
-            await asyncio.sleep(next(delays))
+        """Wait until a server takes connections there; TimedOut if none does."""
+        info = self.info
+        await self._client.wait_for_port(info.session_id, info.port, info.host, timeout=timeout)
         return self

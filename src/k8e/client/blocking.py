@@ -595,6 +595,15 @@ class SandboxClient(GatewayClient):
         """End a URL, and every connection that came through it."""
         self._call(exposures.unexpose_port(exposures.target(session_id, port)))
 
+    def wait_for_port(
+        self, session_id: str, port: int, host: str = exposures.LOOPBACK, *, timeout: float = 30
+    ) -> None:
+        """Wait until a server in the sandbox takes connections; TimedOut if none does in time.
+
+        Its port need not be exposed. The sandbox looks out for it, and answers once.
+        """
+        self._call(exposures.wait_for_port(session_id, port, host, timeout))
+
     def list_exposed(self, session_id: str = "") -> list[Exposed]:
         """Exposed ports of one session, or of all of yours, oldest first."""
         return self._call(exposures.listing(session_id))

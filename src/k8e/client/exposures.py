@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import errno
+from collections.abc import Mapping
 from typing import Any
 
+from k8e import errors
 from k8e.client import operations, requests
-from k8e.client.operations import Operation
+from k8e.client.operations import Operation, Send
 from k8e.client.records import Record, field
+from k8e.guest import wire
 
-ANSWER_SECONDS = 5.0  # for one look whether a server answers
+_NOBODY = (errno.ETIMEDOUT, errno.ECONNREFUSED, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 LOOPBACK = "127.0.0.1"
 TOKEN_HEADER = "x-k8e-token"  # noqa: S105 - a name
 
@@ -59,32 +62,20 @@ def unexpose_port(call: Mapping[str, Any]) -> Operation[str]:
     return str((yield from operations.call({"op": "unexpose", **call}))["session_id"])
 
 
-def answers(exposed: Exposed) -> bool:
-    """Whether a server in the sandbox answers; until then the gateway does, with 502."""
-    import http.client  # takes time to import, and few wait
-    from urllib.parse import urlsplit
-
-    place = urlsplit(exposed.base_url)
-    connection = http.client.HTTPConnection(
-        place.hostname or "", place.port, timeout=ANSWER_SECONDS
-    )
+def wait_for_port(session_id: str, port: int, host: str, timeout: float) -> Operation[None]:
+    """Wait until a server in the sandbox takes connections; the sandbox itself looks out for it."""
+    session = requests.by_id(session_id)
+    call = {"op": "connect", "session": session, "port": port, "host": host, "wait": timeout}
     try:
-        connection.request("GET", "/", headers=exposed.headers)
-        return connection.getresponse().status != http.client.BAD_GATEWAY
-    except http.client.HTTPException:
-        return True  # a server that is there and speaks something else
-    except OSError:
-        return False
-    finally:
-        connection.close()
-
-
-def retry_delays() -> Iterator[float]:
-    """Seconds between two looks whether a server answers: often at first, then less often."""
-    delay = 0.02
-    while True:
-        yield delay
-        delay = min(delay * 1.5, 0.5)
+        yield from operations.call(call)
+    except OSError as error:
+        if error.errno not in _NOBODY:
+            raise
+        raise errors.TimedOut(
+            f"nothing listens on port {port} of session {session_id} after {timeout:g} s",
+            hint=f"look whether the server runs, and listens on {host}",
+        ) from None
+    yield Send(wire.CANCEL)  # it was there; nothing is said to it
 
 
 def listing(session_id: str) -> Operation[list[Exposed]]:

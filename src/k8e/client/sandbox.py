@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Unpack, cast
 
 from k8e import errors
-from k8e.client import driver, exposures, requests, templates
+from k8e.client import exposures, requests, templates
 from k8e.client.blocking import SandboxClient
 from k8e.client.contexts import Context
 from k8e.client.exposures import Exposed
@@ -245,7 +244,7 @@ class Sandbox:
     def expose(self, port: int, host: str = exposures.LOOPBACK) -> ExposedPort:
         """Make a port reachable on a URL that carries a token; the server need not run yet."""
         exposed = self._client.expose(self._made(), port, host)
-        return ExposedPort(exposed)
+        return ExposedPort(self._client, exposed)
 
     # Its life.
 
@@ -332,7 +331,8 @@ class SandboxFiles:
 class ExposedPort:
     """A port of a sandbox that can be reached on the gateway's machine."""
 
-    def __init__(self, exposed: Exposed) -> None:
+    def __init__(self, client: SandboxClient, exposed: Exposed) -> None:
+        self._client = client
         self.info = exposed
         self.url = exposed.url
         """With the token, for a browser or ``curl``: whoever has it can use the service."""
@@ -343,14 +343,7 @@ class ExposedPort:
         return f"{type(self).__name__}({self.base_url!r})"
 
     def wait(self, timeout: float = 30) -> ExposedPort:
-        """Wait until a server answers there; TimedOut if none does."""
-        deadline = time.monotonic() + timeout
-        delays = exposures.retry_delays()
-        while not driver.in_thread(exposures.answers, self.info):
-            if time.monotonic() > deadline:
-                raise errors.TimedOut(
-                    f"nothing answers on port {self.info.port} after {timeout:g} s",
-                    hint="look whether the server runs, and listens on 127.0.0.1",
-                )
-            time.sleep(next(delays))
+        """Wait until a server takes connections there; TimedOut if none does."""
+        info = self.info
+        self._client.wait_for_port(info.session_id, info.port, info.host, timeout=timeout)
         return self

@@ -2,6 +2,10 @@
 
 DATA goes both ways as the receiver grants credit, END is a half-close. What the opener sends before
 the connection is there waits for it, so that a request needs no round trip of its own.
+
+An opener may wait for a server that does not listen yet. No kernel tells anybody that a port begins
+to listen, and gVisor's least of all; so the guest tries again, in here, where a try is one system
+call on loopback, and nothing travels until one succeeds or the time is over.
 """
 
 from __future__ import annotations
@@ -25,7 +29,10 @@ from k8e.guest.wire import (
 )
 
 CONNECT_SECONDS = 10.0  # a server whose backlog is full answers nothing
+SERVER_RETRY = 0.005  # seconds between two tries to connect to what is waited for …
+MAX_SERVER_RETRY = 0.1  # … and the most
 MOST_CONNECTIONS = 256
+_NOBODY_YET = (errno.ECONNREFUSED, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 PORT_READ = 64 << 10
 DEFAULT_HOST = "127.0.0.1"
 _LOOPBACK_6 = b"\0" * 15 + b"\1"
@@ -73,7 +80,7 @@ class Ports:
         connection = PortConnection(self._loop, channel, credit, self._open.discard)
         self._open.add(connection)
         channel.handler = connection
-        connection.dial(addresses, port)
+        connection.dial(addresses, port, float(spec.get("wait") or 0))
 
 
 class PortConnection:
@@ -86,7 +93,11 @@ class PortConnection:
         self._credit = credit  # bytes that the opener has room for
         self._socket: socket.socket | None = None
         self._deadline: Timer | None = None
+        self._addresses: list[tuple[int, str]] = []
         self._waiting: list[tuple[int, str]] = []  # addresses that have not been tried
+        self._wait = 0.0  # seconds for a server to come
+        self._pause = SERVER_RETRY
+        self._retry: Timer | None = None
         self._port = 0
         self._failure: OSError | None = None
         self._connected = False
@@ -98,9 +109,13 @@ class PortConnection:
 
     # Connecting.
 
-    def dial(self, addresses: list[tuple[int, str]], port: int) -> None:
-        self._waiting, self._port = addresses, port
-        self._deadline = self._loop.later(CONNECT_SECONDS, self._give_up)
+    def dial(self, addresses: list[tuple[int, str]], port: int, wait: float = 0) -> None:
+        self._addresses, self._port, self._wait = addresses, port, wait
+        self._deadline = self._loop.later(wait or CONNECT_SECONDS, self._give_up)
+        self._dial_all()
+
+    def _dial_all(self) -> None:
+        self._waiting, self._failure = list(self._addresses), None
         self._dial_next()
 
     def _dial_next(self) -> None:
@@ -117,7 +132,12 @@ class PortConnection:
                 continue
             self._loop.watch(self._socket.fileno(), WRITE, self._on_event)
             return
-        self._fail(self._failure or OSError(errno.ECONNREFUSED, "nothing was tried"))
+        failure = self._failure or OSError(errno.ECONNREFUSED, "nothing was tried")
+        if self._wait and failure.errno in _NOBODY_YET:
+            self._retry = self._loop.later(self._pause, self._dial_all)
+            self._pause = min(1.5 * self._pause, MAX_SERVER_RETRY)
+        else:
+            self._fail(failure)
 
     def _missed(self, error: OSError) -> None:
         """One address did not work; of several, the first one's reason is told."""
@@ -128,12 +148,17 @@ class PortConnection:
         self._failure = self._failure or error
 
     def _give_up(self) -> None:
-        if not self._connected:
-            text = f"port {self._port} of the sandbox did not answer"
-            self._fail(OSError(errno.ETIMEDOUT, text))
+        if self._connected:
+            return
+        text = f"port {self._port} of the sandbox did not answer"
+        if self._socket is None:  # none of its tries got as far as a server
+            text = f"nothing in the sandbox listens on port {self._port} after {self._wait:g} s"
+        self._fail(OSError(errno.ETIMEDOUT, text))
 
     def _finish_dialling(self, sock: socket.socket) -> None:
         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code == 0 and sock.getsockname() == sock.getpeername():
+            code = errno.ECONNREFUSED  # the kernel gave us this very port: we reached ourselves
         if code:
             self._missed(OSError(code, os.strerror(code)))
             self._dial_next()
@@ -256,8 +281,9 @@ class PortConnection:
             self._socket = None
 
     def close(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
+        for timer in (self._deadline, self._retry):
+            if timer is not None:
+                timer.cancel()
         self._drop_socket()
         self._pending.clear()
         self._channel.close()

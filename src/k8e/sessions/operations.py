@@ -7,6 +7,7 @@ leaves in the events is ``journal.py``'s to say.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -135,6 +136,8 @@ _FROM_GUEST = (
     wire.END,
 )
 MIN_LIST_WINDOW = 64 << 10
+MAX_WAIT = 3600.0
+"""Seconds that a connection may wait for a server that does not listen yet."""
 MAX_TYPED = 1 << 20
 """Bytes for a terminal in one call."""
 
@@ -154,6 +157,7 @@ def check(call: dict[str, Any]) -> dict[str, Any]:
         check_context(call)
     elif op == "connect":
         check_target(call.get("host"), call.get("port"))
+        _check_wait(call)
     elif op == "type":
         _check_typed(call)
     return call
@@ -169,6 +173,12 @@ def check_target(host: Any, port: Any) -> None:
             f"{error.strerror}: {host!r}, {port!r}"[:200],
             hint="the host is localhost, ::1 or an address that begins with 127.",
         ) from None
+
+
+def _check_wait(call: dict[str, Any]) -> None:
+    wait = call.get("wait") or 0
+    if not isinstance(wait, (int, float)) or not 0 <= wait <= MAX_WAIT:
+        raise errors.InvalidRequest(f"wait must be 0 to {MAX_WAIT:g} seconds")
 
 
 def _check_typed(call: dict[str, Any]) -> None:
@@ -274,6 +284,18 @@ class Operation:
         self._results = 0
         self._heard_all = False  # the guest has ended its side of a connection
         self._upload = wire.WINDOW  # bytes that the client may still send
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def answer_within(self, seconds: float, error: errors.K8eError) -> None:
+        """Fail with ``error`` unless the guest, which keeps the time itself, says something."""
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.call_later(seconds, self._give_up, error)
+
+    def _give_up(self, error: errors.K8eError) -> None:
+        if not self.done:
+            if self._channel is not None:
+                self._channel.send(wire.CANCEL)
+            self.fail(error)
 
     def attach(self, channel: Channel) -> None:
         self._channel = channel
@@ -329,6 +351,7 @@ class Operation:
             self._results += 1
             if self._results == 1:
                 self.told = body
+                self._cancel_deadline()
             return self._op not in _STREAMS or (self._op in _ENDED_TWICE and self._results == 2)
         return kind in _STREAMS.get(self._op, ())
 
@@ -359,8 +382,14 @@ class Operation:
             self._course.before_answer(self, 0, b"")
             self._course.after_answer(self, 0, b"")
 
+    def _cancel_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
     def _close(self) -> None:
         self.done = True
+        self._cancel_deadline()
         if self._channel is not None:
             self._channel.close()
 
@@ -369,9 +398,18 @@ SAFER = ("attach", "interrupt_context", "remove", "remove_context", "signal")
 """Operations that end programs, make room or show what happened: done though no row can tell."""
 EVERYTHING = 1 << 62  # a number of a byte that no output reaches: its reader gets the exit alone
 ANSWER_SECONDS = 15.0
+WAIT_GRACE = 5.0
+"""Seconds that a guest has to say that nobody came, after the time for that is over."""
 MOST_WATCHED = 1024
 """Execs of one session whose end is waited for though their clients have left. That of further ones
 is noted with the session's: a guest that never ends any must not fill the gateway."""
+
+
+def _unanswered(call: dict[str, Any]) -> errors.TimedOut:
+    return errors.TimedOut(
+        f"the sandbox did not say whether port {call['port']} listens after {call['wait']:g} s",
+        hint="look whether the session is paused, or too busy: get_session(session_id)",
+    )
 
 
 class Operations:
@@ -487,6 +525,8 @@ class Operations:
             if note is not None:
                 batch.afterwards(note)
         operation.attach(channel)
+        if call.get("wait") and not operation.done:  # of `connect`
+            operation.answer_within(call["wait"] + WAIT_GRACE, _unanswered(call))
         return operation
 
     def _intend(

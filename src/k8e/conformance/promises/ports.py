@@ -15,7 +15,7 @@ from k8e.client.results import Stdout
 from k8e.conformance.behaviour import BrokenPromise, behaviour, equal, expect, in_a_room
 from k8e.conformance.lab.rooms import Room
 from k8e.conformance.promises.file_refusals import refused
-from k8e.conformance.sandbox import PYTHON, OperationStream, Program, Sandbox
+from k8e.conformance.sandbox import PATIENCE, PYTHON, OperationStream, Program, Sandbox
 from k8e.conformance.stage import Stage
 from k8e.guest import wire
 from k8e.guest.ports import MOST_CONNECTIONS
@@ -153,6 +153,25 @@ async def nobody(stage: Stage) -> None:
         stream = await connect(sandbox, 9, host=host)
         codes = (errno.ECONNREFUSED, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
         await refused(f"port 9 of {host}", stream.result(), *codes)
+
+
+@behaviour("ports.waited-for")
+async def waited_for(stage: Stage) -> None:
+    """A connection waits for a server that does not listen yet, and says in time if none came."""
+    sandbox = await stage.shared()
+    gone, port = await serve(sandbox, ECHO.partition("while")[0])
+    await gone.finish()  # its port is known, and free
+    for host in ("127.0.0.1", "localhost"):
+        stream = await connect(sandbox, port, host=host, wait=0.05)
+        await refused(f"port {port} of {host}", stream.result(), errno.ETIMEDOUT)
+    waiting = await connect(sandbox, port, host="localhost", wait=PATIENCE)
+    await waiting.feed(wire.DATA, b"early")
+    again = ECHO.replace('("127.0.0.1", 0)', f'("127.0.0.1", {port})')
+    server, _ = await serve(sandbox, again)
+    equal((await waiting.result())["port"], port, "port")
+    equal(await hear(waiting, until=5), b"early", "echo")
+    waiting.cancel()
+    server.cancel()
 
 
 @behaviour("ports.loopback-only")
