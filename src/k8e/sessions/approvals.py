@@ -83,7 +83,7 @@ class Approval:
     reason: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """What a client may see."""
+        """The fields that a client may see."""
         return {
             "approval_id": self.approval_id,
             "session_id": self.session_id,
@@ -99,7 +99,7 @@ class Approval:
 
 
 class PendingApproval(NamedTuple):
-    """An action that is still undecided, as far as that is cheap to know."""
+    """An action that waits for a decision, without its long texts."""
 
     approval_id: str
     owner: str
@@ -142,7 +142,7 @@ class ApprovalStore:
         )
 
     def decide(self, approval: Approval, now: float) -> bool:
-        """Write a decision down; False if there was one already, or it came too late."""
+        """Store a decision; False if there was one already, or it came too late."""
         done = self._db.execute(
             "UPDATE approvals SET status=?, decided_at=?, advisory=?, reason=? "
             "WHERE approval_id=? AND status='pending' AND deadline > ?",
@@ -158,7 +158,7 @@ class ApprovalStore:
         return done.rowcount == 1
 
     def use(self, approval_id: str, now: float) -> bool:
-        """Approved → used, for exactly one caller."""
+        """Mark an approved action as used; True for exactly one caller."""
         done = self._db.execute(
             "UPDATE approvals SET status='used' "
             "WHERE approval_id=? AND status='approved' AND deadline > ?",
@@ -171,7 +171,7 @@ class ApprovalStore:
         return found[0] if found else None
 
     def pending(self, now: float, owner: str = "") -> list[PendingApproval]:
-        """What waits for a decision, of one owner or of all, oldest first; without the texts."""
+        """Undecided actions of one owner or of all, oldest first, without their texts."""
         condition, values = "status='pending' AND deadline > ?", [now]
         if owner:
             condition, values = f"{condition} AND owner=?", [now, owner]
@@ -186,7 +186,7 @@ class ApprovalStore:
         return self._select(condition, wanted)
 
     def count_pending(self, sandbox_id: str, now: float) -> int:
-        """How many actions of one sandbox wait for a decision."""
+        """How many actions of one sandbox are undecided."""
         waiting = "sandbox_id=? AND status='pending' AND deadline > ?"
         query = f"SELECT count(*) FROM approvals WHERE {waiting}"  # noqa: S608 - our constants
         return int(self._db.execute(query, (sandbox_id, now)).fetchone()[0])
@@ -196,7 +196,7 @@ class ApprovalStore:
         return int(self._db.execute(query, (sandbox_id,)).fetchone()[0])
 
     def forget_oldest(self, sandbox_id: str, now: float, how_many: int) -> None:
-        """Remove the oldest approvals of a sandbox that can no longer be acted on."""
+        """Remove a sandbox's oldest approvals among those that can no longer be used."""
         self._db.execute(
             "DELETE FROM approvals WHERE approval_id IN (SELECT approval_id FROM approvals "
             "WHERE sandbox_id=? AND (status IN ('used', 'rejected') OR deadline <= ?) "
@@ -205,7 +205,7 @@ class ApprovalStore:
         )
 
     def forget(self, before: float) -> None:
-        """Remove what expired long ago."""
+        """Remove approvals that expired long ago."""
         self._db.execute("DELETE FROM approvals WHERE deadline < ?", (before,))
 
     def forget_sandbox(self, sandbox_id: str) -> None:
@@ -213,7 +213,7 @@ class ApprovalStore:
         self._db.execute("DELETE FROM approvals WHERE sandbox_id=?", (sandbox_id,))
 
     def sandboxes(self) -> list[str]:
-        """The sandboxes that have approvals here."""
+        """The sandboxes that have approvals."""
         return [row[0] for row in self._db.execute("SELECT DISTINCT sandbox_id FROM approvals")]
 
     def _select(self, condition: str, *values: Any) -> list[Approval]:
@@ -248,7 +248,7 @@ def _hash(secret: str, salt: bytes) -> bytes:
 
 
 class Approver:
-    """Knows whether a caller knows the secret; keeps only a salted hash of it."""
+    """The approver's secret, as a salted hash, and the check of it."""
 
     def __init__(self, store: ApprovalStore) -> None:
         self._store = store
@@ -260,7 +260,7 @@ class Approver:
         return self._store.approver() is not None
 
     async def configure(self, secret: str, current: str) -> None:
-        """Set the secret; replacing one needs the one of before."""
+        """Set the secret; to replace one, the caller must know it."""
         if not MIN_SECRET <= len(secret) <= MAX_SECRET:
             raise errors.InvalidRequest(
                 f"an approver's secret has {MIN_SECRET} to {MAX_SECRET} characters"
@@ -347,7 +347,7 @@ class Approvals:
     def ask(
         self, principal: Principal, session_id: str, action: str, expires: float = 0
     ) -> Approval:
-        """Register an action; it is bound to this session, these words and this time."""
+        """Register an action; the approval holds for this session, this text and this time."""
         session = self._living(principal, session_id)
         _check_text(action, "the action", MAX_ACTION)
         if not 0 <= expires <= MAX_EXPIRES:  # so that NaN is refused too
@@ -380,7 +380,7 @@ class Approvals:
         return self._seen(asked)
 
     def _make_room(self, session: Session, now: float) -> None:
-        """Forget approvals that are of no more use, so that the file stays small."""
+        """Delete approvals that can no longer be used, so that the file stays small."""
         if not self._looked:  # sessions may have ended while no gateway ran
             self._looked = True
             for sandbox_id in set(self._store.sandboxes()) - self._sessions.sandboxes():
@@ -392,7 +392,7 @@ class Approvals:
     async def wait(
         self, principal: Principal, approval_id: str, *, seconds: float = 0, **bound: str
     ) -> Approval:
-        """The decision; a yes is given to one caller, once.
+        """Wait for the decision; a yes is given to one caller, once.
 
         ``bound`` are the session_id and action that the caller means; an empty one is not compared.
         """
@@ -453,9 +453,9 @@ class Approvals:
         reason: str = "",
         secret: str = "",
     ) -> Approval:
-        """Say yes or no, once.
+        """Decide yes or no, once.
 
-        With the approver's role on anybody's action; else as who owns the gateway, with the
+        With the approver's role, on anybody's action; else as the gateway's owner, with the
         approver's secret. Where there is no such secret, the decision is only advisory.
         """
         _check_text(reason or "-", "the reason", MAX_REASON)
@@ -498,21 +498,21 @@ class Approvals:
     # Finding.
 
     def get(self, principal: Principal, approval_id: str) -> Approval:
-        """One of the caller's own, or for an approver anybody's."""
+        """Get one of the caller's own approvals; an approver gets anybody's."""
         found = self._store.get(approval_id)
         if found is None or not _may_see(principal, found):
             raise _not_found(approval_id)
         return self._seen(found)
 
     def _own(self, principal: Principal, approval_id: str) -> Approval:
-        """An approval that the caller may act on: seeing another caller's is not asking for it."""
+        """Get an approval that the caller itself asked for; to see another's is not enough."""
         found = self._store.get(approval_id)
         if found is None or found.owner != principal.name:
             raise _not_found(approval_id)
         return self._seen(found)
 
     def pending(self, principal: Principal, session_id: str = "") -> list[Approval]:
-        """Those that wait for a decision, oldest first; for an approver, of all owners."""
+        """Undecided approvals, oldest first; an approver gets those of all owners."""
         owner = "" if Role.APPROVER in principal.roles else principal.name
         waiting = self._store.pending(live.boot_time(), owner)
         owners = {item.owner for item in waiting}
@@ -527,7 +527,7 @@ class Approvals:
         return [self._seen(item) for item in self._store.several(_fair(meant))]
 
     def _seen(self, approval: Approval) -> Approval:
-        """An approval as it is now: time passes, and an approver may have come."""
+        """An approval as it is now: it may have expired, or an approver been set up."""
         told = live.date_of(approval.deadline, approval.expires_at)
         approval = replace(approval, expires_at=told)
         if approval.status in (PENDING, APPROVED) and approval.deadline <= live.boot_time():
@@ -546,7 +546,7 @@ class Approvals:
         return session
 
     def _session_ended(self, session: Session) -> None:
-        """Forget its approvals, and tell those who wait that there is nothing to wait for."""
+        """Delete a session's approvals, and end all waits for them."""
         try:
             if self._store.count(session.sandbox_id):
                 self._store.forget_sandbox(session.sandbox_id)
@@ -557,9 +557,9 @@ class Approvals:
 
 
 def _fair(waiting: list[PendingApproval]) -> list[str]:
-    """Which fit into one answer: of each owner the oldest, then the second, and so on.
+    """The approvals that fit into one answer: each owner's oldest, then the second, and so on.
 
-    So whoever asks for much, and at length, hides nothing that others ask for.
+    So a caller with many long requests cannot hide those of others.
     """
     turns: Counter[str] = Counter()
     order: list[tuple[int, int]] = []
@@ -613,7 +613,7 @@ def _check_bound(approval: Approval, bound: dict[str, str]) -> None:
 
 
 def _over(approval: Approval) -> errors.K8eError:
-    """Why nothing can be done with an approval any more."""
+    """The error that says why an approval can no longer be used."""
     if approval.status == EXPIRED:
         return errors.TimedOut(
             f"approval {approval.approval_id} has expired", hint="ask for the action again"
