@@ -61,14 +61,43 @@ def entries(found: Object, *names: str) -> list[Object]:
     return section(found, *names[:-1]).get(names[-1]) or []
 
 
+class Certificate:
+    """A caller's certificate in files, from which it is read anew after it was renewed."""
+
+    def __init__(self, *, authority: Path, certificate: Path, key: Path) -> None:
+        self._authority, self._certificate, self._key = authority, certificate, key
+        self._read = self._mark()
+        self._context = self._load()
+
+    def context(self) -> ssl.SSLContext:
+        """For the next connection; another object than before if the files have changed."""
+        with contextlib.suppress(OSError):  # half replaced: the next connection looks again
+            if (mark := self._mark()) != self._read:
+                self._context = self._load()
+                self._read = mark
+        return self._context
+
+    def _mark(self) -> list[tuple[int, int]]:
+        found = (path.stat() for path in (self._certificate, self._key))
+        return [(item.st_ino, item.st_mtime_ns) for item in found]
+
+    def _load(self) -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=str(self._authority))
+        context.load_cert_chain(self._certificate, self._key)
+        return context
+
+
 class Api:
     """One caller at one API server."""
 
-    def __init__(self, server: str, context: ssl.SSLContext, *, token: str = "") -> None:
+    def __init__(
+        self, server: str, identity: Certificate | ssl.SSLContext, *, token: str = ""
+    ) -> None:
         self.server = server.rstrip("/")
         parts = urlsplit(self.server)
         self._host, self._port = parts.hostname or "", parts.port or 6443
-        self._context = context
+        self._identity = identity
+        self._context = identity if isinstance(identity, ssl.SSLContext) else identity.context()
         self._token = token
         self._plurals: dict[tuple[str, str], tuple[str, bool]] = {}
         self._idle: list[_Connection] = []
@@ -95,6 +124,7 @@ class Api:
         return read
 
     async def _exchange(self, method: str, path: str, data: bytes, kind: str) -> tuple[int, bytes]:
+        self._renew()
         while self._idle and method != "POST":
             connection = self._idle.pop()
             # The server may have closed it meanwhile; whatever else was done can be done twice.
@@ -118,7 +148,16 @@ class Api:
             connection.close()
         return status, answer
 
+    def _renew(self) -> None:
+        """Leave connections of a certificate that was renewed: the old one will expire."""
+        if isinstance(self._identity, Certificate):
+            context = self._identity.context()
+            if context is not self._context:
+                self._context = context
+                self.close()
+
     async def _connect(self) -> _Connection:
+        self._renew()
         reader, writer = await asyncio.open_connection(
             self._host, self._port, ssl=self._context, limit=_CHUNK
         )
@@ -335,9 +374,7 @@ def _with(path: str, query: dict[str, str]) -> str:
 
 def by_certificate(server: str, *, authority: Path, certificate: Path, key: Path) -> Api:
     """A caller who is told by a client certificate."""
-    context = ssl.create_default_context(cafile=str(authority))
-    context.load_cert_chain(certificate, key)
-    return Api(server, context)
+    return Api(server, Certificate(authority=authority, certificate=certificate, key=key))
 
 
 def by_kubeconfig(path: Path) -> Api:
