@@ -27,10 +27,10 @@ MAX_PUT_OFF = 8
 
 
 class Batch(threading.local):
-    """What arrived together is answered together: each send is a system call that wakes somebody.
+    """Delays sends to the end of a batch: each is a system call that wakes another process.
 
-    Whoever handles input does so in a batch, and what is sent meanwhile is put off to its end.
-    Outside of one nothing is. Each thread, and so each event loop, has its own.
+    Input is handled in a batch, and frames that are sent meanwhile leave together at its end.
+    Outside of a batch they leave at once. Each thread, and so each event loop, has its own.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ batch = Batch()
 
 
 class Outgoing:
-    """Frames on their way into a connection."""
+    """The frames that wait to be sent on a connection."""
 
     __slots__ = ("_frames", "transport")
 
@@ -82,7 +82,7 @@ class Outgoing:
 
     @property
     def unread(self) -> int:
-        """Bytes that the other side has not taken yet."""
+        """Bytes that the other side has not read yet."""
         return self.transport.get_write_buffer_size() if self.transport is not None else 0
 
 
@@ -227,7 +227,7 @@ class Link(asyncio.Protocol):
             asyncio.get_running_loop().call_soon(self._go_on)
 
     def _go_on(self) -> None:
-        """Handle more of what was read, now that others had their turn."""
+        """Handle more of what was read, after other tasks had their turn."""
         left, self._left = self._left, None
         if left is None or self._transport is None or self._transport.is_closing():
             return
@@ -313,7 +313,7 @@ class Link(asyncio.Protocol):
         return channel
 
     def check_room(self) -> None:
-        """GuestFailed while the guest does not read what was sent before."""
+        """Raise GuestFailed while the guest does not read what was sent before."""
         if self._choked:
             raise errors.GuestFailed(
                 f"the sandbox has more than {MAX_UNREAD >> 20} MiB waiting that it does not read",
@@ -352,7 +352,7 @@ class Listener:
         os.chown(key, owner, owner)
 
     async def listen(self) -> None:
-        """Bind the socket; after a restart this replaces the one of the gateway before us."""
+        """Bind the socket; after a restart this replaces that of the earlier gateway."""
         key = (self._folder / "key").read_bytes()
         path = self._folder / "sock"
         scratch = self._folder / f"sock.{os.getpid()}"
@@ -398,7 +398,7 @@ class Listener:
         return self._link
 
     async def ready(self, seconds: float) -> Link:
-        """The live link, waited for as long as the guest may take to dial."""
+        """The live link; waits for it as long as a guest may take to dial."""
         if self._link is None and self._closed_because is None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
@@ -410,7 +410,7 @@ class Listener:
         return self._link
 
     def close(self, because: Exception) -> None:
-        """Stop listening; whoever waits for the guest gets ``because``."""
+        """Stop listening; tasks that wait for the guest get the error ``because``."""
         self._closed_because = because
         self._changed.set()
         if self._server is not None:
@@ -420,7 +420,7 @@ class Listener:
 
 
 async def request(link: Link, call: dict[str, Any], *, seconds: float = 30.0) -> dict[str, Any]:
-    """One call with one answer."""
+    """Make one call and return its answer."""
     answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
 
     def on_frame(kind: int, body: bytes) -> None:

@@ -83,9 +83,9 @@ class Settings:
     """K8E_LISTEN: address of the gRPC endpoint; ``none`` for no TCP listener at all. Callers from
     other machines need an API key or a client certificate."""
     http: str = ""
-    """K8E_HTTP: address of the HTTP endpoint (``/mcp``, ``/healthz``, ``/metrics``), for this
-    machine alone; ``none`` for no such. Empty means 127.0.0.1:8811 for a gateway in the foreground
-    whose K8E_LISTEN is not ``none``, and ``none`` for any other."""
+    """K8E_HTTP: address of the HTTP endpoint (``/mcp``, ``/a2a``, ``/healthz``, ``/metrics``), for
+    this machine alone; ``none`` for no such. Empty means 127.0.0.1:8811 for a gateway in the
+    foreground whose K8E_LISTEN is not ``none``, and ``none`` for any other."""
     advertise_names: str = ""
     """K8E_ADVERTISE_NAMES: further host names and addresses by which clients call this machine,
     separated by commas; the gateway's certificate is made for them too."""

@@ -1,22 +1,20 @@
-"""A real ``k8e a2a`` on loopback, and the official client for it."""
+"""A gateway that serves A2A, callers with API keys, and the official client."""
 
 from __future__ import annotations
 
 import contextlib
-import json
-import subprocess
 import uuid
 from collections.abc import AsyncGenerator, Generator
-from pathlib import Path
 from typing import Any
 
 import httpx
 from a2a.client import A2ACardResolver, Client, ClientConfig, ClientFactory
 from a2a.types import a2a_pb2 as pb
 
-from tests.places import COMMAND, Place, wait_readable
+from tests.gateway import http_gateways
+from tests.gateway.http_gateways import HttpGateway
 
-PATIENCE = 40.0
+PATIENCE = 60.0
 VERSIONS = ("1.0", "0.3")
 OVER = (
     pb.TASK_STATE_COMPLETED,
@@ -26,35 +24,44 @@ OVER = (
 )
 
 
-class Running:
-    """A server that runs, and the tokens of two callers."""
+class A2aGateway:
+    """A gateway that runs, and the keys of callers."""
 
-    def __init__(
-        self, url: str, tokens: dict[str, str], process: subprocess.Popen[bytes], file: Path
-    ) -> None:
-        self.url, self.tokens, self.process, self.file = url, tokens, process, file
+    def __init__(self, gateway: HttpGateway) -> None:
+        self.gateway = gateway
+        self.url = f"{gateway.root}/a2a"
+        self._headers: dict[str, dict[str, str]] = {"local": gateway.headers}
 
-    @property
-    def port(self) -> int:
-        return int(self.url.rstrip("/").rpartition(":")[2])
+    def headers(self, name: str) -> dict[str, str]:
+        """What a caller shows; its key is made when it is first asked for."""
+        if name not in self._headers:
+            self._headers[name] = self.gateway.key(name).headers
+        return self._headers[name]
 
-    def headers(self, name: str = "default") -> dict[str, str]:
-        return {"Authorization": f"Bearer {self.tokens[name]}"}
+    def delete(self, name: str) -> None:
+        """Delete the key of a caller, as an admin does it."""
+        self.gateway.place.json("sandbox", "api-key", "delete", name)
+        del self._headers[name]
 
-    def call(self, method: str, params: Any, name: str = "default") -> dict[str, Any]:
+    def call(self, method: str, params: Any, name: str = "local") -> dict[str, Any]:
         """One call, without the official client."""
         body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
         answer = httpx.post(self.url, json=body, headers=self.headers(name), timeout=PATIENCE)
         assert answer.status_code == 200, answer.text
         return answer.json()
 
+    def sessions(self) -> int:
+        """How many sessions live."""
+        return int(self.gateway.place.json("status")["sessions"])
+
     @contextlib.asynccontextmanager
     async def client(
-        self, version: str, name: str = "default", *, streaming: bool = True
+        self, version: str, name: str = "local", *, streaming: bool = True
     ) -> AsyncGenerator[Client]:
-        """The official client, for one version of the protocol."""
+        """The official client, for one version of the protocol. It has the card unauthenticated."""
+        async with httpx.AsyncClient(timeout=PATIENCE) as stranger:
+            card = await A2ACardResolver(stranger, self.gateway.root).get_agent_card()
         async with httpx.AsyncClient(headers=self.headers(name), timeout=PATIENCE) as transport:
-            card = await A2ACardResolver(transport, self.url).get_agent_card()
             chosen = [i for i in card.supported_interfaces if i.protocol_version == version]
             del card.supported_interfaces[:]
             card.supported_interfaces.extend(chosen)
@@ -66,31 +73,14 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(place: Place, *flags: str, runtime: str = "container") -> Generator[Running]:
-    file = place.folder / f"tokens-{uuid.uuid4().hex}"
-    tokens = {
-        name: place.json("a2a", "token", name, "--tokens", str(file))["token"]
-        for name in ("default", "other")
-    }
-    argv = [*COMMAND, "a2a", "--addr", "127.0.0.1:0", "--tokens", str(file), "--runtime", runtime]
-    process = subprocess.Popen(
-        [*argv, *flags], env=place.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    assert process.stdout is not None
-    assert process.stderr is not None
-    try:
-        assert wait_readable(process.stdout.fileno(), PATIENCE)
-        ready = json.loads(process.stdout.readline())
-        yield Running(ready["url"], tokens, process, file)
-    finally:
-        process.terminate()
-        _, problems = process.communicate(timeout=PATIENCE)
-        Path(file).unlink()
-    assert problems == b""
-    assert process.returncode == 0
+def running(runtime: str = "container", **environ: str) -> Generator[A2aGateway]:
+    with http_gateways.started(K8E_RUNTIME=runtime, **environ) as gateway:
+        yield A2aGateway(gateway)
 
 
-def message(*parts: pb.Part, context: str = "", task: str = "") -> pb.SendMessageRequest:
+def message(
+    *parts: pb.Part, context: str = "", task: str = "", **metadata: str
+) -> pb.SendMessageRequest:
     told = pb.Message(
         message_id=uuid.uuid4().hex,
         role=pb.ROLE_USER,
@@ -98,6 +88,7 @@ def message(*parts: pb.Part, context: str = "", task: str = "") -> pb.SendMessag
         context_id=context,
         task_id=task,
     )
+    told.metadata.update(metadata)
     return pb.SendMessageRequest(message=told)
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from k8e.a2a import dialects, message
+from k8e.a2a import card, dialects, message
 from k8e.a2a.message import Fault, Job, MessageRefusal
 
 NEW, OLD = dialects.DIALECTS
@@ -149,6 +149,6 @@ def test_many_fences_without_end_take_no_time() -> None:
 
 def test_card_is_the_same_for_both_versions() -> None:
 
-    found = json.loads(json.dumps(dialects.card("http://127.0.0.1:1/")))
+    found = json.loads(json.dumps(card.card("http://127.0.0.1:1/")))
     assert found["url"] == found["supportedInterfaces"][0]["url"]
     assert {i["protocolVersion"] for i in found["supportedInterfaces"]} == {"1.0", "0.3"}

@@ -8,15 +8,21 @@ from collections.abc import AsyncIterator, Generator
 from pathlib import Path
 
 import pytest
+from a2a.client.errors import A2AClientError
 from a2a.types import a2a_pb2 as pb
-from a2a.utils.errors import TaskNotCancelableError, TaskNotFoundError, UnsupportedOperationError
+from a2a.utils.errors import (
+    InvalidParamsError,
+    TaskNotCancelableError,
+    TaskNotFoundError,
+    UnsupportedOperationError,
+)
 from google.protobuf.struct_pb2 import Value
 
 from k8e.a2a.tasks import COMPLETED, Task
 from tests.a2a.servers import (
     OVER,
     VERSIONS,
-    Running,
+    A2aGateway,
     code,
     finished,
     message,
@@ -24,7 +30,7 @@ from tests.a2a.servers import (
     running,
     text,
 )
-from tests.places import Place, eventually
+from tests.places import eventually
 
 pytestmark = pytest.mark.anyio
 versions = pytest.mark.parametrize("version", VERSIONS)
@@ -38,12 +44,9 @@ print({1!r})
 
 
 @pytest.fixture(scope="module")
-def server(place: Place) -> Generator[Running]:
-    with running(place, "--max-timeout", "30", "--max-running", "3") as found:
+def server() -> Generator[A2aGateway]:
+    with running() as found:
         yield found
-    # Whatever was made for tasks is gone with the server.
-    left = [item["tenant_id"] for item in place.json("sandbox", "sessions")["sessions"]]
-    assert not [tenant for tenant in left if tenant.startswith("a2a-")]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -54,7 +57,7 @@ async def one_loop() -> AsyncIterator[None]:
 @versions
 @pytest.mark.parametrize("streaming", [True, False])
 async def test_code_runs_and_its_output_comes_back(
-    server: Running, version: str, streaming: bool
+    server: A2aGateway, version: str, streaming: bool
 ) -> None:
     async with server.client(version, streaming=streaming) as client:
         task = await finished(
@@ -67,7 +70,7 @@ async def test_code_runs_and_its_output_comes_back(
 
 
 @versions
-async def test_output_is_streamed_while_the_code_runs(server: Running, version: str) -> None:
+async def test_output_is_streamed_while_the_code_runs(server: A2aGateway, version: str) -> None:
     """The code waits for us to answer its first line, so the line came before the end."""
     waits = WAITS.format("first", "second")
     async with server.client(version) as client, asyncio.timeout(30):
@@ -89,7 +92,7 @@ async def test_output_is_streamed_while_the_code_runs(server: Running, version: 
 
 @versions
 async def test_messages_of_a_context_share_files_and_others_do_not(
-    server: Running, version: str
+    server: A2aGateway, version: str
 ) -> None:
     file = pb.Part(raw=b"\0binary\xff", filename="../../data.bin")
     shows = code("print(open('/workspace/data.bin', 'rb').read().hex(), end='')")
@@ -105,7 +108,9 @@ async def test_messages_of_a_context_share_files_and_others_do_not(
 
 
 @versions
-async def test_code_as_data_has_its_own_language_and_timeout(server: Running, version: str) -> None:
+async def test_code_as_data_has_its_own_language_and_timeout(
+    server: A2aGateway, version: str
+) -> None:
     asked = Value()
     asked.struct_value.update({"code": "sleep 60", "language": "bash", "timeout": 0.5})
     async with server.client(version) as client:
@@ -115,9 +120,26 @@ async def test_code_as_data_has_its_own_language_and_timeout(server: Running, ve
     assert "time was over" in task.status.message.parts[0].text
 
 
+async def test_template_of_a_message_is_what_its_sandbox_is_made_from(server: A2aGateway) -> None:
+    place = server.gateway.place
+    (place.data / "templates").mkdir(exist_ok=True)
+    (place.data / "templates" / "marked.toml").write_text('[env]\nMARK = "yes"\n')
+    shows = code("echo mark=$MARK", "bash")
+    async with server.client("1.0") as client:
+        first = await finished(client, message(shows, template="marked"))
+        assert text(first) == "mark=yes\n"
+        again = await finished(client, message(shows, context=first.context_id))
+        assert text(again) == "mark=yes\n"
+        with pytest.raises(InvalidParamsError, match="begin another context"):
+            await finished(client, message(shows, context=first.context_id, template="other"))
+        missing = await finished(client, message(shows, template="missing"))
+        assert missing.status.state == pb.TASK_STATE_FAILED
+        assert "missing" in missing.status.message.parts[0].text
+
+
 @versions
 async def test_code_that_fails_is_a_failed_task_with_its_exit_code(
-    server: Running, version: str
+    server: A2aGateway, version: str
 ) -> None:
     async with server.client(version) as client:
         task = await finished(client, message(code("echo no >&2; exit 7", "bash")))
@@ -127,7 +149,7 @@ async def test_code_that_fails_is_a_failed_task_with_its_exit_code(
 
 
 @versions
-async def test_cancelling_kills_the_command(server: Running, version: str) -> None:
+async def test_cancelling_kills_the_command(server: A2aGateway, version: str) -> None:
     async with server.client(version) as client, asyncio.timeout(30):
         mark = f"k8e-a2a-{version}"
         events = client.send_message(message(code(f"exec -a {mark} sleep 600", "bash")))
@@ -155,7 +177,7 @@ def _runs(mark: str) -> bool:
 
 
 @versions
-async def test_tasks_of_another_caller_do_not_exist(server: Running, version: str) -> None:
+async def test_tasks_of_another_caller_do_not_exist(server: A2aGateway, version: str) -> None:
     async with server.client(version) as client, server.client(version, "other") as other:
         task = await finished(client, message(code("print('mine')")))
         with pytest.raises(TaskNotFoundError):
@@ -170,30 +192,24 @@ async def test_tasks_of_another_caller_do_not_exist(server: Running, version: st
         assert "secret" not in text(found)
 
 
-async def test_who_gets_a_revoked_callers_name_finds_nothing(server: Running, place: Place) -> None:
-    token = ["a2a", "token", "lent", "--tokens", str(server.file)]
-    server.tokens["lent"] = place.json(*token)["token"]
-    async with server.client("1.0", "lent") as before, asyncio.timeout(30):
+async def test_who_gets_the_name_of_a_deleted_key_finds_nothing(server: A2aGateway) -> None:
+    others = server.sessions()
+    async with server.client("1.0", "lent") as before, asyncio.timeout(60):
         events = before.send_message(message(code(WAITS.format("secret", "ended"))))
         task = (await anext(events)).task
         async for event in events:
             if event.artifact_update.artifact.artifact_id == "stdout":
                 break
-        await asyncio.to_thread(place.json, *token, "--revoke")
-        server.tokens["lent"] = (await asyncio.to_thread(place.json, *token))["token"]
-        async for event in events:  # ends, though nobody let the program go on
-            assert "ended" not in str(event)
+        await asyncio.to_thread(server.delete, "lent")
+        with contextlib.suppress(A2AClientError):  # the stream breaks, or ends with the task
+            async for event in events:  # though nobody let the program go on
+                assert "ended" not in str(event)
+        await asyncio.to_thread(eventually, lambda: server.sessions() <= others)
     async with server.client("1.0", "lent") as after:
         with pytest.raises(TaskNotFoundError):
             await after.get_task(pb.GetTaskRequest(id=task.id))
         assert (await finished(after, message(code("print(1)")))).status.state in OVER
-    place.json(*token, "--revoke")
-
-    def gone() -> bool:
-        left = place.json("sandbox", "sessions")["sessions"]
-        return "a2a-lent" not in [item["tenant_id"] for item in left]
-
-    await asyncio.to_thread(eventually, gone)
+    await asyncio.to_thread(server.delete, "lent")
 
 
 async def test_output_of_what_is_over_is_kept_in_one_piece() -> None:
@@ -211,7 +227,7 @@ async def test_output_of_what_is_over_is_kept_in_one_piece() -> None:
 
 
 @versions
-async def test_words_without_code_are_rejected_with_help(server: Running, version: str) -> None:
+async def test_words_without_code_are_rejected_with_help(server: A2aGateway, version: str) -> None:
     async with server.client(version) as client:
         task = await finished(client, message(pb.Part(text="What is 6 times 7?")))
         assert task.status.state == pb.TASK_STATE_REJECTED
@@ -219,7 +235,7 @@ async def test_words_without_code_are_rejected_with_help(server: Running, versio
 
 
 @versions
-async def test_stream_can_be_joined_again(server: Running, version: str) -> None:
+async def test_stream_can_be_joined_again(server: A2aGateway, version: str) -> None:
     waits = WAITS.format("begun", "ended")
     async with server.client(version) as client, asyncio.timeout(30):
         events = client.send_message(message(code(waits)))
@@ -246,14 +262,14 @@ async def test_stream_can_be_joined_again(server: Running, version: str) -> None
 
 
 @versions
-async def test_message_for_a_task_that_is_over_is_refused(server: Running, version: str) -> None:
+async def test_message_for_a_task_that_is_over_is_refused(server: A2aGateway, version: str) -> None:
     async with server.client(version) as client:
         task = await finished(client, message(code("print(1)")))
         with pytest.raises(UnsupportedOperationError):
             await finished(client, message(code("print(2)"), task=task.id))
 
 
-async def test_so_many_tasks_at_once_and_no_more(server: Running) -> None:
+async def test_so_many_tasks_at_once_and_no_more(server: A2aGateway) -> None:
     asked = {
         "message": {
             "messageId": "m",
@@ -263,12 +279,12 @@ async def test_so_many_tasks_at_once_and_no_more(server: Running) -> None:
         "configuration": {"blocking": False},
     }
     ids: list[str] = []
-    for _ in range(3):
+    for _ in range(4):
         task = server.call("message/send", asked, "other")["result"]
         assert task["status"]["state"] in ("submitted", "working")
         ids.append(task["id"])
     refused = server.call("message/send", asked, "other")
-    assert "3 tasks run already" in refused["error"]["message"]
+    assert "4 tasks run already" in refused["error"]["message"]
     assert "error" not in server.call(
         "message/send",
         {
@@ -284,7 +300,7 @@ async def test_so_many_tasks_at_once_and_no_more(server: Running) -> None:
         assert done["status"]["state"] == "canceled"
 
 
-async def test_output_without_end_is_cut(server: Running) -> None:
+async def test_output_without_end_is_cut(server: A2aGateway) -> None:
     async with server.client("1.0") as client:
         task = await finished(
             client, message(code("head -c 3000000 /dev/zero | tr '\\0' x", "bash"))

@@ -43,7 +43,7 @@ def completed(line: str, *, k8e: str = "false") -> list[str]:
         ("k8e doct", ["doctor"]),
         ("k8e sandbox-install-skill c", ["claude", "codex", "cursor"]),
         ("k8e sandbox install-skill claude k", ["kiro"]),
-        ("k8e a2a --tokens ", ["files"]),
+        ("k8e gateway --data-dir ", ["files"]),
         ("k8e completion ", ["bash", "zsh", "fish"]),
         ("k8e sandbox appr", ["approve", "approvals"]),
         ("k8e sandbox --endpoint h:1 ru", ["run"]),

@@ -26,9 +26,16 @@ from tests.places import NewPlace, eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 PATIENCE = 30.0
-LOADED_LATER = {"uvicorn", "mcp", "starlette", "k8e.mcp", "k8e.gateway.http.app"}
+LOADED_LATER = {"uvicorn", "mcp", "starlette", "k8e.mcp", "k8e.a2a", "k8e.gateway.http.app"}
 PING = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
-ROUTES = [("GET", "/healthz"), ("GET", "/metrics"), ("POST", "/mcp"), ("GET", "/mcp")]
+ROUTES = [
+    ("GET", "/healthz"),
+    ("GET", "/metrics"),
+    ("POST", "/mcp"),
+    ("GET", "/mcp"),
+    ("POST", "/a2a"),
+]
+CARD = "/.well-known/agent-card.json"
 STREAM = {"accept": "text/event-stream"}
 EVERY = {"accept": "application/json, text/event-stream"}
 HELLO = {
@@ -91,6 +98,33 @@ async def test_door_is_before_every_route(
             # A flood of wrong credentials is told to stop.
             assert found.status_code in (status, 429 if status == 401 else status), route
             assert found.headers["connection"] == "close"
+
+
+@pytest.mark.parametrize("path", [CARD, f"/a2a{CARD}"])
+async def test_agent_card_is_for_anybody_but_pages_of_other_sites(
+    gateway: HttpGateway, path: str
+) -> None:
+    url = gateway.root + path
+    async with httpx2.AsyncClient(timeout=PATIENCE) as client:
+        for headers in ({}, {"authorization": "Bearer wrong"}):  # it is not looked at
+            found = await client.get(url, headers=headers)
+            assert (found.status_code, found.json()["url"]) == (200, f"{gateway.root}/a2a")
+            assert found.headers["cache-control"] == "no-store"
+        assert (await client.head(url)).status_code == 200
+        assert (await client.post(url)).status_code == 405
+        for headers, status in REFUSED:
+            if status in (403, 421):
+                assert (await client.get(url, headers=headers)).status_code == status
+    assert "k8e.a2a.http" not in gateway.modules(), "strangers load no dialect"
+
+
+async def test_a_caller_without_the_role_agent_has_no_tasks(gateway: HttpGateway) -> None:
+    caller = gateway.key("decider", "approver")
+    call = {"jsonrpc": "2.0", "id": 1, "method": "tasks/get", "params": {"id": "x"}}
+    async with web(caller) as client:
+        found = await client.post(f"{gateway.root}/a2a", json=call)
+    assert found.status_code == 403
+    assert "needs the role agent" in found.text
 
 
 async def test_stranger_gets_an_answer_before_the_body_is_read(gateway: HttpGateway) -> None:

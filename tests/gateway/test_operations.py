@@ -19,7 +19,7 @@ from k8e.auth.rates import Rates
 from k8e.errors import K8eError
 from k8e.gateway import operations, refusals
 from k8e.gateway.http.app import ROUTES, HttpRoute, route_of
-from k8e.gateway.http.mounts import MOUNTS
+from k8e.gateway.http.mounts import DOCUMENTS, MOUNTS
 from k8e.gateway.identity import UnknownPeer
 from k8e.gateway.operations import (
     ADMIN,
@@ -64,7 +64,7 @@ def test_every_route_declares_roles_row_and_limit(route: str) -> None:
     assert found.roles <= set(Role)
     assert isinstance(found.audit, WritesRow | NoRow)
     assert isinstance(found.limit, Limit)
-    if route == "grpc GetCACert":
+    if route in {"grpc GetCACert", *(f"http {path}" for path in DOCUMENTS)}:
         assert found.public
     else:
         assert found.roles
@@ -73,7 +73,7 @@ def test_every_route_declares_roles_row_and_limit(route: str) -> None:
 
 def test_no_dialect_has_a_route_that_is_not_declared() -> None:
     assert set(RPCS) == set(SERVICE.methods_by_name)
-    assert set(ROUTES) == {"/healthz", "/metrics", *MOUNTS}
+    assert set(ROUTES) == {"/healthz", "/metrics", *DOCUMENTS, *MOUNTS}
     assert {path for path, route in ROUTES.items() if route.mount} == set(MOUNTS)
 
 

@@ -1,6 +1,6 @@
 """Messages of A2A: code, its language, a time-out and files; and errors by their numbers.
 
-A message comes from anybody with a token; every field of it may be anything.
+A message comes from another agent; every field of it may be anything.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Fault(Exception):
 
 
 def not_found(task_id: str) -> Fault:
-    """No such task, or somebody else's: the two look the same on purpose."""
+    """No such task of this caller."""
     return Fault(TASK_NOT_FOUND, f"there is no task {task_id!r}")
 
 
@@ -65,6 +65,8 @@ class Job(NamedTuple):
     language: str
     timeout: float
     files: tuple[tuple[str, bytes], ...] = ()
+    template: str = ""
+    """What the context's sandbox is made from; empty means the gateway's default."""
 
 
 class MessageRefusal(NamedTuple):
@@ -136,18 +138,29 @@ def job(pieces: list[Piece], metadata: Mapping[str, Any], longest: float) -> Job
     files = tuple(piece.file for piece in pieces if piece.file is not None)
     if len(files) > MAX_FILES:
         raise Fault(INVALID_PARAMS, f"more than {MAX_FILES} files")
-    code, language, asked = _code(pieces, metadata)
-    if code is None:
+    found = _code(pieces, metadata)
+    if found is None:
         return MessageRefusal(HELP)
+    code, language = found.code, found.language
     if len(code.encode("utf-8", "surrogatepass")) > MAX_CODE:
         raise Fault(INVALID_PARAMS, f"more than {MAX_CODE >> 10} KiB of code")
     if language.lower() not in ALIASES:
         return MessageRefusal(f"I cannot run {language!r}. {HELP}")
-    return Job(code, ALIASES[language.lower()], _timeout(asked, longest), files)
+    timeout, template = _timeout(found.timeout, longest), name_of(found.template, "template")
+    return Job(code, ALIASES[language.lower()], timeout, files, template)
 
 
-def _code(pieces: list[Piece], metadata: Mapping[str, Any]) -> tuple[str | None, str, Any]:
-    """The code, its language and its time-out; None where there is none, or more than one."""
+class _Code(NamedTuple):
+    """Code, and what the message says about it: not checked yet."""
+
+    code: str
+    language: str
+    timeout: Any
+    template: Any
+
+
+def _code(pieces: list[Piece], metadata: Mapping[str, Any]) -> _Code | None:
+    """The code of a message; None where there is none, or more than one."""
     data = [mapping(piece.data, "the data of a part") for piece in pieces if piece.data is not None]
     coded = [item for item in data if "code" in item]
     if coded:
@@ -156,13 +169,15 @@ def _code(pieces: list[Piece], metadata: Mapping[str, Any]) -> tuple[str | None,
     hints = [metadata, *(piece.metadata for piece in told)]
     language = next((hint["language"] for hint in hints if hint.get("language")), "")
     timeout = next((hint["timeout"] for hint in hints if hint.get("timeout") is not None), None)
+    template = next((hint["template"] for hint in hints if hint.get("template")), "")
     whole = "\n".join(piece.text or "" for piece in told)
     fences = fenced(whole)
     if len(fences) == 1:
-        return fences[0][1], fences[0][0] or _language(language) or "bash", timeout
+        spoken = fences[0][0] or _language(language) or "bash"
+        return _Code(fences[0][1], spoken, timeout, template)
     if fences or not language or not whole.strip():
-        return None, "", None
-    return whole, _language(language), timeout
+        return None
+    return _Code(whole, _language(language), timeout, template)
 
 
 def fenced(text: str) -> list[tuple[str, str]]:
@@ -181,18 +196,16 @@ def fenced(text: str) -> list[tuple[str, str]]:
     return found
 
 
-def _from_data(
-    coded: list[Mapping[str, Any]], metadata: Mapping[str, Any]
-) -> tuple[str | None, str, Any]:
+def _from_data(coded: list[Mapping[str, Any]], metadata: Mapping[str, Any]) -> _Code | None:
     if len(coded) > 1:
-        return None, "", None
+        return None
     item = coded[0]
     code = item["code"]
     if not isinstance(code, str):
         raise Fault(INVALID_PARAMS, "code is not a text")
     language = _language(item.get("language", metadata.get("language"))) or "bash"
     timeout = item.get("timeout", metadata.get("timeout"))
-    return code, language, timeout
+    return _Code(code, language, timeout, item.get("template", metadata.get("template")))
 
 
 def _language(value: Any) -> str:

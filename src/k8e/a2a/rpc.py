@@ -1,4 +1,4 @@
-"""Answers JSON-RPC calls: which method, whose task, in which dialect."""
+"""JSON-RPC calls and their answers: which method, which task, in which dialect."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from k8e.a2a.dialects import Dialect
 from k8e.a2a.message import Fault
 from k8e.a2a.runner import TaskRunner
 from k8e.a2a.tasks import Event, Task
-from k8e.a2a.tokens import A2aCaller
 
 PING_SECONDS = 15.0
 MAX_STREAMS = 8
-"""Streams of one task at a time. Each keeps a connection, of which all callers have so many."""
+"""Streams of one task at a time. Each keeps one of the requests that a caller may have open."""
 logger = logging.getLogger(__name__)
 
 
@@ -82,47 +81,47 @@ def _encode(value: Any) -> bytes:
 
 
 class RpcService:
-    """Answers the calls of anybody whose token was checked."""
+    """Answers the calls of one caller."""
 
-    def __init__(self, desk: TaskRunner) -> None:
-        self._desk = desk
+    def __init__(self, runner: TaskRunner) -> None:
+        self._runner = runner
         self._streams: Counter[Task] = Counter()
 
-    async def answer(self, caller: A2aCaller, call: RpcCall) -> bytes | AsyncGenerator[bytes]:
+    async def answer(self, call: RpcCall) -> bytes | AsyncGenerator[bytes]:
         """One answer, or the lines of a stream of them."""
         try:
-            return await self._answer(caller, call)
+            return await self._answer(call)
         except Fault as fault:
             raise call.fault(fault) from None
         except Exception:
-            logger.exception("a call failed for a reason that nobody thought of")
+            logger.exception("an A2A call failed unexpectedly")
             told = Fault(message.INTERNAL, "k8e failed; its log says why")
             raise call.fault(told) from None
 
-    async def _answer(self, caller: A2aCaller, call: RpcCall) -> bytes | AsyncGenerator[bytes]:
+    async def _answer(self, call: RpcCall) -> bytes | AsyncGenerator[bytes]:
         dialect = call.dialect
         if call.does in ("send", "stream"):
-            ask = dialect.ask(call.params, self._desk.terms.longest)
-            task = self._desk.submit(caller, ask)
+            ask = dialect.ask(call.params, self._runner.terms.longest)
+            task = self._runner.submit(ask)
             if call.does == "stream":
                 return self._events(call, task)
             if ask.blocking:
                 await task.ended()
             return call.result(dialect.sent(task))
         if call.does in ("get", "cancel", "subscribe"):
-            return await self._about(caller, call)
+            return await self._about(call)
         if call.does == "push":
             raise Fault(message.NO_PUSH, "there are no push notifications; stream, or ask again")
         if call.does == "extended_card":
-            raise Fault(message.NO_EXTENDED_CARD, "there is only one card, and it says everything")
+            raise Fault(message.NO_EXTENDED_CARD, "there is no extended card, only the one")
         raise Fault(message.UNSUPPORTED, "this is not supported; keep the ids of your tasks")
 
-    async def _about(self, caller: A2aCaller, call: RpcCall) -> bytes | AsyncGenerator[bytes]:
+    async def _about(self, call: RpcCall) -> bytes | AsyncGenerator[bytes]:
         task_id = message.text(call.params.get("id"), "id")
         if call.does == "cancel":
-            task = await self._desk.cancel(caller, task_id)
+            task = await self._runner.cancel(task_id)
         else:
-            task = self._desk.get(caller, task_id)
+            task = self._runner.get(task_id)
         if call.does != "subscribe":
             return call.result(call.dialect.task(task))
         if task.over:
@@ -131,17 +130,12 @@ class RpcService:
             raise Fault(message.BUSY, f"task {task.id} has {MAX_STREAMS} streams; end one of them")
         return self._events(call, task)
 
-    def _events(self, call: RpcCall, task: Task) -> AsyncGenerator[bytes]:
+    async def _events(self, call: RpcCall, task: Task) -> AsyncGenerator[bytes]:
         """The task as it is, then what happens to it, as server-sent events."""
-        at = task.mark()  # now: what is sent later must not tell the same twice
-        return self._follow(call, task, at, _event(call.result(call.dialect.sent(task))))
-
-    async def _follow(
-        self, call: RpcCall, task: Task, at: int, first: bytes
-    ) -> AsyncGenerator[bytes]:
         self._streams[task] += 1
+        at = task.mark()  # with the first event: what is sent later must not say the same again
         try:
-            yield first
+            yield _event(call.result(call.dialect.sent(task)))
             async with contextlib.aclosing(task.follow(at, PING_SECONDS)) as events:
                 async for event in events:
                     yield b": ping\n\n" if event is None else _told(call, task, event)

@@ -1,4 +1,4 @@
-"""Runs tasks in sandboxes, with a limit of tasks and sessions for each caller."""
+"""Tasks of one caller in sandboxes: how many at once, which share a sandbox, and how they end."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Sequence, Set
 from typing import NamedTuple
 
 from k8e import errors
 from k8e.a2a import message, tasks
 from k8e.a2a.message import Fault, Job, MessageRefusal, TaskMessage
 from k8e.a2a.tasks import Task
-from k8e.a2a.tokens import A2aCaller
 from k8e.client.async_runs import AsyncRun
 from k8e.client.asynchronous import AsyncSandboxClient
 from k8e.client.results import Exit, Stdout
 
+TENANT = "a2a"
+"""Of the sessions, among those of the caller."""
 KEPT = 50  # tasks of a caller that are over and can still be read
 OUTPUT = 250 << 10  # bytes of each stream; both fit into what the guest keeps for a reader
 KILL_SECONDS = 10.0
@@ -25,63 +25,51 @@ logger = logging.getLogger(__name__)
 
 
 class TaskTerms(NamedTuple):
-    """What every session gets, and how much a caller may have at once."""
+    """How long sandboxes are kept, and how much a caller may have at once."""
 
-    runtime: str = ""
-    template: str = ""
-    allowed_hosts: Sequence[str] | None = None
     idle_timeout: float = 600.0
     running: int = 4
     contexts: int = 8
-    longest: float = 600.0
+    longest: float = 3600.0
+    """The longest time-out that a task may ask for."""
 
 
 class _Context:
     """Tasks that share a session: what one writes, the next one finds."""
 
-    def __init__(self) -> None:
+    def __init__(self, template: str) -> None:
         self.session_id = ""
+        self.template = template
         self.lock = asyncio.Lock()
         self.running = 0
 
 
-class _Caller:
-    def __init__(self) -> None:
-        self.tasks: dict[str, Task] = {}
-        self.contexts: dict[str, _Context] = {}
-
-    @property
-    def running(self) -> int:
-        return sum(not task.over for task in self.tasks.values())
-
-
 class TaskRunner:
-    """Takes tasks and has them run."""
+    """Runs the tasks of one caller."""
 
     def __init__(self, client: AsyncSandboxClient, terms: TaskTerms) -> None:
         self._client = client
-        self._callers: dict[A2aCaller, _Caller] = {}
+        self._tasks: dict[str, Task] = {}
+        self._contexts: dict[str, _Context] = {}  # the last one is the one used last
         self._ending: set[asyncio.Task[None]] = set()
         self.terms = terms
 
-    def submit(self, caller: A2aCaller, ask: TaskMessage) -> Task:
-        """Begin a task; its caller is told what comes of it by the task itself."""
+    def submit(self, ask: TaskMessage) -> Task:
+        """Begin a task; the task itself says what comes of it."""
         if ask.task_id:
-            self._refuse_more(self.get(caller, ask.task_id))
-        mine = self._callers.setdefault(caller, _Caller())
+            self._refuse_more(self.get(ask.task_id))
         task = Task(ask.context_id or f"ctx-{secrets.token_hex(12)}")
         if isinstance(ask.wants, MessageRefusal):
-            self._keep(mine, task)
+            self._keep(task)
             task.change(tasks.REJECTED, ask.wants.text)
             return task
-        if mine.running >= self.terms.running:
-            raise Fault(
-                message.BUSY, f"{mine.running} tasks run already; wait for one, or cancel one"
-            )
-        context = self._context(caller, mine, task.context_id)
+        running = sum(not item.over for item in self._tasks.values())
+        if running >= self.terms.running:
+            raise Fault(message.BUSY, f"{running} tasks run already; wait for one, or cancel one")
+        context = self._context(task.context_id, ask.wants.template)
         context.running += 1
-        self._keep(mine, task)
-        task.running = asyncio.create_task(self._run(caller, task, context, ask.wants))
+        self._keep(task)
+        task.running = asyncio.create_task(self._run(task, context, ask.wants))
 
         def ended(_: asyncio.Task[None]) -> None:
             context.running -= 1
@@ -98,15 +86,14 @@ class TaskRunner:
             f"task {task.id} {how}; send a new message with its context, and without its id",
         )
 
-    def get(self, caller: A2aCaller, task_id: str) -> Task:
-        found = self._callers.get(caller)
-        if found is None or task_id not in found.tasks:
+    def get(self, task_id: str) -> Task:
+        if task_id not in self._tasks:
             raise message.not_found(task_id)
-        return found.tasks[task_id]
+        return self._tasks[task_id]
 
-    async def cancel(self, caller: A2aCaller, task_id: str) -> Task:
+    async def cancel(self, task_id: str) -> Task:
         """End a task: its program is killed before this returns."""
-        task = self.get(caller, task_id)
+        task = self.get(task_id)
         if task.over or task.running is None:
             raise Fault(message.NOT_CANCELABLE, f"task {task_id} is over: {task.status.state}")
         if not task.running.cancelling():  # a second one would interrupt the killing
@@ -114,51 +101,57 @@ class TaskRunner:
         await asyncio.wait({task.running}, timeout=2 * KILL_SECONDS)
         return task
 
-    async def keep_only(self, callers: Set[A2aCaller]) -> None:
-        """End what all others have: their programs, who watches these, and their sessions."""
-        gone = [self._callers.pop(key) for key in list(self._callers) if key not in callers]
+    async def close(self) -> None:
+        """End everything: programs, streams, and every session that was made here."""
         running = [
             task.running
-            for caller in gone
-            for task in caller.tasks.values()
+            for task in self._tasks.values()
             if task.running is not None and not task.over
         ]
         for item in running:
             item.cancel()
         try:
             if running:
-                await asyncio.wait(running, timeout=2 * KILL_SECONDS)
+                await asyncio.wait(running, timeout=KILL_SECONDS)
         finally:
-            for context in (item for caller in gone for item in caller.contexts.values()):
+            for context in self._contexts.values():
                 self._end(context)
+            if self._ending:
+                await asyncio.wait(self._ending, timeout=KILL_SECONDS)
 
-    async def close(self) -> None:
-        """End everything, and every session that was made here."""
-        await self.keep_only(set())
-        if self._ending:
-            await asyncio.wait(self._ending, timeout=2 * KILL_SECONDS)
+    # Tasks and contexts that are kept.
 
-    # Keeping.
-
-    @staticmethod
-    def _keep(mine: _Caller, task: Task) -> None:
-        mine.tasks[task.id] = task
-        over = [item for item in mine.tasks.values() if item.over]
+    def _keep(self, task: Task) -> None:
+        self._tasks[task.id] = task
+        over = [item for item in self._tasks.values() if item.over]
         for old in over[: max(0, len(over) - KEPT)]:
-            del mine.tasks[old.id]
+            del self._tasks[old.id]
 
-    def _context(self, caller: A2aCaller, mine: _Caller, context_id: str) -> _Context:
-        found = mine.contexts.pop(context_id, None) or _Context()
-        if len(mine.contexts) >= self.terms.contexts:
-            idle = [key for key, item in mine.contexts.items() if not item.running]
-            if not idle:
-                raise Fault(
-                    message.BUSY,
-                    f"{caller.name} has {len(mine.contexts)} contexts; use one of them",
-                )
-            self._end(mine.contexts.pop(idle[0]))
-        mine.contexts[context_id] = found  # the last one is the one used last
+    def _context(self, context_id: str, template: str) -> _Context:
+        found = self._contexts.get(context_id)
+        if found is not None and template and template != found.template:
+            made = f"from the template {found.template!r}" if found.template else "without one"
+            raise Fault(
+                message.INVALID_PARAMS,
+                f"the sandbox of context {context_id} was made {made}; begin another context",
+            )
+        if found is None:
+            self._make_room()
+            found = _Context(template)
+        self._contexts.pop(context_id, None)
+        self._contexts[context_id] = found
         return found
+
+    def _make_room(self) -> None:
+        """End the context that was used longest ago, if there are as many as there may be."""
+        if len(self._contexts) < self.terms.contexts:
+            return
+        idle = [key for key, item in self._contexts.items() if not item.running]
+        if not idle:
+            raise Fault(
+                message.BUSY, f"{len(self._contexts)} contexts have running tasks; use one of them"
+            )
+        self._end(self._contexts.pop(idle[0]))
 
     def _end(self, context: _Context) -> None:
         """Destroy the session of a context, beside everything else."""
@@ -175,9 +168,9 @@ class TaskRunner:
 
     # Running.
 
-    async def _run(self, caller: A2aCaller, task: Task, context: _Context, job: Job) -> None:
+    async def _run(self, task: Task, context: _Context, job: Job) -> None:
         try:
-            await self._work(caller, task, context, job)
+            await self._work(task, context, job)
         except asyncio.CancelledError:
             task.change(tasks.CANCELED, "canceled; its program was killed")
         except (errors.K8eError, OSError) as error:
@@ -185,11 +178,11 @@ class TaskRunner:
             hint = errors.file_hint(error, "check it") if is_file else error.hint
             task.change(tasks.FAILED, f"the sandbox failed: {error}. {hint}".strip())
         except Exception:
-            logger.exception("a task failed for a reason that nobody thought of")
+            logger.exception("an A2A task failed unexpectedly")
             task.change(tasks.FAILED, "k8e failed; its log says why")
 
-    async def _work(self, caller: A2aCaller, task: Task, context: _Context, job: Job) -> None:
-        session_id = await self._session(caller, context)
+    async def _work(self, task: Task, context: _Context, job: Job) -> None:
+        session_id = await self._session(context)
         task.change(tasks.WORKING)
         try:
             await self._execute(task, session_id, job)
@@ -197,29 +190,26 @@ class TaskRunner:
             if task.streams:
                 raise  # it ran
             context.session_id = ""  # its idle time was over; a new one begins empty
-            await self._execute(task, await self._session(caller, context), job)
+            await self._execute(task, await self._session(context), job)
 
-    async def _session(self, caller: A2aCaller, context: _Context) -> str:
+    async def _session(self, context: _Context) -> str:
         async with context.lock:
             if not context.session_id:
                 # With an id of our own, so that it can be destroyed whenever we are interrupted.
                 context.session_id = f"a2a-{secrets.token_hex(8)}"
                 try:
-                    await self._create(caller, context.session_id)
+                    await self._create(context)
                 except BaseException:
                     self._end(context)
                     raise
             return context.session_id
 
-    async def _create(self, caller: A2aCaller, session_id: str) -> None:
+    async def _create(self, context: _Context) -> None:
         await self._client.create_session(
-            self.terms.runtime,
-            self.terms.allowed_hosts,
-            f"a2a-{caller.name}",
-            session_id=session_id,
-            template=self.terms.template,
+            tenant_id=TENANT,
+            session_id=context.session_id,
+            template=context.template,
             idle_timeout=self.terms.idle_timeout,
-            labels={"a2a": caller.name},
         )
 
     async def _execute(self, task: Task, session_id: str, job: Job) -> None:

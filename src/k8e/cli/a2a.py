@@ -1,134 +1,181 @@
-"""``k8e a2a``: let other agents run code here."""
+"""``k8e a2a``: let other agents run code here.
+
+The gateway serves them. The command starts one if none runs, says where it is and what to show it,
+and keeps it from leaving as long as the command runs.
+"""
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
-import logging
+import os
 import signal
-from pathlib import Path
+import sys
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from k8e import errors
-from k8e.a2a.tokens import Tokens
-from k8e.cli import output, sessions
-from k8e.cli import parser as cli_parser
+from k8e import access, errors, settings
+from k8e.cli import gateway, output
 from k8e.cli.parser import Commands
+from k8e.client import endpoints, local
+
+if TYPE_CHECKING:
+    import _socket
+
+ADDRESS = "127.0.0.1:8811"
+"""Of the HTTP endpoint of a gateway that is started here, unless K8E_HTTP says otherwise."""
+OPEN_SECONDS = 30.0
+HOW = "Authorization: Bearer TOKEN, with the token of token_file or an API key"
+_ELSEWHERE = "every gateway serves A2A itself: its HTTP endpoint has it at /a2a"
+_PROXY = (
+    "put a proxy with TLS in front of the gateway's HTTP endpoint, and name it with "
+    "K8E_ADVERTISE_NAMES; the card then gives the URL by which the caller came"
+)
+_KEYS = "a caller is an API key: k8e sandbox api-key create NAME, … list, … delete"
+GONE = {
+    "--public-url": _PROXY,
+    "--tls-cert": _PROXY,
+    "--tls-key": _PROXY,
+    "--tokens": _KEYS,
+    "--runtime": "K8E_RUNTIME of the gateway says it, or a template that messages name",
+    "--template": 'messages name it in their metadata: {"template": "NAME"}',
+    "--allowed-hosts": "K8E_ALLOWED_HOSTS of the gateway says it, or a template that messages name",
+    "--max-running": "a caller has 4 tasks at a time",
+    "--max-timeout": "a task may ask for up to an hour",
+    "--endpoint": _ELSEWHERE,
+    "--apikey": _ELSEWHERE,
+    "--apikey-file": _ELSEWHERE,
+    "--profile": _ELSEWHERE,
+}
+"""Flags from when this command was a server of its own, and what to do instead."""
+
+
+class Stop(BaseException):
+    """A signal asks us to end."""
 
 
 def serve(options: argparse.Namespace) -> int:
-    try:
-        from k8e.a2a import server
-    except ImportError as error:
-        raise errors.InvalidRequest(
-            f"a part of A2A is missing: {error}", hint=errors.install_extra("a2a")
-        ) from None
-    from k8e.a2a.runner import TaskTerms
-    from k8e.client.asynchronous import AsyncSandboxClient
-
-    if options.max_running < 1 or not 0 < options.max_timeout < float("inf"):
-        raise errors.InvalidRequest("--max-running and --max-timeout must be above 0")
-    logging.basicConfig(level=logging.WARNING)
-    where = server.place(options.addr, options.public_url, options.tls_cert, options.tls_key)
-    terms = TaskTerms(
-        runtime=options.runtime,
-        template=options.template,
-        allowed_hosts=cli_parser.hosts(options.allowed_hosts),
-        running=options.max_running,
-        longest=options.max_timeout,
-    )
-    given, api_key = vars(options), sessions.api_key(options)
-
-    def connect() -> AsyncSandboxClient:
-        return AsyncSandboxClient(
-            given.get("endpoint"), api_key=api_key, profile=given.get("profile")
-        )
-
-    async def main() -> None:
-        stop = asyncio.Event()
+    """Say where the gateway serves A2A, and keep the gateway until we are told to end."""
+    if sys.platform != "linux":
+        raise errors.InvalidRequest("a gateway needs Linux", hint=_ELSEWHERE)
+    with contextlib.closing(_dial(options.addr)) as sock:
+        url = _http(local.Connection(sock), options.addr)
         for number in (signal.SIGINT, signal.SIGTERM):
-            with contextlib.suppress(NotImplementedError):  # Windows ends us in its own way
-                asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        await server.serve(where, _tokens(options), terms, connect, output.answer, stop)
+            signal.signal(number, _stop)
+        try:
+            output.answer(
+                {
+                    "authorization": HOW,
+                    "card": f"{url}/.well-known/agent-card.json",
+                    "token_file": _token_file(),
+                    "url": f"{url}/a2a",
+                }
+            )
+            _wait(sock)
+        except Stop:
+            return 0
+    raise errors.GatewayUnreachable(
+        "the gateway has ended", hint="run this again; it starts another one"
+    )
 
-    asyncio.run(main())
-    return 0
+
+def _stop(*_: object) -> NoReturn:
+    raise Stop
+
+
+def _dial(address: str) -> _socket.socket:
+    """A connection to this machine's gateway, which is started if it does not run."""
+    from k8e.client import autostart
+
+    chosen = endpoints.resolve(None)
+    if chosen.target:
+        raise errors.InvalidRequest(
+            f"the gateway of this shell is {chosen.target}, which serves A2A itself",
+            hint="its HTTP endpoint has it at /a2a; unset K8E_SANDBOX_ENDPOINT, or choose no "
+            "profile, to serve it here",
+        )
+    if chosen.socket:
+        return local.dial(os.fsencode(chosen.socket))
+    config = settings.load(http=address or None)
+    return autostart.dial(replace(config, http=config.http or ADDRESS))
+
+
+def _http(connection: local.Connection, address: str) -> str:
+    """The URL of the gateway's HTTP endpoint."""
+    until = time.monotonic() + OPEN_SECONDS
+    # A gateway in the background serves its unix socket first, and has no answer before it listens.
+    while not (found := str(gateway.ask(connection, "status")["http"])):
+        if time.monotonic() > until:
+            break
+        time.sleep(0.02)
+    restart = "k8e gateway stop ends it, and its sandboxes live on; then run this again"
+    if not found.startswith("http"):
+        raise errors.Conflict(f"the gateway runs without an HTTP endpoint ({found})", hint=restart)
+    host, _, port = address.rpartition(":")
+    host = "127.0.0.1" if host in ("", "localhost") else host
+    if address and port != "0" and found != f"http://{host}:{port}":
+        raise errors.Conflict(
+            f"the HTTP endpoint of the gateway is {found}, not {address}",
+            hint=f"leave --addr out; or {restart}",
+        )
+    return found
+
+
+def _token_file() -> str:
+    return f"${access.VARIABLE}" if os.environ.get(access.VARIABLE) else str(access.default_file())
+
+
+def _wait(sock: _socket.socket) -> None:
+    """Wait until the gateway ends: we ask nothing, so all it can say is goodbye.
+
+    A gateway in the background leaves when nobody is connected and it has nothing to do.
+    """
+    import select
+
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    poll.poll()
 
 
 def token(options: argparse.Namespace) -> int:
-    tokens = _tokens(options)
-    if options.revoke:
-        tokens.revoke(options.name)
-        output.answer({"name": options.name, "ok": True})
-    else:
-        found = tokens.token(options.name)
-        output.answer({"file": str(tokens.path), "name": options.name, "token": found})
+    if options.name is not None or options.revoke:
+        raise errors.InvalidRequest("callers have no tokens of A2A any more", hint=_KEYS)
+    output.answer({"file": _token_file(), "name": "local", "token": access.token()})
     return 0
 
 
-def _tokens(options: argparse.Namespace) -> Tokens:
-    return Tokens(Path(options.tokens) if options.tokens else Path.home() / ".k8e/a2a/tokens")
+class _Gone(argparse.Action):
+    """A flag that there is no more."""
 
-
-ADDRESS = "127.0.0.1:8812"
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
+        name = option or ""
+        raise errors.InvalidRequest(
+            f"k8e a2a has no flag {name} any more, since the gateway serves A2A", hint=GONE[name]
+        )
 
 
 def add_a2a(commands: Commands) -> None:
     parser = commands.add(
         "a2a",
         "let other agents run code here, over the Agent2Agent protocol",
-        "k8e a2a\n"
-        "         k8e a2a --addr 127.0.0.1:8812 --allowed-hosts none\n"
-        "         k8e a2a token researcher",
+        "k8e a2a\n         k8e a2a --addr 127.0.0.1:8812\n         k8e a2a token",
         serve,
-        remote=True,
     )
     parser.add_argument(
-        "--addr", default=ADDRESS, metavar="HOST:PORT", help=f"where to listen ({ADDRESS})"
+        "--addr",
+        default="",
+        metavar="HOST:PORT",
+        help=f"the HTTP endpoint of a gateway that is started ({ADDRESS}) [K8E_HTTP]",
     )
-    _add_tokens(parser)
-    parser.add_argument(
-        "--public-url", default="", metavar="URL", help="what the card says, behind a proxy"
-    )
-    parser.add_argument("--tls-cert", default="", metavar="FILE", help="certificate, as PEM")
-    parser.add_argument("--tls-key", default="", metavar="FILE", help="its key, as PEM")
-    _add_terms(parser)
+    for flag in GONE:
+        parser.add_argument(flag, action=_Gone, help=argparse.SUPPRESS, dest="gone")
     token_parser = parser.commands().add(
         "token",
-        "print the token of a caller, who is added if new; each caller has tasks of its own",
-        "k8e a2a token researcher\n         k8e a2a token researcher --revoke",
+        "print the token of this machine's user; other callers have API keys",
+        "k8e a2a token",
         token,
     )
-    token_parser.add_argument(
-        "name", nargs="?", default="default", metavar="NAME", help="the caller"
-    )
-    _add_tokens(token_parser)
-    token_parser.add_argument("--revoke", action="store_true", help="take it away, from now on")
-
-
-def _add_terms(parser: argparse.ArgumentParser) -> None:
-    """What sandboxes and callers get."""
-    parser.add_argument("--runtime", default="", help="runtime of the sandboxes")
-    parser.add_argument("--template", default="", metavar="NAME", help="what they are made from")
-    parser.add_argument(
-        "--allowed-hosts",
-        action="append",
-        metavar="HOSTS",
-        help="what they may reach; a comma list, repeatable",
-    )
-    parser.add_argument(
-        "--max-running", type=int, default=4, metavar="N", help="tasks of a caller at once (4)"
-    )
-    parser.add_argument(
-        "--max-timeout",
-        type=float,
-        default=600,
-        metavar="SECONDS",
-        help="the longest that a task may ask for (600)",
-    )
-
-
-def _add_tokens(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--tokens", default="", metavar="FILE", help="callers and tokens (~/.k8e/a2a/tokens)"
-    )
+    token_parser.add_argument("name", nargs="?", help=argparse.SUPPRESS)
+    token_parser.add_argument("--revoke", action="store_true", help=argparse.SUPPRESS)
+    token_parser.add_argument("--tokens", action=_Gone, help=argparse.SUPPRESS, dest="gone")

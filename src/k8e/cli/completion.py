@@ -28,7 +28,7 @@ _WORDS = {
     "lang": "bash python node ts",
     "runtime": "gvisor container",
 }
-_LOCAL_FILES = ("file", "secret_file", "apikey_file", "data_dir", "tokens", "tls_cert", "tls_key")
+_LOCAL_FILES = ("file", "secret_file", "apikey_file", "data_dir", "tls_cert", "tls_key")
 MANY = 6  # how many places are completed of an argument that can be repeated
 _NEW_ID = "k8e sandbox create"  # where an id is chosen, not found
 _BY_DEST = {"session_id": "sessions", "approval_id": "approvals", "template": "templates"}

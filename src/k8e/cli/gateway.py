@@ -55,7 +55,7 @@ def _start(config: settings.Settings) -> int:
     from k8e.client import autostart
 
     with contextlib.closing(autostart.dial(config)) as sock:
-        output.answer(_ask(local.Connection(sock), "status"))
+        output.answer(ask(local.Connection(sock), "status"))
     return 0
 
 
@@ -72,7 +72,7 @@ def _incomplete(error: ImportError, ready_fd: int) -> int:
     return problem.exit_code
 
 
-def _ask(connection: driver.Connection, op: str, **fields: Any) -> dict[str, Any]:
+def ask(connection: driver.Connection, op: str, **fields: Any) -> dict[str, Any]:
     operation = operations.call({"op": op, **fields})
     running = driver.SyncOperation(connection, operation, None)
     running.next_event()
@@ -95,7 +95,7 @@ def status(options: argparse.Namespace) -> int:
         output.answer(told | cluster)
         return errors.GatewayUnreachable.exit_code if not cluster else _health(cluster)
     with contextlib.closing(connection):
-        output.answer({"running": True, **_ask(connection, "status"), **cluster})
+        output.answer({"running": True, **ask(connection, "status"), **cluster})
     return _health(cluster)
 
 
@@ -120,7 +120,7 @@ def metrics(options: argparse.Namespace) -> int:
             hint="k8e gateway starts one; so does the first command that needs it",
         )
     with contextlib.closing(connection):
-        fast.write(1, str(_ask(connection, "metrics")["text"]).encode("utf-8", "replace"))
+        fast.write(1, str(ask(connection, "metrics")["text"]).encode("utf-8", "replace"))
     return 0
 
 
@@ -134,9 +134,9 @@ def stop(options: argparse.Namespace) -> int:
         output.answer({"ok": True, "running": False, "sessions": 0})
         return 0
     with contextlib.closing(connection):
-        pid = int(_ask(connection, "status")["pid"])
+        pid = int(ask(connection, "status")["pid"])
         process = _open_process(pid)
-        left = _ask(connection, "stop", destroy=options.destroy)["sessions"]
+        left = ask(connection, "stop", destroy=options.destroy)["sessions"]
     if process >= 0:
         _wait(process, pid)
     output.answer({"ok": True, "running": False, "sessions": left})
@@ -321,7 +321,7 @@ def add_gateway(commands: Commands) -> None:
     )
     parser.add_argument("--listen", metavar="HOST:PORT", help="gRPC address, or none [K8E_LISTEN]")
     parser.add_argument(
-        "--http", metavar="HOST:PORT", help="address of /mcp and /metrics, or none [K8E_HTTP]"
+        "--http", metavar="HOST:PORT", help="address of /mcp, /a2a and /metrics, or none [K8E_HTTP]"
     )
     parser.add_argument("--data-dir", metavar="PATH", help="state and logs [K8E_DATA_DIR]")
     # For the program that starts a gateway: the gateway writes to it when it is ready.

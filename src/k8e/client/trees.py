@@ -1,4 +1,4 @@
-"""Copies of trees between here and a sandbox. Everything that a sandbox says is hostile.
+"""Copies of folders between this machine and a sandbox. All that a sandbox says is hostile.
 
 A copied tree stays below its target: names are checked, folders are entered one by one and never
 through a link, files take the place of links instead of being written through them, and links are
@@ -23,7 +23,7 @@ from k8e.client.results import FileEntry
 
 
 class Item(NamedTuple):
-    """Something local to be copied."""
+    """A local file, folder or link to be copied."""
 
     local: str
     relative: str
@@ -146,7 +146,7 @@ def check_name(name: str) -> str:
 
 
 class Target:
-    """Where a copy is made. The folder above must be there, and is followed wherever it leads."""
+    """The place of a copy. Its parent folder must exist, and may be reached through links."""
 
     def __init__(self, path: str) -> None:
         if os.path.basename(path) in ("", ".", ".."):  # noqa: PTH119 - a Path drops the last slash
@@ -180,7 +180,7 @@ class Target:
             os.close(fd)
 
     def make_folder(self, parts: Parts) -> bool:
-        """Make a folder, unless it is there; whether it was made."""
+        """Make a folder, unless it exists; return whether it was made."""
         whole, is_new = self._under + parts, False
         if whole:
             with self._folder(whole[:-1]) as fd, contextlib.suppress(FileExistsError):
@@ -194,7 +194,7 @@ class Target:
             os.fchmod(fd, (mode & 0o777 | 0o700) & ~self._mask)
 
     def begin_file(self, parts: Parts) -> Scratch:
-        """A file that will take the place of whatever is there."""
+        """Begin a file that will replace whatever is there."""
         whole = self._under + parts
         if not whole:
             raise IsADirectoryError(21, "Is a directory")
@@ -214,7 +214,7 @@ class Target:
 
 
 class Scratch:
-    """A file under way, next to where it will be."""
+    """A file that is being written, beside its final place."""
 
     def __init__(self, folder: int, name: str, mask: int) -> None:
         self._folder = folder
@@ -241,7 +241,7 @@ class Scratch:
         self._folder = -1
 
     def discard(self) -> None:
-        """Leave nothing, whatever went wrong."""
+        """Remove the unfinished file."""
         with contextlib.suppress(OSError):
             self._file.close()
         if self._folder >= 0:
@@ -252,13 +252,13 @@ class Scratch:
 
 
 class PlainTarget(Target):
-    """Where folders cannot be held open (Windows): one file, and no tree."""
+    """A place on systems that cannot hold folders open (Windows): one file, no folders."""
 
     def __init__(self, path: str) -> None:
         self._path = path
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: this target holds no folder open."""
 
     def make_folder(self, parts: Parts) -> bool:
         raise errors.InvalidRequest(
@@ -271,7 +271,7 @@ class PlainTarget(Target):
 
 
 class PlainScratch(Scratch):
-    """A file under way, for a :class:`PlainTarget`."""
+    """A file that is being written, for a :class:`PlainTarget`."""
 
     def __init__(self, path: str) -> None:
         self._target = Path(path)
@@ -291,13 +291,13 @@ class PlainScratch(Scratch):
 
 
 def open_target(path: str) -> Target:
-    """Where a copy is made, as far as this system can."""
+    """The place of a copy, by the best means of this system."""
     return Target(path) if _POSIX else PlainTarget(path)
 
 
 @contextlib.contextmanager
 def _named(name: str) -> Generator[None]:
-    """Errors say which file they are about: the one that will be, not the one under way."""
+    """Make errors name the final file, not the one that is being written."""
     try:
         yield
     except OSError as error:
@@ -309,7 +309,7 @@ def _scratch_name() -> str:
 
 
 def _umask() -> int:
-    """What new files may not be; only Linux tells without changing it for every thread."""
+    """The umask; only Linux tells it without a change that all threads would see."""
     with contextlib.suppress(OSError, StopIteration, ValueError):
         lines = Path("/proc/self/status").read_text("utf-8").splitlines()
         return int(next(line for line in lines if line.startswith("Umask:")).split()[1], 8)
@@ -362,7 +362,7 @@ def whole_path(path: str) -> str:
 
 
 def relative_parts(top: str, path: str) -> Parts:
-    """Where an entry belongs below the target."""
+    """The path of an entry below the target, in parts."""
     start = top.rstrip("/") + "/"
     if not path.startswith(start):
         raise errors.GuestFailed(f"the sandbox lists {path[:80]!r}, which was not asked for")
@@ -370,7 +370,7 @@ def relative_parts(top: str, path: str) -> Parts:
 
 
 def stays_inside(parts: Parts, target: str) -> bool:
-    """Whether a link at ``parts`` can lead only to what is in the tree.
+    """Whether a link at ``parts`` can only lead to a place in the tree.
 
     ``..`` may come first, as often as there are folders above; later it could climb out of
     wherever another link has led.
@@ -390,7 +390,7 @@ def stays_inside(parts: Parts, target: str) -> bool:
 
 
 class _Copy:
-    """One copy under way."""
+    """One running copy."""
 
     def __init__(self, session_id: str, target: Target, tally: Tally) -> None:
         self._session_id = session_id
@@ -456,6 +456,6 @@ class _Copy:
 
 
 def base_name(path: str) -> str:
-    """What a copy of ``path`` is called in a folder; empty if that is not clear."""
+    """The name of a copy of ``path`` in a folder; empty if that is not clear."""
     name = posixpath.basename(whole_path(path))
     return "" if name in ("", "..") else check_name(name)

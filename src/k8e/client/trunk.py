@@ -23,7 +23,7 @@ LAST_CHANNEL = 0xFFFFFFFF
 
 
 class Lane:
-    """One operation on a shared connection."""
+    """One operation on a connection that others share."""
 
     __slots__ = ("_ended", "_frames", "_trunk", "_waiter", "channel", "lost", "sent")
 
@@ -56,13 +56,13 @@ class Lane:
         return self.lost is None
 
     async def close(self) -> None:
-        """Give up: to the gateway this is what the end of a connection is."""
+        """End the operation: the gateway treats it as if its connection had ended."""
         if not self._ended and self.lost is None:
             self._trunk.send(self, wire.CANCEL, b"")
         self.end()
 
     def end(self) -> None:
-        """Nobody listens any more."""
+        """Stop listening to this operation."""
         self._trunk.forget(self)
 
     # Called by the trunk.
@@ -132,7 +132,7 @@ class Trunk:
     # Sending.
 
     def send(self, lane: Lane, kind: int, body: bytes | memoryview) -> None:
-        """Send a frame: at once, or with those that follow it in this turn of the loop."""
+        """Send a frame: the first in a turn of the event loop at once, the others together."""
         if not self._open:
             return
         self._sent += 1
@@ -218,9 +218,9 @@ class Trunk:
             lane.lose(local.unreachable(problem) if problem else self._explain(lane))
 
     def _explain(self, lane: Lane) -> errors.GatewayUnreachable:
-        """What became of a call: unread is what did not go, or what the gateway surely left.
+        """The error of a lost call: unread if it was not sent, or if the gateway surely left it.
 
-        That something was left unread says so of the last frame alone.
+        That the gateway left something unread is certain of the last frame alone.
         """
         left = lane.sent > self._gone or lane.channel > self._last
         return local.closed(unread=left or (self._reset and lane.sent == self._gone))
@@ -235,7 +235,7 @@ class Trunk:
             self._socket.close()
 
     def abandon(self) -> None:
-        """Let go of a connection that belongs to the process which we were forked from."""
+        """Drop a connection that belongs to the process from which this one was forked."""
         self._open = False
         self._socket.close()
 
@@ -248,7 +248,7 @@ class Trunks:
         self._pid = os.getpid()
 
     def lane(self) -> Lane | None:
-        """A lane on the connection that there is; None if a new one is needed."""
+        """A lane on the open connection; None if a new connection is needed."""
         if self._pid != os.getpid():
             self._pid = os.getpid()
             for trunk in self._trunks.values():
@@ -268,7 +268,7 @@ class Trunks:
         return Lane(trunk)
 
     def close(self) -> None:
-        """Close each connection, those in use when their last operation has ended."""
+        """Close every connection; one that is in use closes after its last operation."""
         for trunk in self._trunks.values():
             trunk.leave()
         self._trunks.clear()

@@ -40,7 +40,7 @@ EVERY_PORT: Ports = frozenset((0,))
 
 @dataclass(frozen=True)
 class _Lead:
-    """A name that led to an address: to which ports, and until when."""
+    """A name that led to an address, with its ports and its expiry."""
 
     ports: Ports
     until: float
@@ -48,7 +48,7 @@ class _Lead:
 
 @dataclass
 class _Pin:
-    """One address: who led there, and what the kernel has of it."""
+    """One address: the names that led to it, and its state in the kernel."""
 
     leads: dict[str, _Lead] = field(default_factory=dict[str, _Lead])
     group: int = 0
@@ -58,7 +58,7 @@ class _Pin:
 
 @dataclass
 class PinPlan:
-    """Changes of the kernel, and how things are once it has made them."""
+    """Changes to make in the kernel, and the state that holds once they are made."""
 
     generation: int
     gone: list[Element] = field(default_factory=list[Element])
@@ -75,7 +75,7 @@ class PinPlan:
     """Groups that no pin has any more, and whose elements are among the leftovers."""
 
     def cost(self) -> int:
-        """How many elements the kernel has to change."""
+        """How many elements of sets the kernel has to change."""
         ports = sum(map(len, (*self.groups, *self.freed)))
         return len(self.gone) + len(self.added) + len(self.past) + ports
 
@@ -106,7 +106,7 @@ class Pins:
         return {} if found is None else {name: lead.ports for name, lead in found.leads.items()}
 
     def open_names(self, address: Address) -> Mapping[str, Ports]:
-        """Those of them whose answers still hold, as they do in the kernel."""
+        """The names whose answers still hold, with the grace that the kernel gives them too."""
         now, found = self._clock(), self._pins.get(address)
         leads = {} if found is None else found.leads
         return {name: lead.ports for name, lead in leads.items() if now < lead.until + GRACE}
@@ -141,7 +141,7 @@ class Pins:
         *,
         in_kernel: bool = True,
     ) -> PinPlan:
-        """What a new policy still allows, under its generation; :meth:`leftovers` has the rest.
+        """Plan to keep what a new policy allows, under its generation. See :meth:`leftovers`.
 
         It opens nothing for longer than it was open, and nothing that is closed; only connections
         that are there go on.
@@ -168,7 +168,7 @@ class Pins:
         return plan
 
     def leftovers(self, plan: PinPlan) -> list[Element]:
-        """What nothing refers to once a new policy is bound, to be removed after that."""
+        """The elements that nothing refers to once a new policy is bound, to be removed then."""
         now = self._clock()
         found = [
             self._element(address, pin, now)
@@ -182,7 +182,7 @@ class Pins:
         return found
 
     def changes(self, plan: PinPlan) -> list[ElementChange]:
-        """A plan as one transaction."""
+        """The transaction that makes the changes of a plan."""
         # What gets another time or group is made anew, after its removal.
         freed = (item for entry in plan.freed.items() for item in self._port_elements(*entry))
         groups = (item for entry in plan.groups.items() for item in self._port_elements(*entry))
@@ -195,7 +195,7 @@ class Pins:
         ]
 
     def keep(self, plan: PinPlan) -> None:
-        """The kernel has made a plan's changes."""
+        """Take over a plan's state, once the kernel has made its changes."""
         if plan.generation != self._generation:
             seconds = max((item.seconds for item in plan.past), default=0)
             self._past = plan.past, self._clock() + seconds
@@ -301,7 +301,7 @@ class Pins:
         return group
 
     def _make_room(self, plan: PinPlan) -> None:
-        """Give up the oldest pins where there are too many, and groups that no pin has."""
+        """Plan to drop the oldest pins if there are too many, and groups without a pin."""
         fresh = {a: pin for a, pin in plan.pins.items() if pin is not None}
         replaced = [self._pins[address] for address in plan.pins if address in self._pins]
         count = len(self._pins) - len(replaced) + len(fresh)
@@ -355,7 +355,7 @@ class Pins:
         return pin
 
     def _free(self, plan: PinPlan, ports: Ports) -> Ports:
-        """Give up a group that no pin has."""
+        """Plan to drop a group without a pin."""
         if plan.groups.pop(ports, None) is None:
             plan.freed[ports] = self._groups[ports]
         return ports

@@ -43,7 +43,7 @@ WAIT_SECONDS = 2
 
 @dataclass(frozen=True)
 class Ends:
-    """The addresses of both ends; everything follows from the uplink's number."""
+    """The addresses of both ends of an uplink, which follow from its number."""
 
     number: int
 
@@ -60,7 +60,7 @@ class Ends:
         )
 
     def hardware(self, *, outer: bool) -> bytes:
-        """Fixed, because udev changes addresses that the kernel chose, when it gets to it."""
+        """A fixed hardware address: udev changes one that the kernel chose, some time later."""
         return b"\x02k8e" + (2 * self.number + outer).to_bytes(2, "big")
 
     def free(self, taken: Iterable[Address]) -> bool:
@@ -70,7 +70,7 @@ class Ends:
 
 
 def connect(router: Path, world: Path) -> str:
-    """Lead the router's namespace into the world; the name of the wire's end there.
+    """Connect the router's namespace to the world; return the name of the wire's end there.
 
     What an earlier gateway made is found, and only mended.
     """
@@ -91,7 +91,7 @@ def connect(router: Path, world: Path) -> str:
 
 
 def protect(world: Path, name: str) -> None:
-    """Forward, translate, keep the host out of reach, and pass the host's other firewalls.
+    """Set up forwarding and translation, shield the host, and pass the host's other firewalls.
 
     Nothing happens where the wire is gone: it may have been taken away a moment ago.
     """
@@ -112,7 +112,7 @@ def protect(world: Path, name: str) -> None:
 
 
 def disconnect(world: Path, name: str) -> None:
-    """Take the wire and everything that was added for it; works when half of it is gone."""
+    """Remove the wire and all that was added for it, even if half of it is gone."""
 
     def inside() -> None:
         with _tools() as (netlink, _, firewall):
@@ -125,9 +125,9 @@ def disconnect(world: Path, name: str) -> None:
 
 
 def seal(world: Path) -> None:
-    """Answer nobody, in a world that is only a way to another one.
+    """Make a namespace that only leads to another one answer nobody.
 
-    What is not of a connection that we lead through would be refused in the name of its sender, and
+    A packet that is not of a connection through it would be refused in its sender's name, and
     end the connection that it belongs to: some programs that carry packets send odd ones.
     """
     table = "inet k8e-world"
@@ -167,7 +167,7 @@ def _own_addresses() -> list[Address]:
 
 
 def _find(router: Path, world: Path) -> int | None:
-    """The number of the wire that the router has; one that leads elsewhere is taken away."""
+    """Find the number of the router's wire; remove a wire that leads elsewhere."""
     inner = namespaces.run_in(router, lambda: _links().get(rules.UPLINK))
     if inner is None:
         return None
@@ -196,7 +196,7 @@ def _prepare() -> list[Address]:
 
 
 def _add(world: int, taken: list[Address]) -> int:
-    """In the router: a wire by the first free number; the kernel sees to it that no two get one."""
+    """In the router: add a wire with the first free number; the kernel lets only one have it."""
     with _opened() as netlink:
         for number in range(MAX_UPLINKS):
             ends = Ends(number)
@@ -209,7 +209,7 @@ def _add(world: int, taken: list[Address]) -> int:
 
 
 def _settle(ends: Ends, families: set[int], *, outer: bool) -> None:
-    """At one end of the wire: whatever is missing of addresses, routes and neighbours."""
+    """Add missing addresses, routes and neighbours at one end of the wire."""
     with _opened() as netlink:
         link = _links()[ends.name if outer else rules.UPLINK]
         if link.hardware != ends.hardware(outer=outer):
@@ -228,7 +228,7 @@ def _settle(ends: Ends, families: set[int], *, outer: bool) -> None:
 
 
 def _await(ends: Ends, families: set[int], *, outer: bool) -> None:
-    """Until packets come and go: the kernel does some of that a moment after it was told to."""
+    """Wait until packets pass: the kernel finishes some of this a moment later."""
     index = socket.if_nametoindex(ends.name if outer else rules.UPLINK)
     mine = [item.ip for item in ends.addresses(outer=outer) if item.version in families]
     with (
@@ -272,7 +272,7 @@ def _opened() -> Generator[Netlink]:
 
 @contextlib.contextmanager
 def _tools() -> Generator[tuple[Netlink, Nftables, Firewall]]:
-    """What works on the namespace of this thread."""
+    """The tools for the namespace of this thread."""
     with _opened() as netlink:
         nft = Nftables()
         try:
@@ -343,7 +343,7 @@ def _chains(name: str, plan: Switches) -> dict[str, list[str]]:
 
 
 def _guard(family: str, guard: Guard) -> list[str]:
-    """Where forwarding was switched on for us alone, it is of no use to anybody else."""
+    """Let nobody else use forwarding that was switched on only for sandboxes."""
     if not guard.arriving:
         return []
     arriving, leaving = (", ".join(map(str, ids)) for ids in (guard.arriving, guard.leaving))
@@ -418,7 +418,7 @@ class Watcher:
 
 
 def _listen(protocols: tuple[tuple[int, tuple[int, ...]], ...]) -> list[socket.socket]:
-    """In the world: the sockets on which the kernel tells."""
+    """In the world: open the sockets on which the kernel reports changes."""
     made: list[socket.socket] = []
     for protocol, groups in protocols:
         item = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol)
@@ -433,7 +433,7 @@ def _listen(protocols: tuple[tuple[int, tuple[int, ...]], ...]) -> list[socket.s
 
 
 def _matters(data: bytes) -> bool:
-    """Whether a message tells of anything that an uplink stands on."""
+    """Whether a message is about something that an uplink depends on."""
     for kind, _, body in messages(data):
         if kind >> 8 == 0:  # not a firewall's
             return True

@@ -1,4 +1,4 @@
-"""The program of a Python context: takes cells of code, runs them, tells results.
+"""The program of a Python context: it takes cells of code, runs them and reports results.
 
 It is the user's own process: a program of the session like any other, and everything that it says
 is as hostile as that. It talks to ``contexts.py`` by a socket, in frames: HELLO when it is ready;
@@ -60,7 +60,7 @@ MAX_TYPES = 32
 
 
 def describe_value(value: Any) -> dict[str, Any]:
-    """A value by media type. What ``__repr__`` raises is raised; the other ways are optional."""
+    """Describe a value by media type. Errors of ``__repr__`` are raised, others skipped."""
     found: dict[str, Any] = {}
     if not isinstance(value, type):  # a class has these methods for its instances
         for kind, content in _ask(value, "_repr_mimebundle_", {}).items():
@@ -76,7 +76,7 @@ def describe_value(value: Any) -> dict[str, Any]:
 
 
 def _ask(value: Any, method: str, otherwise: Any) -> Any:
-    """What a method answers, if the value's class has it; a failing one is told and left out."""
+    """Call a display method, if the value's class has it; a failure is reported and skipped."""
     function = getattr(type(value), method, None)
     if not callable(function):
         return otherwise
@@ -97,7 +97,7 @@ def _ask(value: Any, method: str, otherwise: Any) -> Any:
 
 
 def _add_content(found: dict[str, Any], kind: Any, content: Any) -> None:
-    """Keep one way to look: text, or bytes for what is binary."""
+    """Add one media type: text, or bytes if it is binary."""
     if content is None or not isinstance(kind, str):
         return
     if kind in BINARY:
@@ -129,7 +129,7 @@ def _as_json(content: Any) -> str | None:
 
 
 def fit_bundle(found: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """What may be sent of it, and the types that were too large."""
+    """The part of a bundle that may be sent, and the types that were too large."""
     kept: dict[str, Any] = {}
     left_out: list[str] = []
     room = MAX_RICH
@@ -166,7 +166,7 @@ def draw_figure(figure: Any) -> bytes:
 
 
 def take_figures() -> list[Any]:
-    """The figures that are open; from now on they are not."""
+    """Take the open figures, and close them."""
     pyplot: Any = sys.modules.get("matplotlib.pyplot")
     if pyplot is None or not hasattr(pyplot, "get_fignums"):
         return []
@@ -234,7 +234,7 @@ class Kernel:
         self._interrupted_late = False
 
     def serve(self) -> None:
-        """Take cells until the guest closes its end."""
+        """Run cells until the guest closes its end."""
         signal.signal(signal.SIGINT, self._on_interrupt)
         os.register_at_fork(after_in_child=self._leave_to_parent)
         self._send(HELLO, 0, {})
@@ -246,7 +246,7 @@ class Kernel:
                 self._answer(unpack_dict(body))
 
     def _prepare(self) -> None:
-        """Do now, while nobody waits, what the first cell would wait for."""
+        """Do in advance what the first cell would have to wait for."""
         import __future__
 
         import select
@@ -281,7 +281,7 @@ class Kernel:
             view = view[os.write(self._control, view) :]
 
     def _leave_to_parent(self) -> None:
-        """A forked child has no part in what its parent and the guest say to each other."""
+        """Cut a forked child off from the messages between its parent and the guest."""
         os.close(self._control)
         self._control = -1
 
@@ -293,7 +293,7 @@ class Kernel:
         self._interrupted_late = True
 
     def _undisturbed(self, work: Callable[[], object]) -> None:
-        """Do what an interrupt may not cut in two; it comes afterwards."""
+        """Hold back an interrupt until this is done."""
         if get_ident() != self._main_thread:
             work()
             return
@@ -320,7 +320,7 @@ class Kernel:
         self._undisturbed(lambda: self._send(EXIT, self._number, told))
 
     def _guarded(self, work: Callable[[], object]) -> dict[str, Any]:
-        """Do it; how it ended, as the guest is told."""
+        """Run it; return how it ended, in the guest's words."""
         try:
             try:
                 self._interruptible = True
@@ -437,7 +437,7 @@ class Kernel:
 
 
 def _set_variables(variables: dict[str, Any]) -> dict[str, Any]:
-    """Set these variables, or unset those that are None; what sets them back."""
+    """Set variables, or unset those that are None; return what restores the old ones."""
     before = {name: os.environ.get(name) for name in variables}
     for name, value in variables.items():
         if value is None:
@@ -460,7 +460,7 @@ def _flush_stream(stream: Any) -> None:
 
 
 def _end_child(told: dict[str, Any]) -> int:
-    """A child that a cell forked has come to the end of that cell."""
+    """End a child that a cell forked, at the end of that cell."""
     _flush_streams()
     if told.get("traceback"):
         os.write(2, told["traceback"].encode("utf-8", "backslashreplace"))
@@ -468,7 +468,7 @@ def _end_child(told: dict[str, Any]) -> int:
 
 
 def describe_error(error: BaseException) -> dict[str, Any]:
-    """An exception as the guest is told; frames of ours are left out."""
+    """Describe an exception for the guest, without our own frames."""
     import traceback
 
     if isinstance(error, SystemExit):
@@ -493,12 +493,12 @@ def describe_error(error: BaseException) -> dict[str, Any]:
 
 
 def _is_below(frame: Any, ours: str) -> bool:
-    """Whether a frame is of what runs cells, and not of a cell."""
+    """Whether a frame belongs to this program, and not to a cell."""
     return frame.filename == ours or frame.name == "run_until_complete"
 
 
 def _exit_code(code: Any) -> int:
-    """What a process would end with."""
+    """The exit code that a process would end with."""
     if code is None:
         return 0
     return code & 0xFF if isinstance(code, int) else 1
@@ -509,7 +509,7 @@ def _refuse_input(prompt: object = "", /) -> str:
 
 
 def start_kernel(control: int) -> None:
-    """Make the namespace, and be ready."""
+    """Make the namespace, and report that the context is ready."""
     from types import ModuleType
 
     os.set_inheritable(control, False)

@@ -33,7 +33,7 @@ END_SECONDS = 0.1  # that one may wait for those that were killed
 
 
 class WaitingInterpreter:
-    """One interpreter, its streams, and what it saw when it was started."""
+    """One waiting interpreter, its streams, and the environment that it was started with."""
 
     def __init__(self, kind: Any, env: dict[str, str], modules: list[str]) -> None:
         self.env = env
@@ -66,7 +66,7 @@ class WaitingInterpreter:
                 os.close(fd)
 
     def _new_pipe(self, given: list[int], end: int) -> int:
-        """A new pipe: one end is given away, and this is the other."""
+        """Make a pipe; return the end that is kept here."""
         pipe = os.pipe2(os.O_CLOEXEC)
         given.append(pipe[end])
         return pipe[1 - end]
@@ -82,13 +82,13 @@ class WaitingInterpreter:
             os.set_inheritable(passed[0], False)
 
     def suits(self, kind: Any, env: dict[str, str]) -> bool:
-        """Whether a new one would start, in this environment, as it did."""
+        """Whether a new interpreter would start the same way in this environment."""
         if kind.conditions(env) != self.conditions:
             return False
         return not self.modules or suits(self.read, self.env, env)
 
     def is_current(self, kind: Any, env: dict[str, str], cwd: str) -> bool:
-        """Whether it is the program that would be started, with the same packages."""
+        """Whether it is still the program that would be started now, with the same packages."""
         try:
             found = find_program(kind.program, env["PATH"], cwd)
         except OSError:
@@ -96,7 +96,7 @@ class WaitingInterpreter:
         return found == self.program and not site_changed(self.site)
 
     def listen(self) -> tuple[str, list[str]] | None:
-        """Its first word and what goes with it, once it is whole.
+        """Read its first message, once that is complete.
 
         ``r`` is ready, with the variables that modules have read; ``f`` has failed, with reasons.
         """
@@ -115,7 +115,7 @@ class WaitingInterpreter:
         return (chr(self._said[0]), said.split("\0") if said else [])
 
     def begin(self, message: bytes) -> bool:
-        """Let it run a program; False if it certainly did not begin."""
+        """Make it run a program; False if it certainly did not begin."""
         packet = len(message).to_bytes(4, "big") + message + TOKEN
         try:
             sent = self.control.send(packet)
@@ -164,7 +164,7 @@ def end_process(pid: int) -> None:
 
 
 def wait_for_ends(pids: list[int]) -> None:
-    """Reap children that were killed, or leave them to whoever reaps all.
+    """Reap children that were killed; the guest's reaper gets those that take longer.
 
     A program that traces one keeps its end from us for as long as it likes.
     """
@@ -189,7 +189,7 @@ GIVE_UP = 5  # interpreters in a row that ended without being used
 
 
 class InterpreterPool:
-    """The interpreters of one kind: how many are wanted, and those that there are."""
+    """The waiting interpreters of one language: how many are wanted, and those that wait."""
 
     def __init__(self, kind: Any, loop: Loop, busy: Callable[[], object]) -> None:
         self.kind = kind
@@ -213,11 +213,11 @@ class InterpreterPool:
 
     @property
     def ready(self) -> int:
-        """How many could take a program now."""
+        """How many interpreters could run a program now."""
         return sum(item.ready for item in self.kept.values())
 
     def prepare(self, env: dict[str, str], modules: list[str]) -> None:
-        """Have one ready for a session that is to come."""
+        """Start one for a session that is still to come."""
         self.env = env
         self.allowed = self.kind.is_there()
         self._wanted = 1
@@ -228,7 +228,7 @@ class InterpreterPool:
         self._fill()
 
     def _obstacle(self) -> str:
-        """Why none may wait; what is not there is told when it is to be started."""
+        """Why no interpreter may wait. A missing one is reported when it is to be started."""
         try:
             return self.kind.obstacle(self.env)
         except OSError:
@@ -265,7 +265,7 @@ class InterpreterPool:
             self._wanted = 0
 
     def renew(self) -> None:
-        """Have others in the place of those that wait."""
+        """Replace the interpreters that wait."""
         if self.clear():
             self._plan_refill(QUIET)
 
@@ -274,7 +274,7 @@ class InterpreterPool:
     def claim(
         self, spec: dict[str, Any], env: dict[str, str], cwd: str
     ) -> WaitingInterpreter | None:
-        """An interpreter that has begun to run the code of ``spec``; None if a new one must."""
+        """Make a waiting interpreter run the code of ``spec``; None if a new one is needed."""
         if not self.allowed or not self.kind.takes(spec) or self.kind.conditions(env) is None:
             return None
         self._last_use = time.monotonic()
@@ -308,12 +308,12 @@ class InterpreterPool:
     # Having some.
 
     def on_quiet(self) -> None:
-        """No program runs any more."""
+        """The last program has ended."""
         if self.allowed and len(self.kept) < self._wanted:
             self._plan_refill(QUIET)
 
     def _plan_refill(self, seconds: float) -> None:
-        """Start one when nothing has run for so long, and at the latest when it is due."""
+        """Plan to start one after a while without programs, and at the latest when it is due."""
         now = time.monotonic()
         if not self._due:
             self._due = now + PATIENCE
@@ -364,7 +364,7 @@ class InterpreterPool:
             self._fail(item)
 
     def _leave_out(self, reasons: list[str]) -> None:
-        """Go on without the modules that these are about."""
+        """Go on without the modules that these messages name."""
         for text in reasons:
             self._tell(text)
         names = [text.partition(":")[0] for text in reasons]
@@ -378,7 +378,7 @@ class InterpreterPool:
             self._fail(item)
 
     def _fade(self) -> None:
-        """After a while without use, one is enough."""
+        """Keep only one after a while without use."""
         self._fading = None
         left = self._last_use + KEEP_MANY - time.monotonic()
         if left <= 0:
@@ -389,7 +389,7 @@ class InterpreterPool:
             self._fading = self._loop.later(left, self._fade)
 
     def lost(self, pid: int) -> None:
-        """A process that is no exec has ended; it was ours, perhaps."""
+        """A process that is not an exec has ended; it may be one of these."""
         item = self.kept.get(pid)
         if item is not None:
             self._forget(item)
@@ -409,7 +409,7 @@ class InterpreterPool:
             self._plan_refill(PATIENCE)
 
     def clear(self) -> bool:
-        """End them all, and wait a moment until they are gone; whether there were any."""
+        """End them all, and wait briefly until they are gone; return whether there were any."""
         found = list(self.kept.values())
         for item in found:
             self._drop(item)
@@ -427,7 +427,7 @@ class InterpreterPool:
 
 
 class WarmInterpreters:
-    """The keepers of all languages, as one."""
+    """The pools of all languages, as one."""
 
     def __init__(self, loop: Loop, busy: Callable[[], object]) -> None:
         folder = boot_folder(sys.argv[0])
@@ -436,7 +436,7 @@ class WarmInterpreters:
 
     @property
     def ready(self) -> dict[str, int]:
-        """How many could take a program now, by language."""
+        """How many interpreters could run a program now, by language."""
         return {name: keeper.ready for name, keeper in self.keepers.items()}
 
     def keeps(self, pid: int) -> bool:
@@ -472,29 +472,29 @@ class WarmInterpreters:
     def claim(
         self, spec: dict[str, Any], env: dict[str, str], cwd: str
     ) -> WaitingInterpreter | None:
-        """An interpreter that has begun to run the code of ``spec``; None if a new one must."""
+        """Make a waiting interpreter run the code of ``spec``; None if a new one is needed."""
         keeper = self.keepers.get(ALIASES[spec["language"]])
         if keeper is None or spec.get("warm") is False or spec.get("tty"):
             return None
         return keeper.claim(spec, env, cwd)
 
     def on_quiet(self) -> None:
-        """No program runs any more."""
+        """The last program has ended."""
         for keeper in self.keepers.values():
             keeper.on_quiet()
 
     def lost(self, pid: int) -> None:
-        """A process that is no exec has ended; it was ours, perhaps."""
+        """A process that is not an exec has ended; it may be one of these."""
         for keeper in self.keepers.values():
             keeper.lost(pid)
 
     def clear(self) -> bool:
-        """End all that wait; whether there were any."""
+        """End all that wait; return whether there were any."""
         return sum([keeper.clear() for keeper in self.keepers.values()]) > 0
 
 
 class WarmWait:
-    """Somebody who waits until interpreters wait."""
+    """A call that waits until interpreters are ready."""
 
     def __init__(
         self,

@@ -89,7 +89,7 @@ class Approval:
 
 
 class PendingApproval(NamedTuple):
-    """An action that is still undecided, as far as that is cheap to know."""
+    """An action that waits for a decision, without its long texts."""
 
     approval_id: str
     owner: str
@@ -110,7 +110,7 @@ class ApprovalStore(Protocol):
     def get(self, approval_id: str) -> Awaitable[Approval | None]: ...
 
     def pending(self, now: float, owner: str = "") -> Awaitable[list[PendingApproval]]:
-        """What waits for a decision, of one owner or of all, oldest first; without the texts."""
+        """Undecided actions of one owner or of all, oldest first, without their texts."""
         ...
 
     def several(self, approval_ids: Iterable[str]) -> Awaitable[list[Approval]]:
@@ -118,7 +118,7 @@ class ApprovalStore(Protocol):
         ...
 
     def count_pending(self, sandbox_id: str, now: float) -> Awaitable[int]:
-        """How many actions of one sandbox wait for a decision."""
+        """How many actions of one sandbox are undecided."""
         ...
 
     def count(self, sandbox_id: str) -> Awaitable[int]: ...
@@ -134,19 +134,19 @@ class ApprovalStore(Protocol):
     def insert(self, approval: Approval) -> Awaitable[None]: ...
 
     def decide(self, approval: Approval, now: float) -> Awaitable[bool]:
-        """Write a decision down; False if there was one already, or it came too late."""
+        """Store a decision; False if there was one already, or it came too late."""
         ...
 
     def use(self, approval_id: str, now: float) -> Awaitable[bool]:
-        """Approved → used, for exactly one caller."""
+        """Mark an approved action as used; True for exactly one caller."""
         ...
 
     def forget_oldest(self, sandbox_id: str, now: float, how_many: int) -> Awaitable[None]:
-        """Remove the oldest approvals of a sandbox that can no longer be acted on."""
+        """Remove a sandbox's oldest approvals among those that can no longer be used."""
         ...
 
     def forget(self, before: float) -> Awaitable[None]:
-        """Remove what expired long ago."""
+        """Remove approvals that expired long ago."""
         ...
 
     def forget_sandbox(self, sandbox_id: str) -> Awaitable[None]:

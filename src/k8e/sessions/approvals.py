@@ -42,7 +42,7 @@ def _hash(secret: str, salt: bytes) -> bytes:
 
 
 class Approver:
-    """Knows whether a caller knows the secret; keeps only a salted hash of it."""
+    """The approver's secret, as a salted hash, and the check of it."""
 
     def __init__(self, store: ApprovalStore) -> None:
         self._store = store
@@ -53,7 +53,7 @@ class Approver:
         return await self._store.approver() is not None
 
     async def configure(self, secret: str, current: str) -> None:
-        """Set the secret; replacing one needs the one of before."""
+        """Set the secret; to replace one, the caller must know it."""
         if not MIN_SECRET <= len(secret) <= MAX_SECRET:
             raise errors.InvalidRequest(
                 f"an approver's secret has {MIN_SECRET} to {MAX_SECRET} characters"
@@ -141,7 +141,7 @@ class Approvals:
     async def ask(
         self, principal: Principal, session_id: str, action: str, expires: float = 0
     ) -> Approval:
-        """Register an action; it is bound to this session, these words and this time."""
+        """Register an action; the approval holds for this session, this text and this time."""
         session = self._living(principal, session_id)
         self._sessions.refuse_if_elsewhere(session)  # its own gateway counts them, and notes them
         _check_text(action, "the action", MAX_ACTION)
@@ -175,7 +175,7 @@ class Approvals:
         return await self._seen(asked)
 
     async def _make_room(self, session: Session, now: float) -> None:
-        """Forget approvals that are of no more use, so that the file stays small."""
+        """Delete approvals that can no longer be used, so that the file stays small."""
         if not self._looked:  # sessions may have ended while no gateway ran
             self._looked = True
             for sandbox_id in set(await self._store.sandboxes()) - self._sessions.sandboxes():
@@ -187,7 +187,7 @@ class Approvals:
     async def wait(
         self, principal: Principal, approval_id: str, *, seconds: float = 0, **bound: str
     ) -> Approval:
-        """The decision; a yes is given to one caller, once.
+        """Wait for the decision; a yes is given to one caller, once.
 
         ``bound`` are the session_id and action that the caller means; an empty one is not compared.
         """
@@ -250,9 +250,9 @@ class Approvals:
         reason: str = "",
         secret: str = "",
     ) -> Approval:
-        """Say yes or no, once.
+        """Decide yes or no, once.
 
-        With the approver's role on anybody's action; else as who owns the gateway, with the
+        With the approver's role, on anybody's action; else as the gateway's owner, with the
         approver's secret. Where there is no such secret, the decision is only advisory.
         """
         _check_text(reason or "-", "the reason", MAX_REASON)
@@ -295,21 +295,21 @@ class Approvals:
     # Finding.
 
     async def get(self, principal: Principal, approval_id: str) -> Approval:
-        """One of the caller's own, or for an approver anybody's."""
+        """Get one of the caller's own approvals; an approver gets anybody's."""
         found = await self._store.get(approval_id)
         if found is None or not _may_see(principal, found):
             raise _not_found(approval_id)
         return await self._seen(found)
 
     async def _own(self, principal: Principal, approval_id: str) -> Approval:
-        """An approval that the caller may act on: seeing another caller's is not asking for it."""
+        """Get an approval that the caller itself asked for; to see another's is not enough."""
         found = await self._store.get(approval_id)
         if found is None or found.owner != principal.name:
             raise _not_found(approval_id)
         return await self._seen(found)
 
     async def pending(self, principal: Principal, session_id: str = "") -> list[Approval]:
-        """Those that wait for a decision, oldest first; for an approver, of all owners."""
+        """Undecided approvals, oldest first; an approver gets those of all owners."""
         owner = "" if Role.APPROVER in principal.roles else principal.name
         waiting = await self._store.pending(live.boot_time(), owner)
         owners = {item.owner for item in waiting}
@@ -325,7 +325,7 @@ class Approvals:
         return [await self._seen(item) for item in found]
 
     async def _seen(self, approval: Approval) -> Approval:
-        """An approval as it is now: time passes, and an approver may have come."""
+        """An approval as it is now: it may have expired, or an approver been set up."""
         told = live.date_of(approval.deadline, approval.expires_at)
         approval = replace(approval, expires_at=told)
         if approval.status in (PENDING, APPROVED) and approval.deadline <= live.boot_time():
@@ -344,7 +344,7 @@ class Approvals:
         return session
 
     def _session_ended(self, session: Session) -> None:
-        """Forget its approvals, and tell those who wait that there is nothing to wait for."""
+        """Delete a session's approvals, and end all waits for them."""
         try:
             self._store.forget_sandbox(session.sandbox_id)
         except sqlite3.Error:  # nobody can act on them: sandboxes have their ids once
@@ -354,9 +354,9 @@ class Approvals:
 
 
 def _fair(waiting: list[PendingApproval]) -> list[str]:
-    """Which fit into one answer: of each owner the oldest, then the second, and so on.
+    """The approvals that fit into one answer: each owner's oldest, then the second, and so on.
 
-    So whoever asks for much, and at length, hides nothing that others ask for.
+    So a caller with many long requests cannot hide those of others.
     """
     turns: Counter[str] = Counter()
     order: list[tuple[int, int]] = []
@@ -410,7 +410,7 @@ def _check_bound(approval: Approval, bound: dict[str, str]) -> None:
 
 
 def _over(approval: Approval) -> errors.K8eError:
-    """Why nothing can be done with an approval any more."""
+    """The error that says why an approval can no longer be used."""
     if approval.status == EXPIRED:
         return errors.TimedOut(
             f"approval {approval.approval_id} has expired", hint="ask for the action again"

@@ -33,29 +33,29 @@ log = logging.getLogger(__name__)
 
 QUIET, SOON = 0.3, 0.05
 """Seconds without a claim after which refilling begins, and those if less than half is left:
-whoever claims needs the CPUs first."""
+the session that claimed needs the CPUs first."""
 PATIENCE = 2.0
 """Seconds after which it begins even if claims keep coming."""
 ROOM_SECONDS = 2.0
-"""Seconds until the next look, where others have what this shelf would like to keep too."""
+"""Seconds until the next look, if other pools hold the room that this one would use."""
 LONGEST_PAUSE = 60.0
-"""Seconds until the next try, once several have failed."""
+"""Seconds until the next try, after several failures."""
 
 
 class PoolRoom(Protocol):
-    """What all shelves of a gateway share: how many sandboxes may wait in all."""
+    """The room that all template pools of a gateway share: how many sandboxes may wait in all."""
 
     def share_of(self, shelf: TemplatePool) -> int:
-        """How many of them a shelf may have."""
+        """How many of them one template pool may have."""
         ...
 
     def make_room(self, shelf: TemplatePool) -> int:
-        """Have others give up what is above their share; how many more the shelf may start now."""
+        """Make others give up what is above their share; return how many may be started now."""
         ...
 
 
 class TemplatePool:
-    """Keeps as many sandboxes ready as its sizes, the demand and its share of the room say."""
+    """Ready sandboxes of one recipe: as many as its sizes, demand and share of the room allow."""
 
     def __init__(self, recipe: Recipe, sizes: Sizes, launcher: Launcher, room: PoolRoom) -> None:
         self.recipe = recipe
@@ -80,7 +80,7 @@ class TemplatePool:
 
     @property
     def wish(self) -> int:
-        """How many it would keep if it had the room for itself."""
+        """How many sandboxes it would keep if there were no other pools."""
         return self.sizes.clamp(self._demand.greatest_rush(time.monotonic()))
 
     @property
@@ -93,7 +93,7 @@ class TemplatePool:
 
     @property
     def held(self) -> int:
-        """How many wait, or will."""
+        """How many sandboxes are ready or being started."""
         return len(self._ready) + len(self._making)
 
     @property
@@ -116,14 +116,14 @@ class TemplatePool:
         }
 
     def succeed(self, before: TemplatePool) -> None:
-        """Go on in the place of another one: its claims come to this one from now on."""
+        """Replace another pool: its claims count here from now on."""
         self._demand = before._demand
         self.hits, self.misses = before.hits, before.misses
 
     # Taking.
 
     def take(self, *, again: bool = False) -> Guest | None:
-        """A sandbox that is the caller's from now on; None if none is ready.
+        """Give a ready sandbox to the caller; None if there is none.
 
         Who takes ``again``, because the one before was no good, is no new demand.
         """
@@ -138,7 +138,7 @@ class TemplatePool:
         return guest
 
     def count(self, outcome: str) -> None:
-        """What came of a claim."""
+        """Count a claim as a hit or a miss."""
         self.hits += outcome == "hit"
         self.misses += outcome == "miss"
 
@@ -154,7 +154,7 @@ class TemplatePool:
             self.fill()
 
     def fill(self) -> None:
-        """Start what is missing, and discard what is too much."""
+        """Start the sandboxes that are missing, and discard those that are too many."""
         self._unplan()
         if self._closed:
             return
@@ -170,12 +170,12 @@ class TemplatePool:
         self._plan_to_forget()
 
     def shed(self, target: int) -> None:
-        """Discard what is ready above a number."""
+        """Discard ready sandboxes above this number."""
         while len(self._ready) > target:
             self._discard(next(reversed(self._ready)))
 
     async def filled(self) -> None:
-        """Wait until as many are ready as it keeps at least, or until starting them fails."""
+        """Wait until the minimum is ready, or until starting it fails."""
         while len(self._ready) < min(self.sizes.min, self.target) and not self._closed:
             if self.failure:
                 raise errors.GuestFailed(
@@ -186,7 +186,7 @@ class TemplatePool:
             await self._changed.wait()
 
     def _plan(self, seconds: float) -> None:
-        """Fill after a moment of quiet; after a failure, when it is time for the next try."""
+        """Schedule the next filling: after a pause in claims, or after a failure's back-off."""
         if self._closed or (self._failures and self._timer is not None):
             return
         now = time.monotonic()
@@ -194,7 +194,7 @@ class TemplatePool:
         self._wake_at(min(now + seconds, self._due))
 
     def _plan_to_forget(self) -> None:
-        """Look again when a rush is forgotten, if it is why there are so many."""
+        """Schedule the next look for when past demand, which keeps the pool large, has faded."""
         if self._timer is None and self.target > self.sizes.min:
             self._wake_at(self._demand.forgets_at())
 
@@ -221,19 +221,19 @@ class TemplatePool:
             return
         task = asyncio.current_task()
         if task is not None:
-            self._making.discard(task)  # whoever waits for it may look at once
+            self._making.discard(task)  # so that :meth:`filled` sees it at once
         had_failed, self.failure, self._failures = self._failures, "", 0
         self._ready[guest] = asyncio.create_task(self._watch(guest))
         self._changed.set()
         if had_failed:
-            self._wake_at(time.monotonic())  # one was a try; the rest may follow
+            self._wake_at(time.monotonic())  # the first one was a try; now the others may start
 
     def _failed(self, why: str) -> None:
         self.failure = why
         self._changed.set()
         now = time.monotonic()
         if self._failures and now < self._retry_at:
-            return  # of those that were tried at once
+            return  # of a batch that was started together
         self._failures += 1
         if self._failures == 1:
             log.warning("a sandbox of template %s did not start: %s", self.recipe.template, why)
@@ -265,7 +265,7 @@ class TemplatePool:
         self._start(self._launcher.discard(guest), self._leaving)
 
     def close(self) -> None:
-        """Keep nothing any more; :meth:`closed` waits for the end of what there was."""
+        """Stop keeping sandboxes; :meth:`closed` waits until those that there were are gone."""
         self._closed = True
         self._unplan()
         self._changed.set()
@@ -283,10 +283,10 @@ FILL_SECONDS = 300.0
 
 
 class WarmPool:
-    """All shelves of a gateway."""
+    """The template pools of a gateway."""
 
     def __init__(self, launcher: Launcher, total: int) -> None:
-        """No more than ``total`` sandboxes wait at once."""
+        """At most ``total`` sandboxes are ready at once, over all templates."""
         self.total = total
         self._launcher = launcher
         self._shelves: dict[tuple[str, str], TemplatePool] = {}
@@ -294,7 +294,7 @@ class WarmPool:
         self.stopped = False
 
     def keep(self, recipe: Recipe, sizes: Sizes, *, after: float = 0) -> TemplatePool:
-        """Have sandboxes of this recipe ready from now on; begin ``after`` so many seconds."""
+        """Keep sandboxes of this recipe ready from now on; begin after ``after`` seconds."""
         key = recipe.template, recipe.runtime
         shelf = self._shelves.get(key)
         if self.stopped:
@@ -305,17 +305,17 @@ class WarmPool:
         return shelf
 
     def take(self, recipe: Recipe, *, again: bool = False) -> Guest | None:
-        """A sandbox of this recipe, whatever its limits, if one is ready."""
+        """Take a ready sandbox of this recipe, whatever its limits; None if there is none."""
         shelf = self._in_use(recipe)
         if shelf is None:
             return None
-        # A template may have changed since a session was told what it is made of.
+        # The template may have changed since the session's recipe was made.
         is_same = replace(recipe, limits=shelf.recipe.limits) == shelf.recipe
         can_be = is_same and self._launcher.suits(recipe, shelf.recipe)
         return shelf.take(again=again) if can_be else None
 
     def count(self, recipe: Recipe, outcome: str) -> bool:
-        """What came of a claim; False where there is no pool of which it could be told."""
+        """Count a claim as a hit or a miss; False if there is no pool for it."""
         shelf = self._in_use(recipe)
         if shelf is not None:
             shelf.count(outcome)
@@ -326,7 +326,7 @@ class WarmPool:
         return shelf if shelf is not None and shelf.sizes.max else None
 
     def keeps(self, recipe: Recipe) -> bool:
-        """Whether there is a pool of this recipe's template and runtime, whatever its size."""
+        """Whether this recipe's template and runtime have a pool, whatever its size."""
         return (recipe.template, recipe.runtime) in self._shelves
 
     def runtimes(self, template: str) -> list[str]:
@@ -334,7 +334,7 @@ class WarmPool:
         return [runtime for name, runtime in self._shelves if name == template]
 
     def _renew(self, key: tuple[str, str], recipe: Recipe, sizes: Sizes) -> TemplatePool:
-        """An empty shelf in the place of what there is, for the demand that there was."""
+        """Put an empty pool in the place of an old one; it inherits the demand."""
         before = self._drop(key)
         shelf = self._shelves[key] = TemplatePool(recipe, sizes, self._launcher, self)
         if before is not None:
@@ -352,24 +352,24 @@ class WarmPool:
 
     @property
     def ready(self) -> int:
-        """How many sandboxes wait."""
+        """How many sandboxes are ready."""
         return sum(shelf.ready for shelf in self._shelves.values())
 
-    # The room that shelves share.
+    # The room that template pools share.
 
     def share_of(self, shelf: TemplatePool) -> int:
-        """How many sandboxes of a shelf may wait, so that all together are no more than allowed."""
+        """How many sandboxes one pool may keep so that all pools stay within the total."""
         shelves = [*self._shelves.values()]
         wishes = [(each.sizes.min, each.wish) for each in shelves]
         if sum(wish for _, wish in wishes) <= self.total:
             return shelf.wish
-        # What cannot be divided goes to whom sessions were made from last.
+        # What is left of the division goes to the pools that were claimed from last.
         order = sorted(range(len(shelves)), key=lambda at: -shelves[at].last_used)
         shares = share(self.total, [wishes[at] for at in order])
         return next((n for at, n in zip(order, shares, strict=True) if shelves[at] is shelf), 0)
 
     def make_room(self, shelf: TemplatePool) -> int:
-        """Have others give up what is above their share; how many more ``shelf`` may start now."""
+        """Make others give up what is above their share; return how many ``shelf`` may start."""
         for other in self._shelves.values():
             if other is not shelf and other.held > other.target:
                 other.shed(other.target)
@@ -378,11 +378,11 @@ class WarmPool:
     # Changing.
 
     def drain(self, template: str = "") -> int:
-        """Replace what is ready of a template, or of all, by new ones; how many they were."""
+        """Replace the ready sandboxes of a template, or of all; return how many there were."""
         return self.replace(lambda recipe: not template or recipe.template == template)
 
     def replace(self, chosen: Callable[[Recipe], bool]) -> int:
-        """Replace what is ready of some recipes by new ones; how many they were."""
+        """Replace the ready sandboxes of some recipes; return how many there were."""
         drained = 0
         for key, shelf in list(self._shelves.items()):
             if chosen(shelf.recipe):
@@ -391,7 +391,7 @@ class WarmPool:
         return drained
 
     def forget(self, template: str, runtime: str = "") -> None:
-        """Keep nothing of a template, or of it on one runtime."""
+        """Drop the pools of a template, or only the one on a runtime."""
         for key in [key for key in self._shelves if key[0] == template]:
             if not runtime or key[1] == runtime:
                 self._drop(key)
@@ -410,7 +410,7 @@ class WarmPool:
         return [shelf.describe() for _, shelf in sorted(self._shelves.items())]
 
     async def stop(self) -> None:
-        """Remove every sandbox that waits, and keep none from now on."""
+        """Remove every ready sandbox, and keep none from now on."""
         self.stopped = True
         for key in list(self._shelves):
             self._drop(key)
@@ -419,11 +419,11 @@ class WarmPool:
 
 
 HEAD_START = 1.0
-"""Seconds after the start in which the pool leaves the CPUs to the sessions that come first."""
+"""Seconds after the start in which the pool leaves the CPUs to the first sessions."""
 
 
 class PoolPolicy:
-    """Tells the pool what to keep, and takes from it."""
+    """Decides what the pool keeps, and claims from it."""
 
     def __init__(
         self,
@@ -453,13 +453,13 @@ class PoolPolicy:
                 await self._keep_ahead(entry.template, after=HEAD_START)
 
     async def _keep_ahead(self, template: Template, after: float = 0) -> None:
-        """Keep sandboxes of a template that wants some before it is used."""
+        """Keep sandboxes of a template that asks for them before its first use."""
         try:
             runtime = await self._runtimes.choose(template.runtime, self._default_runtime)
         except errors.K8eError as error:  # its sessions will say so too
             log.warning("no sandbox of template %s is kept ready: %s", template.name, error)
             return
-        if not self._is_current(template):  # whoever changed it has asked anew
+        if not self._is_current(template):  # whoever changed it has called this again
             return
         if template.name == DEFAULT_TEMPLATE:
             self._usual_runtime = runtime.name
@@ -468,7 +468,7 @@ class PoolPolicy:
         if sizes.min > self._pool.total > 0:
             told = "template %s wants %d ready sandboxes, all together may have %d (K8E_POOL_TOTAL)"
             log.warning(told, template.name, sizes.min, self._pool.total)
-        # If there is a pool already, somebody was quicker who knows what they want.
+        # If there is a pool already, an operator or a claim made it, and knows better.
         if sizes.min and not self._pool.keeps(recipe):
             self._pool.keep(recipe, sizes, after=after)
 
@@ -493,7 +493,7 @@ class PoolPolicy:
         return self._usual.max if asked is None else asked
 
     def _changed(self, name: str) -> None:
-        """A template came, went or became another: what waits of the old one is of no use."""
+        """A template was added, removed or changed: ready sandboxes of the old one are useless."""
         try:
             template = self._templates.get(name)
         except errors.K8eError:
@@ -508,7 +508,7 @@ class PoolPolicy:
         self._spawn(self._keep_ahead(template))
 
     def _choose_again(self) -> None:
-        """A runtime works now, or no more: templates that name none may get another one."""
+        """A runtime began or ceased to work: templates that name none may get another one."""
         for entry in self._templates.listing():
             if entry.template is None or entry.template.runtime or self._default_runtime:
                 continue
@@ -520,7 +520,7 @@ class PoolPolicy:
     # Taking.
 
     def claim(self, recipe: Recipe, *, again: bool = False) -> Guest | None:
-        """A sandbox that waited for a session like this, whatever its limits.
+        """Claim a ready sandbox for a session like this, whatever its limits.
 
         Where there is none, the next claim may find one. ``again`` if the one before was no good.
         """
@@ -528,7 +528,7 @@ class PoolPolicy:
             try:
                 template = self._templates.get(recipe.template)
             except errors.K8eError:
-                return None  # it went while this session was being made
+                return None  # it was removed while this session was being made
             sizes = self._sizes(template, recipe.runtime)
             if not sizes.max or self._pool.stopped:
                 return None
@@ -536,7 +536,7 @@ class PoolPolicy:
         return self._pool.take(recipe, again=again)
 
     def count(self, recipe: Recipe, outcome: str) -> None:
-        """What came of a claim, for those who look at the pool and at the metrics."""
+        """Count a claim, for the pool's listing and the metrics."""
         if self._pool.count(recipe, outcome):
             metrics.count_claim(outcome)
 
@@ -548,10 +548,10 @@ class PoolPolicy:
     async def set(
         self, name: str, runtime: str, least: int | None, most: int | None, *, wait: bool
     ) -> dict[str, Any]:
-        """Change how many are ready of a template on a runtime; None leaves a size as it is."""
+        """Change the sizes of a template's pool on a runtime; None leaves a size as it is."""
         template = await self._templates.find(name)
         chosen = await self._runtimes.choose(runtime or template.runtime, self._default_runtime)
-        template = self._templates.get(name)  # as it is after that wait
+        template = self._templates.get(name)  # again: it may have changed during the wait
         before = self._sizes(template, chosen.name)
         least = before.min if least is None else least
         check_total(least, self._pool.total)

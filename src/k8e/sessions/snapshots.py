@@ -54,7 +54,7 @@ _BRIEF = _COLUMNS.replace("layers", "CASE blob WHEN '' THEN '[]' ELSE layers END
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What /workspace of a session held at one time; or only a name for content elsewhere."""
+    """A saved copy of a session's /workspace, or only a name for content elsewhere."""
 
     owner: str
     name: str
@@ -70,7 +70,7 @@ class Snapshot:
     blob: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """What a client may see."""
+        """The fields that a client may see."""
         return {
             "name": self.name,
             "created_at": self.created_at,
@@ -90,7 +90,7 @@ class SnapshotStore(Protocol):
     def get(self, owner: str, name: str) -> Snapshot | None: ...
 
     def of_owner(self, owner: str) -> list[Snapshot]:
-        """All of an owner, without the layers of what is elsewhere: those may be many."""
+        """All snapshots of an owner, without the layers of content elsewhere: they may be many."""
         ...
 
     def owners(self) -> set[str]: ...
@@ -110,9 +110,9 @@ class SnapshotStore(Protocol):
         ...
 
     def insert(self, snapshot: Snapshot, *, replace: bool) -> Awaitable[None]:
-        """Write one down, in the place of that of the same name or (Conflict) only if it is free.
+        """Store a snapshot: in place of one of the same name, or only if there is none (Conflict).
 
-        One statement: whoever looks finds the old one or the new one.
+        One statement, so that every reader finds the old one or the new one.
         """
         ...
 
@@ -189,7 +189,7 @@ class SqliteSnapshotStore:
 
 
 def _layers(text: str) -> tuple[str, ...]:
-    """The digests of what is elsewhere; none where they cannot be read."""
+    """The digests of content elsewhere; none if they cannot be read."""
     try:
         return words_from_json(json.loads(text))
     except errors.UNREADABLE:
@@ -211,7 +211,7 @@ MAX_DIGEST = 200  # characters
 
 
 class Source(Protocol):
-    """What is known of the sessions that are saved."""
+    """What snapshots need to know of sessions."""
 
     def get(self, principal: Principal, session_id: str) -> Session: ...
 
@@ -227,7 +227,7 @@ class Source(Protocol):
 
 
 class Snapshots:
-    """The snapshots of a gateway, in a folder that is made when the first one is."""
+    """The snapshots of a gateway, in a folder that is made with the first of them."""
 
     def __init__(
         self,
@@ -256,7 +256,7 @@ class Snapshots:
     # Living.
 
     async def start(self) -> None:
-        """Remove what a gateway before us left half done."""
+        """Remove what an earlier gateway left unfinished."""
         if self._shared:
             self._folder.mkdir(mode=0o700, exist_ok=True)
         if not self._folder.is_dir():
@@ -294,7 +294,7 @@ class Snapshots:
         return self._store.of_owner(owner)
 
     def get_content(self, owner: str, name: str) -> Snapshot:
-        """A snapshot whose archive is here."""
+        """Get a snapshot whose archive is on this gateway's disk."""
         found = self.get(owner, name)
         if not found.blob:
             raise errors.InvalidRequest(
@@ -320,7 +320,7 @@ class Snapshots:
         replace: bool,
         partly: bool = False,
     ) -> tuple[Snapshot, str]:
-        """Save a session's workspace; what came of it, and what is worth a warning.
+        """Save a session's workspace; return the snapshot, and a warning or an empty text.
 
         ``partly`` leaves out what cannot be read, where a workspace is broken.
         """
@@ -381,7 +381,7 @@ class Snapshots:
         return saved, warning
 
     def _left(self, owner: str) -> Callable[[], int]:
-        """How much an owner may still save, beside other saves of theirs that are under way."""
+        """How many bytes an owner may still save, besides saves of theirs that are under way."""
         return lambda: self._max_bytes - self._store.used(owner) - self._writing[owner]
 
     def _check_count(self, owner: str, before: Snapshot | None) -> None:
@@ -396,14 +396,14 @@ class Snapshots:
             await asyncio.to_thread((self._folder / blob).unlink, missing_ok=True)
 
     async def delete(self, owner: str, name: str) -> None:
-        """Delete one; readers that have it open read on."""
+        """Delete one; readers that have it open can go on reading."""
         found = self.get(owner, name)
         await self._store.delete(owner, name)
         if not self._store.place(found):  # else its gateway sweeps it away when it starts
             await self._remove(found.blob)
 
     async def evict(self, owner: str) -> None:
-        """Delete all of an owner that is no more."""
+        """Delete all snapshots of an owner that no longer exists."""
         if self._folder.is_dir():
             for item in self.listing(owner):
                 await self.delete(owner, item.name)
@@ -460,7 +460,7 @@ class Snapshots:
 
 
 class _Quota:
-    """What one archive may hold: so much of its session's disk, and of what its owner has left."""
+    """The limit of one archive: its session's disk, and what is left of its owner's quota."""
 
     def __init__(
         self, disk: int, left: Callable[[], int], writing: Counter[str], owner: str
@@ -474,7 +474,7 @@ class _Quota:
         self._size = self._checked = self._heard = 0
 
     def add(self, count: int) -> bool:
-        """Count bytes, or refuse them; whether it is time to look at the disk, too."""
+        """Count bytes, or refuse them; return whether it is time to check the disk as well."""
         self._size += count
         self._writing[self._owner] += count
         if self._size > self._limit:
@@ -488,7 +488,7 @@ class _Quota:
         return True
 
     def check(self) -> None:
-        """Refuse what is more than the owner has left."""
+        """Refuse an archive that is larger than what is left of the owner's quota."""
         self._checked = self._size
         if self._left() < 0:
             raise errors.LimitExceeded(
@@ -497,7 +497,7 @@ class _Quota:
             )
 
     def hear(self, count: int) -> None:
-        """Names and errors are not kept, but do not go on for ever either."""
+        """Count names and errors too: they are not stored, but must not be endless."""
         self._heard += count
         if self._heard > self._limit:
             raise errors.LimitExceeded("the sandbox lists more files than its disk can hold")
@@ -507,7 +507,7 @@ class _Quota:
 
 
 def _disk(error: OSError) -> errors.K8eError:
-    """An error of the gateway's own files. Its paths concern no client."""
+    """An error of the gateway's own files, without its paths: those are not for clients."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return errors.LimitExceeded(
             "the gateway's disk is full", hint="delete snapshots, or ask whoever runs the gateway"

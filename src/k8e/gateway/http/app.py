@@ -1,6 +1,7 @@
 """The gateway's HTTP app: it checks credentials, and serves the routes.
 
-A plain ASGI app. Every route needs a credential: web pages and sandboxes can reach loopback too.
+A plain ASGI app. Every route needs a credential, since web pages and sandboxes can reach loopback
+too. The exception is documents that say how to authenticate, which are the same for everybody.
 """
 
 from __future__ import annotations
@@ -19,10 +20,27 @@ from k8e.audit.act import Act, AuditCaller
 from k8e.auth import keys
 from k8e.auth.keys import Unknown
 from k8e.gateway import refusals
-from k8e.gateway.http.mounts import MOUNTS, Message, MountClosed, Mounts, Receive, Scope, Send
+from k8e.gateway.http import mounts
+from k8e.gateway.http.mounts import (
+    DOCUMENTS,
+    MOUNTS,
+    Message,
+    MountClosed,
+    Mounts,
+    Receive,
+    Scope,
+    Send,
+)
 from k8e.gateway.identity import LOCAL, UnknownPeer
 from k8e.gateway.local import Known
-from k8e.gateway.operations import ANY, USE_SESSION, Limit, NoRow, OperationDeclaration
+from k8e.gateway.operations import (
+    ANY,
+    PUBLIC,
+    USE_SESSION,
+    Limit,
+    NoRow,
+    OperationDeclaration,
+)
 from k8e.gateway.service import OPERATIONS, Gateway
 from k8e.model import Principal, Role
 
@@ -45,10 +63,12 @@ class HttpRoute(NamedTuple):
 _HEALTH = OperationDeclaration("healthz", ANY, NoRow.READS)
 _NOTHING = OperationDeclaration("http", ANY, NoRow.READS)
 """Paths that lead nowhere."""
+_DOCUMENT = OperationDeclaration("public document", PUBLIC, NoRow.READS, Limit.NONE)
 _DIALECT = USE_SESSION._replace(audit=NoRow.CALLS, limit=Limit.STREAMS)
 ROUTES = {
     "/healthz": HttpRoute(_HEALTH),
     "/metrics": HttpRoute(OPERATIONS["metrics"]),
+    **{path: HttpRoute(_DOCUMENT) for path in DOCUMENTS},
     **{path: HttpRoute(_DIALECT, mount=True, below=MOUNTS[path].below) for path in MOUNTS},
 }
 """Every route of the endpoint."""
@@ -117,6 +137,9 @@ class App:
             self._gateway.refused(UnknownPeer(refusal.text))
             await answer.tell(refusal.status, refusal.text + "\n", connection="close")
             return
+        if route in DOCUMENTS:
+            await _publish(route, scope, answer)
+            return
         try:
             async with self._known(scope, peer) as known:
                 admission.admit_request(scope)
@@ -179,6 +202,16 @@ class App:
     async def _metrics(self, principal: Principal, answer: HttpAnswer) -> None:
         found = await self._gateway.operations.find("metrics").run(principal, {})
         await answer.tell(200, found["text"], metrics.CONTENT_TYPE)
+
+
+async def _publish(route: str, scope: Scope, answer: HttpAnswer) -> None:
+    """Answer with a document that anybody may read; what they show us is not looked at."""
+    if scope["method"] not in ("GET", "HEAD"):
+        await answer.tell(405, "Use GET.\n", allow="GET, HEAD", connection="close")
+        return
+    text = await mounts.document(route, access.host_of(scope["headers"]))
+    safe = {"cache_control": "no-store", "x_content_type_options": "nosniff"}
+    await answer.tell(200, text, JSON, **safe)
 
 
 async def _fail(answer: HttpAnswer, error: Exception) -> None:

@@ -38,9 +38,16 @@ class DialectMount(NamedTuple):
 
 MOUNTS = {
     "/mcp": DialectMount("k8e.mcp.http"),
+    "/a2a": DialectMount("k8e.a2a.http"),
     "/agent-sandbox": DialectMount("k8e.agent_sandbox.http", below=True),
 }
 """The dialects by their paths, which end without a slash."""
+DOCUMENTS = {
+    "/.well-known/agent-card.json": "k8e.a2a.card",
+    "/a2a/.well-known/agent-card.json": "k8e.a2a.card",
+}
+"""What anybody may read, by path: ``document(host)`` of a module makes it, as JSON, for a caller
+that names us ``host``. It depends on nothing else, and so tells strangers nothing."""
 MAX_REQUESTS = 256
 """Requests of one caller under way, streams included."""
 MAX_ALL_REQUESTS = 512
@@ -169,7 +176,7 @@ class Mounts:
             if self._closed:
                 raise MountClosed
             if name not in self._open or self._open[name].ended:
-                make = await _load(MOUNTS[path].module)
+                make = (await _load(MOUNTS[path].module)).mount
 
                 async def dial() -> socket.socket:
                     return await local.inside(self._gateway, known)
@@ -188,9 +195,14 @@ class Mounts:
         await asyncio.gather(*(mount.close(grace) for mount in left))
 
 
-async def _load(module: str) -> Callable[[Callable[[], Awaitable[socket.socket]]], MountedDialect]:
+async def document(path: str, host: str) -> str:
+    """One of :data:`DOCUMENTS`."""
+    return (await _load(DOCUMENTS[path])).document(host)
+
+
+async def _load(module: str) -> Any:
     try:
-        return (await asyncio.to_thread(importlib.import_module, module)).mount
+        return await asyncio.to_thread(importlib.import_module, module)
     except ImportError as error:
         raise errors.NotImplementedYet(
             f"a part of this endpoint is missing: {error}", hint=errors.install_extra("gateway")
