@@ -123,7 +123,8 @@ gen: setup ## Regenerate src/k8e/_generated, the synchronous client and generate
 lock: setup ## Pin the newest allowed versions in requirements/
 	$(LOCK) --upgrade pyproject.toml --extra gateway -o requirements/gateway.txt
 	$(LOCK) --upgrade --group build -o requirements/build.txt
-	$(LOCK) --upgrade pyproject.toml --extra gateway --group dev \
+	$(LOCK) --upgrade pyproject.toml --extra gateway --extra postgres -c requirements/gateway.txt -o requirements/postgres.txt
+	$(LOCK) --upgrade pyproject.toml --extra gateway --extra postgres --group dev -c requirements/postgres.txt \
 		-c requirements/gateway.txt -c requirements/build.txt -o requirements/dev.txt
 	for folder in requirements/tools requirements/mcp-clients sdk/typescript; do (cd $$folder && npm install --package-lock-only \
 		--omit-lockfile-registry-resolved --ignore-scripts --no-audit --no-fund); done
