@@ -55,7 +55,7 @@ result = asyncio.run(main())
 def client() -> Generator[Upstream]:
     if os.geteuid() != 0:
         pytest.skip("the local runtimes need root")
-    with http_gateways.started(K8E_RUNTIME="gvisor") as gateway:
+    with http_gateways.started(K8E_RUNTIME="container") as gateway:
         token = gateway.key("somebody").headers["authorization"].removeprefix("Bearer ")
         names = {"server": f"{gateway.root}/agent-sandbox", "token": token}
         with upstream.started(None, **names) as running:

@@ -19,17 +19,25 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 async def echoing() -> AsyncGenerator[Target]:
     """A server that sends back what it gets, in capitals."""
 
+    under_way: set[asyncio.Task[None] | None] = set()
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        under_way.add(asyncio.current_task())
         with contextlib.suppress(OSError):
             while data := await reader.read(100):
                 writer.write(data.upper())
                 await writer.drain()
         writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
         port: int = server.sockets[0].getsockname()[1]
         yield Target("space", "box", port, 10)
+        async with asyncio.timeout(30):
+            for task in filter(None, under_way):
+                await task
 
 
 async def resolve(namespace: str, name: str) -> list[str]:
