@@ -113,6 +113,8 @@ def refusal_of(error: Exception) -> Refusal:
             text = f"{error.message} ({error.hint})" if error.hint else error.message
             broken = isinstance(error, errors.SandboxDied | errors.GuestFailed)
             return Refusal(502 if broken else error.wire_status.http, text)
+        case ConnectionRefusedError():
+            return Refusal(502, "nothing listens on this port in the sandbox")
         case OSError():
             code = 507 if error.errno in _FULL else errors.status_of_errno(error.errno or 0).http
             return Refusal(code, error.strerror or "the file operation failed")

@@ -24,7 +24,7 @@ from k8e.model import DEFAULT_TEMPLATE, Phase, check_id
 
 log = logging.getLogger(__name__)
 
-ANSWER_SECONDS = 5.0
+ANSWER_SECONDS = 60.0
 """How long a creation is waited for, so that its error is the answer. Else watchers learn of it."""
 MAX_OVER = 256
 """Claims kept that came to nothing, or whose sandbox has ended."""
@@ -102,6 +102,7 @@ class Claims:
         task.add_done_callback(lambda task: self._made(claim, task))
         done, _ = await asyncio.wait({task}, timeout=ANSWER_SECONDS)
         if done and not task.cancelled() and (error := task.exception()) is not None:
+            self._remove(claim)
             raise error
         return answer
 
@@ -133,13 +134,16 @@ class Claims:
         self._become(claim, objects.READY)
 
     def _made(self, claim: Claim, task: asyncio.Task[None]) -> None:
-        """A creation has ended; one that failed leaves no claim."""
+        """A creation has ended; whoever still waits for it, or watches, learns why it failed."""
         self._making.pop(claim.key, None)
-        error = None if task.cancelled() else task.exception()
-        if task.cancelled() or error is not None:
-            if error is not None and not isinstance(error, (errors.K8eError, status.ApiError)):
-                log.error("a claim could not be made", exc_info=error)
+        if task.cancelled():
             self._remove(claim)
+        elif (error := task.exception()) is not None:
+            known = isinstance(error, (errors.K8eError, status.ApiError))
+            if not known:
+                log.error("a claim could not be made", exc_info=error)
+            text = str(error) if known else errors.INTERNAL
+            self._fail(claim, Condition("Ready", False, "PodFailed", text))
 
     def _fail(self, claim: Claim, condition: Condition) -> None:
         claim.over = True

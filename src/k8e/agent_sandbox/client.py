@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from k8e.client import operations, requests, results
-from k8e.client.async_driver import Connector, Dial, LocalConnector
+from k8e.client.async_driver import Connection, Connector, Dial, LocalConnector
 from k8e.client.asynchronous import AsyncSandboxClient
 from k8e.client.operations import Operation
 from k8e.client.results import Chunk, FileEntry
@@ -30,6 +30,19 @@ class InsideClient(AsyncSandboxClient):
         async with contextlib.aclosing(self._stream(_described(call))) as events:
             async for event in events:
                 yield event
+
+    async def connect_port(self, session_id: str, port: int, window: int) -> Connection:
+        """A connection of its own to a port of the sandbox's loopback; its user closes it."""
+        call = {"op": "connect", "port": port, "window": window}
+        connection = await self._pool.take()
+        try:
+            connection.begin()
+            packed = wire.pack({**call, "session": requests.by_id(session_id)})
+            await connection.send(wire.CALL, packed)
+        except BaseException:
+            await connection.close()
+            raise
+        return connection
 
 
 def _described(fields: Mapping[str, Any]) -> Operation[None]:

@@ -13,13 +13,16 @@ from collections import OrderedDict
 from starlette.types import Message, Receive, Scope, Send
 
 from k8e import errors
-from k8e.agent_sandbox import python_runtime, status, target
+from k8e.agent_sandbox import python_runtime, sandboxd, status, target
 from k8e.agent_sandbox.answers import Answer, Refusal, refusal_of
 from k8e.agent_sandbox.bodies import Left, TooLarge
 from k8e.agent_sandbox.claims import Claims
 from k8e.agent_sandbox.client import InsideClient
+from k8e.agent_sandbox.forward import forward
 from k8e.agent_sandbox.paths import Outside
 from k8e.agent_sandbox.python_runtime import PythonRuntime
+from k8e.agent_sandbox.reach import LinkReach, Reach
+from k8e.agent_sandbox.sandboxd import Sandboxd
 from k8e.agent_sandbox.target import Target
 
 log = logging.getLogger(__name__)
@@ -33,9 +36,12 @@ HEALTH = "/healthz"
 class Router:
     """Serves the sandboxes of one caller."""
 
-    def __init__(self, client: InsideClient, claims: Claims) -> None:
+    def __init__(self, client: InsideClient, claims: Claims, reach: Reach | None = None) -> None:
+        """``reach`` is the way to ports; by default the links of this gateway's sandboxes."""
+        self._reach = reach or LinkReach(client)
         self._claims = claims
         self._python = PythonRuntime(client)
+        self._sandboxd = Sandboxd(client)
         self._namespaces: OrderedDict[str, str] = OrderedDict()
 
     async def __call__(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
@@ -71,8 +77,11 @@ class Router:
     ) -> None:
         if asked.port == python_runtime.PORT and python_runtime.is_route(path):
             await self._python.serve(asked.sandbox, path, scope, receive, answer)
+        elif asked.port == sandboxd.PORT and sandboxd.is_route(path):
+            await self._sandboxd.serve(asked.sandbox, path, scope, receive, answer)
         else:
-            raise Refusal(404, f"port {asked.port} of the sandbox is not served at {path[:200]}")
+            async with self._reach.open(asked) as connection:
+                await forward(connection, path, scope, receive, answer)
 
     async def _check(self, asked: Target) -> None:
         """Refuse a sandbox that is not the caller's, or of another namespace.

@@ -49,7 +49,10 @@ def invalid(message: str) -> ApiError:
 def of_error(error: errors.K8eError) -> ApiError:
     """An error of k8e as the Kubernetes API tells it, with its hint."""
     text = f"{error.message} ({error.hint})" if error.hint else error.message
-    return ApiError(error.wire_status.http, text)
+    code = error.wire_status.http
+    if code == 409 and not isinstance(error, errors.Conflict):
+        code = 503  # clients take every 409 for a name that is taken
+    return ApiError(code, text)
 
 
 def success() -> dict[str, Any]:
