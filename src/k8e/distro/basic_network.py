@@ -14,7 +14,7 @@ import subprocess
 from pathlib import Path
 
 from k8e.distro import kernel_settings, node
-from k8e.distro.api import Api, Object, entries
+from k8e.kubernetes.api import Api, Object, entries
 from k8e.distro.node import Node
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from k8e.distro import (
     preflight,
     tokens,
 )
-from k8e.distro.api import Api, ApiError, ApiUnreachable, Object, by_kubeconfig
+from k8e.kubernetes.api import Api, ApiError, ApiUnreachable, Object, by_kubeconfig
 from k8e.distro.approval import Approver, component_group, component_user
 from k8e.distro.certificates import Subject
 from k8e.distro.configuration import Configuration

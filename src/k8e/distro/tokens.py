@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from k8e import errors
 from k8e.distro import certificates
-from k8e.distro.api import Api, ApiError, Object
+from k8e.kubernetes.api import Api, ApiError, Object
 from k8e.distro.layout import Layout, write_private
 
 PREFIX = "K10"
