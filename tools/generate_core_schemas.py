@@ -22,7 +22,10 @@ _ROOTS = {
     "ingressRule": "io.k8s.api.networking.v1.NetworkPolicyIngressRule",
     "egressRule": "io.k8s.api.networking.v1.NetworkPolicyEgressRule",
 }
-_QUANTITY = r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$"
+_QUANTITY = (
+    r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|"
+    r"([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$"
+)
 _KEPT = (
     *("type", "format", "enum", "required", "nullable", "minimum", "maximum", "pattern"),
     *("x-kubernetes-list-type", "x-kubernetes-list-map-keys", "x-kubernetes-map-type"),

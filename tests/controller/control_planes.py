@@ -14,7 +14,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ class ControlPlane:
         certificates.service_account_key(tls / "service-account.key")
         (self.folder / "audit.yaml").write_text(yaml.safe_dump(_AUDIT), "utf-8")
         self.kubeconfig("admin", "admin", "system:masters")
-        self.kubeconfig("manager", "system:kube-controller-manager")
+        self.kubeconfig("manager", "manager", "system:masters")  # no roles of controllers here
 
     def kubeconfig(self, name: str, user: str, *groups: str) -> Path:
         """Credentials of a user, as a kubeconfig; where it is."""
@@ -82,6 +82,15 @@ class ControlPlane:
         )
         return path
 
+    def account(self, namespace: str, name: str) -> Path:
+        """Credentials of a service account, as a kubeconfig; where it is."""
+        token = self.kubectl("create", "token", name, "-n", namespace, "--duration=2h").strip()
+        path = self.folder / f"{name}.kubeconfig"
+        found = yaml.safe_load(self.admin.read_bytes())
+        found["users"][0]["user"] = {"token": token}
+        kubeconfigs.write(path, found)
+        return path
+
     @property
     def admin(self) -> Path:
         return self.folder / "admin.kubeconfig"
@@ -89,6 +98,9 @@ class ControlPlane:
     def start(self) -> None:
         self.start_etcd()
         self.start_api_server()
+
+    def start_manager(self) -> None:
+        """Start what collects garbage."""
         self._start("kube-controller-manager", self._manager())
 
     def start_etcd(self) -> None:
@@ -135,6 +147,7 @@ class ControlPlane:
             "--disable-admission-plugins=ServiceAccount",
             f"--audit-policy-file={self.folder / 'audit.yaml'}",
             f"--audit-log-path={self.audit_log}",
+            "--endpoint-reconciler-type=none",
             "--profiling=false",
         ]
 
@@ -143,8 +156,7 @@ class ControlPlane:
         flags = ("kubeconfig", "authentication-kubeconfig", "authorization-kubeconfig")
         return [
             *(f"--{flag}={path}" for flag in flags),
-            "--controllers=garbage-collector-controller,namespace-controller,"
-            "clusterrole-aggregation-controller,resourcequota-controller",
+            "--controllers=garbage-collector-controller,namespace-controller",
             f"--secure-port={free_port()}",
             "--bind-address=127.0.0.1",
             "--leader-elect=false",
@@ -202,7 +214,9 @@ class ControlPlane:
 
     def apply(self, *objects: dict[str, Any]) -> None:
         listed = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
-        self.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", text=json.dumps(listed))
+        self.kubectl(
+            "apply", "--server-side", "--force-conflicts", "-f", "-", text=json.dumps(listed)
+        )
 
     def audit(self) -> list[dict[str, Any]]:
         """The writes that the API server has done, in order."""
@@ -211,7 +225,7 @@ class ControlPlane:
 
 
 @contextlib.contextmanager
-def control_plane() -> Iterator[ControlPlane]:
+def control_plane() -> Generator[ControlPlane]:
     with tempfile.TemporaryDirectory(prefix="k8e-plane-", dir="/var/tmp") as folder:
         plane = ControlPlane(Path(folder) / "plane")
         try:

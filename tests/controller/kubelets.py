@@ -1,7 +1,7 @@
 """A stand-in for scheduler and kubelet: it gives pods a node, an address and a status.
 
-What a pod's annotation ``test/phase`` says, its status becomes: ``Running`` by default; ``Pending``,
-``Succeeded``, ``Failed``, ``NotReady`` or ``Unschedulable``.
+What a pod's annotation ``test/phase`` says, its status becomes: ``Running`` by default;
+``Pending``, ``Succeeded``, ``Failed``, ``NotReady`` or ``Unschedulable``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from k8e.controller.cache import Cache
 from k8e.controller.conditions import timestamp
 from k8e.controller.queue import WorkQueue
 from k8e.controller.resources import Key, key_of
-from k8e.kubernetes.api import NOT_FOUND, Api, ApiError, read_kubeconfig
+from k8e.kubernetes.api import NOT_FOUND, Api, ApiError, entries, read_kubeconfig, section
 
 MERGE = "application/merge-patch+json"
 WISH = "test/phase"
@@ -54,7 +54,7 @@ class Kubelet:
                 body = {"gracePeriodSeconds": 0, "preconditions": {"uid": pod["metadata"]["uid"]}}
                 await self._api.call("DELETE", path, body)
                 return None
-            wish = (pod["metadata"].get("annotations") or {}).get(WISH, "Running")
+            wish = section(pod["metadata"], "annotations").get(WISH, "Running")
             if not pod["spec"].get("nodeName") and wish != "Unschedulable":
                 await self._bind(pod, path)
                 return None
@@ -77,10 +77,10 @@ class Kubelet:
         await self._api.call("POST", f"{path}/binding", body)
 
     def _status(self, pod: Any, wish: str) -> dict[str, Any] | None:
-        has = pod.get("status") or {}
+        has = section(pod, "status")
         phase = {"NotReady": "Running", "Unschedulable": "Pending"}.get(wish, wish)
         ready = "True" if wish == "Running" else "False"
-        found = next((one for one in has.get("conditions") or [] if one["type"] == "Ready"), None)
+        found = next((one for one in entries(has, "conditions") if one["type"] == "Ready"), None)
         if has.get("phase") == phase and found is not None and found["status"] == ready:
             return None
         now = timestamp(time.time())

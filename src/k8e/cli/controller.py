@@ -83,7 +83,9 @@ def controller(options: argparse.Namespace) -> int:
     }
     for name in _WORKERS:
         given[f"{name}_workers"] = getattr(options, f"{name}_concurrent_workers")
-    if any(given[f"{name}_workers"] is not None and given[f"{name}_workers"] < 1 for name in _WORKERS):
+    if any(
+        given[f"{name}_workers"] is not None and given[f"{name}_workers"] < 1 for name in _WORKERS
+    ):
         raise errors.InvalidRequest("a number of workers is less than 1")
     wanted = main.Options(**{name: value for name, value in given.items() if value is not None})
     try:

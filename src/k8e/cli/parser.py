@@ -89,6 +89,7 @@ COMMANDS = {
     "agent": "server",
     "token": "token",
     "controller": "controller",
+    "manifests": "manifests",
 }
 
 

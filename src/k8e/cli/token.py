@@ -12,8 +12,8 @@ from k8e.cli import output
 from k8e.cli.parser import Commands
 
 if TYPE_CHECKING:
-    from k8e.kubernetes.api import Api
     from k8e.distro.layout import Layout
+    from k8e.kubernetes.api import Api
 
 
 def add_token(commands: Commands) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from k8e.controller import policies, resources
 from k8e.controller.resources import Object
+from k8e.kubernetes.api import entries, section
 
 DNS_SERVERS = ("8.8.8.8", "1.1.1.1")
 """Of sandboxes under the default policy, which keeps them from the cluster's own DNS."""
@@ -38,7 +39,7 @@ def _users(metadata: Object | None) -> Object:
     """Labels and annotations without those that only the controller sets."""
     made: Object = {}
     for part in ("labels", "annotations"):
-        found = (metadata or {}).get(part) or {}
+        found = section(metadata or {}, part)
         if kept := {k: v for k, v in found.items() if not resources.is_own_key(k)}:
             made[part] = kept
     return made
@@ -68,7 +69,7 @@ def _decisive(template: Object) -> list[Any]:
     return [
         template["metadata"]["name"],
         spec["podTemplate"]["spec"],
-        spec.get("volumeClaimTemplates") or [],
+        entries(spec, "volumeClaimTemplates"),
         spec.get("service"),
     ]
 
@@ -142,18 +143,18 @@ def cold_sandbox(claim: Object, template: Object) -> Object:
     spec, name = blueprint(template), template["metadata"]["name"]
     policy = template["spec"]
     pod = spec["podTemplate"]
-    policies.check_against(claim, pod.get("metadata") or {})
+    policies.check_against(claim, section(pod, "metadata"))
     pod["spec"] = policies.inject_env(
         pod["spec"], claim, policy.get("envVarsInjectionPolicy", "Disallowed")
     )
     volumes = policies.merge_volumes(
-        spec.get("volumeClaimTemplates") or [],
+        entries(spec, "volumeClaimTemplates"),
         claim,
         policy.get("volumeClaimTemplatesPolicy", "Disallowed"),
     )
     if volumes:
         spec["volumeClaimTemplates"] = volumes
-    if metadata := _merged(pod.get("metadata") or {}, claim):
+    if metadata := _merged(section(pod, "metadata"), claim):
         pod["metadata"] = metadata
     labels = {
         resources.TEMPLATE_REF_HASH: resources.name_hash(name),
@@ -172,10 +173,10 @@ def cold_sandbox(claim: Object, template: Object) -> Object:
 
 
 def _merged(metadata: Object, claim: Object) -> Object:
-    wanted = claim["spec"].get("additionalPodMetadata") or {}
+    wanted = section(claim["spec"], "additionalPodMetadata")
     made: Object = {}
     for part in ("labels", "annotations"):
-        if found := {**(metadata.get(part) or {}), **(wanted.get(part) or {})}:
+        if found := {**section(metadata, part), **section(wanted, part)}:
             made[part] = found
     return made
 
@@ -190,7 +191,7 @@ def adoption(claim: Object, sandbox: Object) -> Object:
 
     It names the version that it was decided on, so of two claims at most one gets it.
     """
-    template = sandbox["spec"]["podTemplate"].get("metadata") or {}
+    template = section(sandbox["spec"]["podTemplate"], "metadata")
     policies.check_against(claim, template)
     metadata: Object = {
         "resourceVersion": sandbox["metadata"]["resourceVersion"],
@@ -207,10 +208,10 @@ def adoption(claim: Object, sandbox: Object) -> Object:
     }
     patch: Object = {"metadata": metadata}
     pod: Object = {}
-    for part, values in (claim["spec"].get("additionalPodMetadata") or {}).items():
+    for part, values in section(claim["spec"], "additionalPodMetadata").items():
         if values:
             pod[part] = dict(values)
-    if resources.EVICTABLE in (template.get("annotations") or {}):
+    if resources.EVICTABLE in section(template, "annotations"):
         pod.setdefault("annotations", {}).setdefault(resources.EVICTABLE, None)
     if pod:
         patch["spec"] = {"podTemplate": {"metadata": pod}}

@@ -11,18 +11,18 @@ import contextlib
 import json
 import logging
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from urllib.parse import urlencode
 
 from k8e.controller.resources import Key, Object, collection, key_of, uid_of
-from k8e.kubernetes.api import GONE, Api, ApiError, ApiUnreachable
+from k8e.kubernetes.api import GONE, Api, ApiError, ApiUnreachable, section
 
 log = logging.getLogger(__name__)
 
 PAGE = 500
 WATCH_SECONDS = 240
-QUIET_SECONDS = 100.0
-"""The API server sends a bookmark each minute: after this much silence nobody is there."""
+QUIET_SECONDS = 150.0
+"""The API server sends a bookmark about once a minute: after this much silence nobody is there."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 
 Change = Callable[[Object | None, Object | None], None]
@@ -46,10 +46,10 @@ class Cache:
         trim: Callable[[Object], Object] | None = None,
         namespace: str = "",
         quiet_seconds: float = QUIET_SECONDS,
-        **query: str,
+        labels: str = "",
     ) -> None:
         self._api, self.kind = api, kind
-        self._path, self._query = collection(kind, namespace), query
+        self._path, self._query = collection(kind, namespace), _selector(labels)
         self._trim = trim or _without_fields
         self._quiet_seconds = quiet_seconds
         self._objects: dict[Key, Object] = {}
@@ -131,8 +131,9 @@ class Cache:
                 if not version:
                     version = await self._list()
                     self.synced.set()
-                async for version in self._watch(version):
-                    pause = _FIRST_PAUSE
+                async with contextlib.aclosing(self._watch(version)) as versions:
+                    async for seen in versions:
+                        version, pause = seen, _FIRST_PAUSE
                 continue  # the server ended the watch in time
             except ApiError as error:
                 if error.status == GONE:
@@ -180,7 +181,8 @@ class Cache:
             self._put(key, before, None)
         self.absorb(item)
 
-    async def _watch(self, version: str):  # noqa: ANN202 - an async generator of versions
+    async def _watch(self, version: str) -> AsyncGenerator[str]:
+        """Tell what changes after a version; the versions that were seen."""
         query = {
             **self._query,
             "watch": "true",
@@ -211,6 +213,10 @@ class Cache:
             self._put(key, before, None)
 
 
+def _selector(labels: str) -> dict[str, str]:
+    return {"labelSelector": labels} if labels else {}
+
+
 def _without_fields(item: Object) -> Object:
     """An object without what only other writers need."""
     item["metadata"].pop("managedFields", None)
@@ -226,8 +232,12 @@ _CONTAINER_STATUS = ("name", "state", "image", "restartCount")
 
 def trim_pod(item: Object) -> Object:
     """The parts of a pod that decide something here: a tenth of it."""
-    metadata, status = item["metadata"], item.get("status") or {}
-    trimmed = {name: status[name] for name in ("phase", "conditions", "podIPs", "reason", "message") if name in status}
+    metadata, status = item["metadata"], section(item, "status")
+    trimmed = {
+        name: status[name]
+        for name in ("phase", "conditions", "podIPs", "reason", "message")
+        if name in status
+    }
     if status.get("phase") == "Pending":
         for part in ("containerStatuses", "initContainerStatuses"):
             if part in status:
@@ -237,6 +247,6 @@ def trim_pod(item: Object) -> Object:
                 ]
     return {
         "metadata": {name: metadata[name] for name in _POD_METADATA if name in metadata},
-        "spec": {"nodeName": (item.get("spec") or {}).get("nodeName", "")},
+        "spec": {"nodeName": section(item, "spec").get("nodeName", "")},
         "status": trimmed,
     }

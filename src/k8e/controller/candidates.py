@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from k8e.controller import conditions, desired, resources
 from k8e.controller.resources import Key, Object, key_of, uid_of
+from k8e.kubernetes.api import section
 
 
 @dataclass
@@ -37,9 +38,9 @@ class Candidates:
         pool = resources.owner_uid(after, resources.POOL)
         found, key = self._pools.setdefault(pool, _Members()), key_of(after)
         if resources.is_true(after, conditions.READY):
-            node = (after.get("status") or {}).get("nodeName") or ""
+            node = section(after, "status").get("nodeName") or ""
             found.ready.setdefault(node, {})[key] = after
-        elif (after.get("status") or {}).get("podIPs"):
+        elif section(after, "status").get("podIPs"):
             found.addressed[key] = after
         else:
             found.starting[key] = after
@@ -55,7 +56,7 @@ class Candidates:
             return False
         found.starting.pop(key, None)
         was = found.addressed.pop(key, None) is not None
-        node = (item.get("status") or {}).get("nodeName") or ""
+        node = section(item, "status").get("nodeName") or ""
         if (on_node := found.ready.get(node)) is not None:
             was |= on_node.pop(key, None) is not None
             if not on_node:

@@ -19,7 +19,7 @@ from k8e.controller.policies import Rejected
 from k8e.controller.queue import WorkQueue
 from k8e.controller.resources import Key, Object, key_of, uid_of
 from k8e.controller.store import RightOfWay, Store
-from k8e.kubernetes.api import CONFLICT, NOT_FOUND, ApiError
+from k8e.kubernetes.api import CONFLICT, NOT_FOUND, ApiError, section
 
 BY_CLAIM, BY_POOL = "claim", "pool"
 WARM_POOL_NOT_FOUND, TEMPLATE_NOT_FOUND = "WarmPoolNotFound", "TemplateNotFound"
@@ -35,7 +35,7 @@ _LEAST_WAIT = 0.05
 class ClaimController:
     """Brings each SandboxClaim to what its spec says."""
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         store: Store,
         background: Store,
@@ -195,7 +195,7 @@ class ClaimController:
     # Warm and cold.
 
     async def _adopt_any(self, claim: Object, pool: Object, template: Object) -> Object | None:
-        strategy = (pool["spec"].get("updateStrategy") or {}).get("type")
+        strategy = section(pool["spec"], "updateStrategy").get("type")
 
         def fits(sandbox: Object) -> bool:
             return strategy != "Recreate" or blueprints.is_fresh(sandbox, template)
@@ -264,20 +264,18 @@ class ClaimController:
 
     async def _propagate(self, claim: Object, sandbox: Object) -> None:
         """Labels and annotations that a claim asks for later go to its pod too."""
-        has = sandbox["spec"]["podTemplate"].get("metadata") or {}
+        has = section(sandbox["spec"]["podTemplate"], "metadata")
         change: Object = {}
-        for part, wanted in (claim["spec"].get("additionalPodMetadata") or {}).items():
-            known = has.get(part) or {}
-            if new := {k: v for k, v in (wanted or {}).items() if known.get(k) != v}:
+        for part, wanted in section(claim["spec"], "additionalPodMetadata").items():
+            known = section(has, part)
+            if new := {k: v for k, v in section({part: wanted}, part).items() if known.get(k) != v}:
                 change[part] = new
         if not change:
             return
         reference = resources.annotations_of(sandbox).get(resources.TEMPLATE_REF, "")
         template = self._templates.get((claim["metadata"]["namespace"], reference))
         if template is not None:
-            policies.check_against(
-                claim, template["spec"]["podTemplate"].get("metadata") or {}
-            )
+            policies.check_against(claim, section(template["spec"]["podTemplate"], "metadata"))
         patch = {"spec": {"podTemplate": {"metadata": change}}}
         await self._background.patch(resources.SANDBOX, sandbox, patch)
 
@@ -314,7 +312,7 @@ class ClaimController:
         if finished := resources.condition_of(sandbox, conditions.FINISHED):
             wanted.append(finished)
         told: Object = {"name": sandbox["metadata"]["name"]}
-        if addresses := (sandbox.get("status") or {}).get("podIPs"):
+        if addresses := section(sandbox, "status").get("podIPs"):
             told["podIPs"] = addresses
         status = {"conditions": self._merged(claim, wanted), "sandbox": told}
         await self._write(claim, status, first=first)
@@ -336,7 +334,7 @@ class ClaimController:
     async def _write(self, claim: Object, status: Object, *, first: bool = False) -> None:
         patch = conditions.status_patch(claim, status)
         told = patch.get("status", {}).get("sandbox")
-        has = (claim.get("status") or {}).get("sandbox") or {}
+        has = section(section(claim, "status"), "sandbox")
         if told is not None and "podIPs" in has:
             patch["status"]["sandbox"] = {"podIPs": None, **told}  # a merge keeps what is not named
         if patch:
@@ -401,7 +399,7 @@ def _claim_words(sandbox: Object) -> tuple[str, ...]:
 
 
 def _bound_name(claim: Object) -> str:
-    found = (claim.get("status") or {}).get("sandbox") or {}
+    found = section(section(claim, "status"), "sandbox")
     return found.get("name") or found.get("Name") or ""
 
 
@@ -420,7 +418,7 @@ def _rank(sandbox: Object, assigned: str | None) -> tuple[bool, str, str]:
 
 def expiry(claim: Object) -> float | None:
     """When a claim ends, in seconds since the epoch; None if never."""
-    lifecycle = claim["spec"].get("lifecycle") or {}
+    lifecycle = section(claim["spec"], "lifecycle")
     ends: list[float] = []
     if until := lifecycle.get("shutdownTime"):
         ends.append(conditions.seconds_of(until))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from k8e.controller import desired, resources
 from k8e.controller.resources import Object
+from k8e.kubernetes.api import entries, section
 
 READY, SUSPENDED, SCHEDULED, FINISHED = "Ready", "Suspended", "PodScheduled", "Finished"
 DEPENDENCIES_READY, DEPENDENCIES_NOT_READY = "DependenciesReady", "DependenciesNotReady"
@@ -39,7 +40,7 @@ def precise_timestamp(seconds: float) -> str:
 
 def seconds_of(text: str) -> float:
     """A time of an object, as seconds since the epoch."""
-    return datetime.datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+    return datetime.datetime.fromisoformat(text).timestamp()
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def condition(kind: str, status: str, reason: str, message: str) -> Object:
 
 def merged(item: Object, wanted: Sequence[Object], now: float) -> list[Object]:
     """Conditions with the times of their last transitions, which change with the status alone."""
-    old = {one["type"]: one for one in (item.get("status") or {}).get("conditions") or []}
+    old = {one["type"]: one for one in entries(section(item, "status"), "conditions")}
     generation = item["metadata"].get("generation", 1)
     made: list[Object] = []
     for one in wanted:
@@ -102,7 +103,7 @@ def status(sandbox: Object, found: Found, *, domain: str, now: float) -> Object:
         "selector": f"{resources.NAME_HASH}={resources.name_hash(name)}",
         "service": name if found.service else None,
         "serviceFQDN": desired.full_name(sandbox, domain) if found.service else None,
-        "podIPs": [one["ip"] for one in pod["status"].get("podIPs") or []] if pod else None,
+        "podIPs": [one["ip"] for one in entries(pod["status"], "podIPs")] if pod else None,
         "nodeName": (pod["spec"].get("nodeName") if pod else None) or None,
     }
     if not made["podIPs"]:
@@ -162,8 +163,8 @@ def waiting_for(pod: Object) -> str:
             ": "
         )
     for part in ("initContainerStatuses", "containerStatuses"):
-        for one in pod["status"].get(part) or []:
-            waiting = (one.get("state") or {}).get("waiting") or {}
+        for one in entries(pod["status"], part):
+            waiting = section(section(one, "state"), "waiting")
             reason = waiting.get("reason") or ""
             if reason in _IMAGE:
                 return f"container {one['name']}: the image {one.get('image')} cannot be pulled"
@@ -211,7 +212,7 @@ def suspended(sandbox: Object, found: Found) -> Object:
 
 def status_patch(item: Object, wanted: Object) -> Object:
     """A merge patch that makes an object's status as wanted; empty if it is."""
-    has = item.get("status") or {}
+    has = section(item, "status")
     change = {name: value for name, value in wanted.items() if has.get(name) != value}
     return {"status": change} if change else {}
 
@@ -224,10 +225,10 @@ def may_wait(item: Object, patch: Object) -> bool:
     change = patch["status"]
     if not set(change) <= {"nodeName", "conditions"} or resources.is_true(item, READY):
         return False
-    old = {one["type"]: one for one in (item.get("status") or {}).get("conditions") or []}
+    old = {one["type"]: one for one in entries(section(item, "status"), "conditions")}
     if not old:
         return False
-    for one in change.get("conditions") or ():
+    for one in entries(change, "conditions"):
         before = old.pop(one["type"], None)
         if one["type"] == SCHEDULED and one["status"] == "True" and before is not None:
             continue

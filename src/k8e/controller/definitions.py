@@ -64,8 +64,14 @@ def _list(items: Object, told: str = "") -> Object:
 
 
 def _metadata(*, named: bool = False) -> Object:
-    properties = {"labels": _MAP, "annotations": _MAP, **({"name": _STRING} if named else {})}
-    return _object(told="Labels and annotations; nothing else of metadata is used.", **properties)
+    made = _object(
+        told="Labels and annotations; nothing else of metadata is used.",
+        labels=_MAP,
+        annotations=_MAP,
+    )
+    if named:
+        made["properties"]["name"] = _STRING
+    return made
 
 
 def _volume_claims(*, described: bool) -> Object:

@@ -1,4 +1,4 @@
-"""What a Sandbox should have: its pod, its volumes, its service. Pure: an object in, an object out."""
+"""What a Sandbox should have: its pod, its volumes, its service. Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from k8e.controller import resources
 from k8e.controller.resources import Object
+from k8e.kubernetes.api import entries, section
 
 EVICTABLE_VALUE = "true"
 _OWN_LABELS = (
@@ -26,7 +27,7 @@ def is_suspended(sandbox: Object) -> bool:
 
 def pod_metadata(sandbox: Object) -> tuple[dict[str, str], dict[str, str]]:
     """Labels and annotations that the pod of a sandbox should have from us."""
-    template = sandbox["spec"]["podTemplate"].get("metadata") or {}
+    template = section(sandbox["spec"]["podTemplate"], "metadata")
     labels, annotations = _users(template.get("labels")), _users(template.get("annotations"))
     own: dict[str, str] = {resources.NAME_HASH: resources.name_hash(sandbox["metadata"]["name"])}
     owner = resources.controller_of(sandbox)
@@ -86,10 +87,10 @@ def claim_name(template: Object, sandbox: Object) -> str:
 def pod(sandbox: Object) -> Object:
     """The pod of a sandbox: its template, and the volumes that it claims."""
     spec: Object = dict(sandbox["spec"]["podTemplate"]["spec"])
-    templates = sandbox["spec"].get("volumeClaimTemplates") or []
+    templates = entries(sandbox["spec"], "volumeClaimTemplates")
     if templates:
         claimed = {item["metadata"]["name"]: claim_name(item, sandbox) for item in templates}
-        kept = [item for item in spec.get("volumes") or [] if item["name"] not in claimed]
+        kept = [item for item in entries(spec, "volumes") if item["name"] not in claimed]
         spec["volumes"] = kept + [
             {"name": name, "persistentVolumeClaim": {"claimName": claim}}
             for name, claim in claimed.items()
@@ -113,7 +114,7 @@ def _metadata(sandbox: Object, name: str, labels: dict[str, str]) -> Object:
 def volume_claims(sandbox: Object) -> Iterator[Object]:
     """The volume claims of a sandbox, which stay as long as it does."""
     own = {resources.NAME_HASH: resources.name_hash(sandbox["metadata"]["name"])}
-    for template in sandbox["spec"].get("volumeClaimTemplates") or []:
+    for template in entries(sandbox["spec"], "volumeClaimTemplates"):
         given = template["metadata"]
         metadata = _metadata(
             sandbox, claim_name(template, sandbox), _users(given.get("labels")) | own
@@ -144,14 +145,14 @@ def service(sandbox: Object) -> Object:
 
 
 def _ports(spec: Object) -> list[Object]:
-    containers: list[Object] = list(spec.get("containers") or [])
+    containers: list[Object] = list(entries(spec, "containers"))
     containers += [
-        item for item in spec.get("initContainers") or [] if item.get("restartPolicy") == "Always"
+        item for item in entries(spec, "initContainers") if item.get("restartPolicy") == "Always"
     ]
     found: dict[tuple[int, str], Object] = {}
     names: set[str] = set()
     for container in containers:
-        for port in container.get("ports") or []:
+        for port in entries(container, "ports"):
             number, protocol = int(port["containerPort"]), port.get("protocol") or "TCP"
             if (number, protocol) in found:
                 continue
@@ -170,10 +171,10 @@ def _ports(spec: Object) -> list[Object]:
 
 def service_patch(sandbox: Object, found: Object) -> Object:
     """What to change of a service that has drifted; empty if nothing."""
-    wanted, has = service(sandbox)["spec"], found.get("spec") or {}
+    wanted, has = service(sandbox)["spec"], section(found, "spec")
     patch: Object = {}
-    if (has.get("selector") or {}) != wanted["selector"]:
-        gone = dict.fromkeys(set(has.get("selector") or {}) - set(wanted["selector"]))
+    if section(has, "selector") != wanted["selector"]:
+        gone = dict.fromkeys(set(section(has, "selector")) - set(wanted["selector"]))
         patch["selector"] = wanted["selector"] | gone
     if _comparable(has.get("ports")) != _comparable(wanted.get("ports")):
         patch["ports"] = wanted.get("ports")
@@ -182,7 +183,9 @@ def service_patch(sandbox: Object, found: Object) -> Object:
 
 def _comparable(ports: Any) -> list[tuple[Any, ...]]:
     names = ("name", "port", "protocol", "targetPort")
-    return sorted(tuple(port.get(name) for name in names) for port in ports or [])
+    return sorted(
+        tuple(port.get(name) for name in names) for port in entries({"ports": ports}, "ports")
+    )
 
 
 def full_name(sandbox: Object, domain: str) -> str:

@@ -10,7 +10,7 @@ import time
 from k8e import errors
 from k8e.controller.conditions import precise_timestamp
 from k8e.controller.resources import Object
-from k8e.kubernetes.api import CONFLICT, Api, ApiError, ApiUnreachable
+from k8e.kubernetes.api import CONFLICT, Api, ApiError, ApiUnreachable, section
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class Election:
             }
             self._lease = await self._api.call("POST", self._collection, body)
             return True
-        spec = lease.get("spec") or {}
+        spec = section(lease, "spec")
         holder = spec.get("holderIdentity") or ""
         version = lease["metadata"]["resourceVersion"]
         if version != self._seen[0]:
@@ -107,7 +107,8 @@ class Election:
                 raise LeadershipLost(self._name)
 
     async def _renew(self) -> None:
-        assert self._lease is not None
+        if self._lease is None:
+            raise LeadershipLost(self._name)
         self._lease["spec"]["renewTime"] = precise_timestamp(time.time())
         self._lease = await self._api.call("PUT", self._path, self._lease, seconds=5)
 

@@ -34,7 +34,7 @@ _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _CORE = (resources.SANDBOX, "Pod", "PersistentVolumeClaim", "Service")
 _EXTENSIONS = (resources.CLAIM, resources.POOL, resources.TEMPLATE, "NetworkPolicy")
 _PARTS = ("Pod", "PersistentVolumeClaim", "Service")
-_CLAIM_CALLS, _CALLS = 16, 12
+_CLAIM_CALLS, _CALLS = 16, 6
 _PROBE_SECONDS = 2.0
 
 
@@ -64,7 +64,8 @@ def connections(kubeconfig: Path | None) -> Callable[[], Api]:
         host = os.environ.get("KUBERNETES_SERVICE_HOST")
         if not host:
             raise errors.InvalidRequest(
-                "this is no pod, and no kubeconfig was given", hint="k8e controller --kubeconfig PATH"
+                "this is no pod, and no kubeconfig was given",
+                hint="k8e controller --kubeconfig PATH",
             )
         port = os.environ.get("KUBERNETES_SERVICE_PORT", "443")
         server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
@@ -137,8 +138,8 @@ class Controller:
 
 
 def _cache(api: Api, kind: str) -> Cache:
-    query = {"labelSelector": resources.NAME_HASH} if kind in _PARTS else {}
-    return Cache(api, kind, trim=trim_pod if kind == "Pod" else None, **query)
+    labels = resources.NAME_HASH if kind in _PARTS else ""
+    return Cache(api, kind, trim=trim_pod if kind == "Pod" else None, labels=labels)
 
 
 async def _label_domains(api: Api) -> tuple[str, ...]:
@@ -148,7 +149,7 @@ async def _label_domains(api: Api) -> tuple[str, ...]:
         try:
             return policies.allowed_domains(await api.find(path))
         except ApiError as error:
-            if error.status == 403:  # noqa: PLR2004 - no right to read it: as if it were not there
+            if error.status == 403:
                 return policies.DEFAULT_LABEL_DOMAINS
             log.warning("%s", error)
         except ApiUnreachable as error:
@@ -192,9 +193,7 @@ async def run(options: Options) -> None:
         await work
 
 
-async def _lead(
-    options: Options, connect: Callable[[], Api], active: list[Controller]
-) -> None:
+async def _lead(options: Options, connect: Callable[[], Api], active: list[Controller]) -> None:
     api = connect()
     identity = f"{socket.gethostname()}_{secrets.token_hex(4)}"
     election = Election(

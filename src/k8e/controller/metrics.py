@@ -13,6 +13,7 @@ from k8e._version import __version__
 from k8e.controller import conditions, policies, resources
 from k8e.controller.cache import Cache
 from k8e.controller.resources import Object
+from k8e.kubernetes.api import section
 
 _BUCKETS = (5, 10, 20, 30, 40, 60, 80, 100, 150, 200, 300, 500, 1000, 2000, 5000, 15000, 60000)
 _UNKNOWN = "unknown"
@@ -45,7 +46,11 @@ class Metrics:
         self._claims = Counter(
             "agent_sandbox_claim_creation",
             "Claims that have become ready.",
-            (*("namespace", "sandbox_template", "launch_type", "warmpool_name"), "pod_condition", "created_by"),
+            (
+                *("namespace", "sandbox_template", "launch_type", "warmpool_name"),
+                "pod_condition",
+                "created_by",
+            ),
             registry=self.registry,
         )
         self._creation = Histogram(
@@ -91,7 +96,11 @@ class Metrics:
     def sandbox_is_ready(self, before: Object, after: Object, now: float) -> None:
         """Count how long a sandbox took, when it is ready for the first time."""
         ready = resources.condition_of(after, conditions.READY)
-        if ready is None or ready["status"] != "True" or resources.is_true(before, conditions.READY):
+        if (
+            ready is None
+            or ready["status"] != "True"
+            or resources.is_true(before, conditions.READY)
+        ):
             return
         metadata = after["metadata"]
         if metadata.get("generation", 1) > 1:
@@ -102,7 +111,9 @@ class Metrics:
 
 
 def _launch(sandbox: Object | None) -> str:
-    return resources.labels_of(sandbox).get(resources.LAUNCH_TYPE, _UNKNOWN) if sandbox else _UNKNOWN
+    return (
+        resources.labels_of(sandbox).get(resources.LAUNCH_TYPE, _UNKNOWN) if sandbox else _UNKNOWN
+    )
 
 
 def _template(sandbox: Object | None) -> str:
@@ -141,7 +152,7 @@ class _Population(Collector):
         for words, count in Count(map(_words, self._sandboxes)).items():
             sandboxes.add_metric(words, count)
         for pool in self._pools:
-            status = pool.get("status") or {}
+            status = section(pool, "status")
             for state, name in (("all", "replicas"), ("ready", "readyReplicas")):
                 pools.add_metric([*resources.key_of(pool), state], status.get(name) or 0)
         yield sandboxes

@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from k8e.controller import resources
 from k8e.controller.resources import Object
+from k8e.kubernetes.api import entries, section
 
 INVALID_METADATA = "InvalidMetadata"
 ENV_REJECTED = "EnvVarsInjectionRejected"
@@ -39,8 +39,8 @@ def _within(domain: str, domains: Sequence[str]) -> bool:
 
 def check_metadata(claim: Object, label_domains: Sequence[str]) -> None:
     """Whether the labels and annotations that a claim asks for are its to set."""
-    wanted = claim["spec"].get("additionalPodMetadata") or {}
-    for key, value in (wanted.get("labels") or {}).items():
+    wanted = section(claim["spec"], "additionalPodMetadata")
+    for key, value in section(wanted, "labels").items():
         if (key, value) == resources.ROUTER_LABEL:
             raise Rejected(INVALID_METADATA, f"the label {key}={value} is the router's own")
         if not _within(_domain(key), label_domains):
@@ -53,17 +53,17 @@ def check_metadata(claim: Object, label_domains: Sequence[str]) -> None:
             raise Rejected(INVALID_METADATA, f"the label {key} has no valid name")
         if len(value) > _LONGEST or not _VALUE.fullmatch(value):
             raise Rejected(INVALID_METADATA, f"the value of the label {key} is no label value")
-    for key in wanted.get("annotations") or {}:
+    for key in section(wanted, "annotations"):
         if key != resources.EVICTABLE and _within(_domain(key), _RESERVED):
             raise Rejected(INVALID_METADATA, f"the annotation {key} is in a reserved domain")
 
 
 def check_against(claim: Object, metadata: Object) -> None:
     """Whether a claim leaves alone what the pods of its template have already."""
-    wanted = claim["spec"].get("additionalPodMetadata") or {}
+    wanted = section(claim["spec"], "additionalPodMetadata")
     for part in ("labels", "annotations"):
-        has: dict[str, str] = metadata.get(part) or {}
-        for key, value in (wanted.get(part) or {}).items():
+        has: dict[str, str] = section(metadata, part)
+        for key, value in section(wanted, part).items():
             if key in has and has[key] != value:
                 raise Rejected(
                     INVALID_METADATA, f"the template sets {part[:-1]} {key}, which stays as it is"
@@ -77,7 +77,7 @@ def is_cold_only(claim: Object) -> bool:
 
 def inject_env(spec: Object, claim: Object, policy: str) -> Object:
     """A pod spec with the environment variables of a claim."""
-    wanted: list[Object] = claim["spec"].get("env") or []
+    wanted: list[Object] = entries(claim["spec"], "env")
     if not wanted:
         return spec
     if policy == _DISALLOWED:
@@ -87,7 +87,7 @@ def inject_env(spec: Object, claim: Object, policy: str) -> Object:
             + _DISALLOWED,
         )
     spec = copy.deepcopy(spec)
-    containers: list[Object] = spec.get("containers") or []
+    containers: list[Object] = entries(spec, "containers")
     for one in wanted:
         _inject(_container(containers, one), one, replaces=policy == _OVERRIDES)
     return spec
@@ -120,7 +120,7 @@ def _inject(container: Object, wanted: Object, *, replaces: bool) -> None:
 
 def merge_volumes(has: list[Object], claim: Object, policy: str) -> list[Object]:
     """The volume claim templates of a template, with those of a claim."""
-    wanted: list[Object] = claim["spec"].get("volumeClaimTemplates") or []
+    wanted: list[Object] = entries(claim["spec"], "volumeClaimTemplates")
     if not wanted:
         return has
     if policy == _DISALLOWED:
@@ -129,7 +129,7 @@ def merge_volumes(has: list[Object], claim: Object, policy: str) -> list[Object]
             "the template allows no volumeClaimTemplates: its volumeClaimTemplatesPolicy is "
             + _DISALLOWED,
         )
-    names = [str((item.get("metadata") or {}).get("name") or "") for item in wanted]
+    names = [str(section(item, "metadata").get("name") or "") for item in wanted]
     if not all(names) or len(set(names)) != len(names):
         raise Rejected(VOLUMES_REJECTED, "each of volumeClaimTemplates needs a name of its own")
     merged = {item["metadata"]["name"]: item for item in has}
@@ -146,9 +146,9 @@ def creator(labels: dict[str, str]) -> str:
     return found if found in resources.CREATORS else "unknown"
 
 
-def allowed_domains(config: Any) -> tuple[str, ...]:
+def allowed_domains(config: Object | None) -> tuple[str, ...]:
     """The domains that a config map allows for labels: words between commas and white space."""
-    data = (config or {}).get("data") or {}
+    data = section(config or {}, "data")
     text = data.get(resources.CONFIG_LABELS)
     if text is None:
         return DEFAULT_LABEL_DOMAINS

@@ -18,9 +18,7 @@ async def serve(address: str, answers: dict[str, Answer]) -> asyncio.Server:
     """Serve GET requests of a few paths at ``HOST:PORT``."""
     host, _, port = address.rpartition(":")
 
-    async def on_connection(
-        reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def on_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(_SECONDS):
                 await _answer(reader, writer, answers)

@@ -122,7 +122,7 @@ class WorkQueue(Generic[K]):
     def _pause(self, key: K) -> float:
         count = self._failures.get(key, 0)
         self._failures[key] = count + 1
-        pause = min(_FIRST_PAUSE * 2**min(count, 20), _LONGEST_PAUSE)
+        pause = min(_FIRST_PAUSE * 2 ** min(count, 20), _LONGEST_PAUSE)
         return pause * (0.75 + random.random() / 2)  # noqa: S311 - spread, not a secret
 
     def __len__(self) -> int:

@@ -11,6 +11,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from k8e.kubernetes.api import entries, section
+
 Object = dict[str, Any]
 Key = tuple[str, str]
 """Namespace and name."""
@@ -106,11 +108,11 @@ def uid_of(item: Object) -> str:
 
 
 def labels_of(item: Object) -> dict[str, str]:
-    return item["metadata"].get("labels") or {}
+    return section(item["metadata"], "labels")
 
 
 def annotations_of(item: Object) -> dict[str, str]:
-    return item["metadata"].get("annotations") or {}
+    return section(item["metadata"], "annotations")
 
 
 def is_going(item: Object) -> bool:
@@ -120,7 +122,7 @@ def is_going(item: Object) -> bool:
 
 def controller_of(item: Object) -> Object | None:
     """The owner reference of the controller of an object."""
-    for owner in item["metadata"].get("ownerReferences") or ():
+    for owner in entries(item["metadata"], "ownerReferences"):
         if owner.get("controller"):
             return owner
     return None
@@ -153,7 +155,11 @@ def collection(kind: str, namespace: str = "") -> str:
     """The path of all objects of a kind, in one namespace or in all."""
     version = API_VERSIONS[kind]
     base = f"/apis/{version}" if "/" in version else f"/api/{version}"
-    return f"{base}/namespaces/{namespace}/{PLURALS[kind]}" if namespace else base + "/" + PLURALS[kind]
+    return (
+        f"{base}/namespaces/{namespace}/{PLURALS[kind]}"
+        if namespace
+        else base + "/" + PLURALS[kind]
+    )
 
 
 def path_of(kind: str, key: Key) -> str:
@@ -162,7 +168,7 @@ def path_of(kind: str, key: Key) -> str:
 
 def condition_of(item: Object, kind: str) -> Object | None:
     """A condition of an object's status."""
-    for condition in (item.get("status") or {}).get("conditions") or ():
+    for condition in entries(section(item, "status"), "conditions"):
         if condition["type"] == kind:
             return condition
     return None

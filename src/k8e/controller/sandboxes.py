@@ -13,7 +13,7 @@ from k8e.controller.events import Events
 from k8e.controller.queue import WorkQueue
 from k8e.controller.resources import Key, Object, key_of, uid_of
 from k8e.controller.store import RightOfWay, Store
-from k8e.kubernetes.api import CONFLICT, ApiError
+from k8e.kubernetes.api import CONFLICT, ApiError, entries, section
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class _Foreign(Exception):
 class SandboxController:
     """Brings each Sandbox to what its spec says."""
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         store: Store,
         events: Events,
@@ -213,7 +213,7 @@ class SandboxController:
         owner = resources.owner_reference(sandbox, resources.SANDBOX)
         metadata: Object = {
             "resourceVersion": found["metadata"]["resourceVersion"],
-            "ownerReferences": [*(found["metadata"].get("ownerReferences") or []), owner],
+            "ownerReferences": [*(entries(found["metadata"], "ownerReferences")), owner],
             "labels": labels,
         }
         return await self._store.patch(kind, found, {"metadata": metadata})
@@ -230,10 +230,10 @@ class SandboxController:
         if not patch:
             self._deferred.discard(uid_of(sandbox))
             return None
-        if may_wait and conditions.may_wait(sandbox, patch):
-            if uid_of(sandbox) not in self._deferred:
-                self._deferred.add(uid_of(sandbox))
-                return _DEFERRED_SECONDS
+        known = uid_of(sandbox) in self._deferred
+        if may_wait and not known and conditions.may_wait(sandbox, patch):
+            self._deferred.add(uid_of(sandbox))
+            return _DEFERRED_SECONDS
         self._deferred.discard(uid_of(sandbox))
         try:
             after = await self._store.patch(resources.SANDBOX, sandbox, patch, "status")
@@ -280,6 +280,6 @@ def _why_not(kind: str, sandbox: Object, found: Object) -> str:
     own = labels.get(resources.NAME_HASH) == resources.name_hash(sandbox["metadata"]["name"])
     if not own and labels.get(resources.ADOPTABLE) != "true":
         return f"is not the sandbox's, and has no label {resources.ADOPTABLE}=true"
-    if kind == "Service" and (found.get("spec") or {}).get("clusterIP") not in ("None", None):
+    if kind == "Service" and section(found, "spec").get("clusterIP") not in ("None", None):
         return "has a cluster IP, and a sandbox's service is headless"
     return ""

@@ -88,7 +88,7 @@ class RightOfWay:
     not without bound: a pool that is never filled would end up with no claim being warm.
     """
 
-    def __init__(self, *, longest: float = 0.5) -> None:
+    def __init__(self, *, longest: float = 2.0) -> None:
         self._longest = longest
         self._under_way = 0
         self._free = asyncio.Event()

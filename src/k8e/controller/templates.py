@@ -9,7 +9,7 @@ from k8e.controller.events import Events
 from k8e.controller.queue import WorkQueue
 from k8e.controller.resources import Key, Object, key_of
 from k8e.controller.store import Store
-from k8e.kubernetes.api import CONFLICT, ApiError
+from k8e.kubernetes.api import CONFLICT, ApiError, entries
 
 log = logging.getLogger(__name__)
 NOT_OWNED = "NetworkPolicyNotOwned"
@@ -84,10 +84,10 @@ def _with_defaults(spec: Object) -> Object:
     found: Object = {part: value for part, value in spec.items() if value}
     for part in ("ingress", "egress"):
         rules: list[Object] = []
-        for rule in spec.get(part) or []:
+        for rule in entries(spec, part):
             made = dict(rule)
             if rule.get("ports"):
-                made["ports"] = [{"protocol": "TCP", **port} for port in rule["ports"]]
+                made["ports"] = [{"protocol": "TCP", **port} for port in entries(rule, "ports")]
             rules.append(made)
         if rules:
             found[part] = rules

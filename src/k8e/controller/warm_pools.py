@@ -10,7 +10,7 @@ from k8e.controller.events import Events
 from k8e.controller.queue import WorkQueue
 from k8e.controller.resources import Key, Object, key_of, uid_of
 from k8e.controller.store import RightOfWay, Store
-from k8e.kubernetes.api import CONFLICT, NOT_FOUND, ApiError
+from k8e.kubernetes.api import CONFLICT, NOT_FOUND, ApiError, section
 
 BY_HASH = "pool hash"
 _MOST_AT_ONCE = 300
@@ -107,7 +107,7 @@ class WarmPoolController:
         return len(self._owned(pool))
 
     async def _members(self, pool: Object, template: Object | None) -> list[Object]:
-        """The pool's sandboxes; those that nobody owns are taken in if fresh, and deleted if not."""
+        """The pool's sandboxes; of those that nobody owns, fresh ones are taken in."""
         for one in self._of(pool):
             if resources.controller_of(one) is not None or resources.is_going(one):
                 continue
@@ -125,7 +125,7 @@ class WarmPoolController:
     async def _without_stale(
         self, pool: Object, template: Object, members: list[Object]
     ) -> list[Object]:
-        if (pool["spec"].get("updateStrategy") or {}).get("type") != "Recreate":
+        if section(pool["spec"], "updateStrategy").get("type") != "Recreate":
             return members
         stale = [
             one

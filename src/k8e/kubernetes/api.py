@@ -379,9 +379,9 @@ def read_kubeconfig(path: Path) -> tuple[str, ssl.SSLContext, str | Callable[[],
     import yaml
 
     config: Any = yaml.safe_load(path.read_bytes())
-    named = _named(config.get("contexts"), config.get("current-context")).get("context") or {}
+    named = section(_named(config.get("contexts"), config.get("current-context")), "context")
     cluster = _named(config["clusters"], named.get("cluster"))["cluster"]
-    user = _named(config["users"], named.get("user")).get("user") or {}
+    user = section(_named(config["users"], named.get("user")), "user")
     if "exec" in user or "auth-provider" in user:
         raise errors.InvalidRequest(
             f"the kubeconfig {path} gets its credentials from another program",
@@ -401,7 +401,7 @@ def read_kubeconfig(path: Path) -> tuple[str, ssl.SSLContext, str | Callable[[],
 
 def _named(listed: Any, name: str | None) -> Object:
     """The entry of a kubeconfig's list with this name; the first where none is named."""
-    found: list[Object] = [item for item in listed or [] if not name or item["name"] == name]
+    found = [item for item in entries({"in": listed}, "in") if name in (None, "", item["name"])]
     return found[0] if found else {}
 
 
