@@ -9,6 +9,7 @@ import pytest
 
 from k8e.controller.conditions import timestamp
 from k8e.controller.resources import name_hash
+from k8e.kubernetes.api import section
 from tests.controller.clusters import (
     POD,
     SandboxCluster,
@@ -108,7 +109,7 @@ def test_a_warm_claim_costs_four_writes_two_of_them_before_it_is_ready(
     began = False
     writes: list[str] = []
     for entry in cluster.plane.audit():
-        target = entry.get("objectRef") or {}
+        target = section(entry, "objectRef")
         if target.get("namespace") != cluster.namespace:
             continue
         ours = "agent-sandbox-controller" in entry["user"]["username"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from k8e.controller.resources import name_hash
 from tests.controller.clusters import (
     SandboxCluster,
@@ -164,7 +166,7 @@ def test_a_network_policy_follows_its_template(cluster: SandboxCluster) -> None:
 
 
 def test_somebody_elses_network_policy_is_left_alone(cluster: SandboxCluster) -> None:
-    policy = {"podSelector": {}, "policyTypes": ["Ingress"]}
+    policy: dict[str, Any] = {"podSelector": {}, "policyTypes": ["Ingress"]}
     cluster.apply(
         {
             "apiVersion": "networking.k8s.io/v1",
