@@ -79,8 +79,10 @@ components: setup ## Get the upstream programs of a cluster, building them where
 test: setup test-packages components ## Run the tests (as root all of them; PYTEST_ARGS="-k word")
 	$(PY) -m pytest -rs -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
-test-long: setup components ## What takes too long for make test; writes tests/cluster/loops.json (LONG_ARGS="--kills 100")
+test-long: setup components ## What takes too long for make test; writes tests/cluster/*.json (LONG_ARGS="--kills 100")
 	$(PY) -m tests.cluster.loops $(LONG_ARGS)
+	nice -n 10 $(PY) -m k8e components install kubernetes-tests >/dev/null
+	ended=0; $(PY) -m tests.cluster.kubernetes_tests || ended=$$?; $(PY) docs/generate.py; exit $$ended
 
 cluster: setup ## Start a Kubernetes cluster on machines of its own (NODES=2 CNI=basic)
 	@$(PY) -m tests.cluster up --nodes $(NODES) --cni $(CNI)

@@ -1,4 +1,6 @@
-"""Writes ``reference/cli.md`` and ``reference/conformance.md`` from the code itself.
+"""Writes ``reference/cli.md``, ``conformance.md`` and ``kubernetes-tests.md``.
+
+The first two come from the code itself, the last from the newest result of ``make test-long``.
 
     python docs/generate.py           write them
     python docs/generate.py --check   fail if they are not current
@@ -9,6 +11,7 @@ Not argparse's own help text: that is laid out differently by each version of Py
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +25,7 @@ from k8e.conformance import report
 
 _OPTIONAL = {"?": "[{}]", "*": "[{} ...]"}
 REFERENCE = Path(__file__).parent / "reference"
+KUBERNETES_TESTS = Path(__file__).parents[1] / "tests/cluster/kubernetes_tests.json"
 HEAD = """\
 <!-- Written by docs/generate.py. Change the command in src/k8e/cli, then run it again. -->
 
@@ -46,13 +50,14 @@ a result has the key `exit_code`. With `--raw`, errors of k8e go to stderr alone
 told there too, in words, if it is another place than stdout.
 
 Flags that name a variable in brackets, such as `[K8E_SANDBOX_TENANT]`, take their default from it.
-`k8e server` and `k8e agent` are reserved for Kubernetes; in this release they answer with an error.
 """
 
 
 def main(arguments: list[str]) -> int:
     """Write the pages, or compare them; the exit code."""
     pages = {"cli.md": page(), "conformance.md": report.page()}
+    if KUBERNETES_TESTS.exists():
+        pages["kubernetes-tests.md"] = kubernetes_tests()
     old = [name for name, text in pages.items() if _read(REFERENCE / name) != text]
     if arguments == ["--check"]:
         for name in old:
@@ -65,6 +70,48 @@ def main(arguments: list[str]) -> int:
 
 def _read(path: Path) -> str:
     return path.read_text("utf-8") if path.exists() else ""
+
+
+KUBERNETES_TESTS_HEAD = """\
+# Kubernetes' own tests
+
+Made by `docs/generate.py` from the newest result of `make test-long`; do not edit it.
+
+Kubernetes comes with tests of its own. This is a sample of them, chosen from the 446 tests of the
+conformance suite of {kubernetes} and from its tests of NetworkPolicy, and run unchanged by
+Kubernetes' own `e2e.test`, which `k8e components install kubernetes-tests` builds. The cluster had
+{nodes} nodes with `--cni={cni}`; the pods ran on runc. **{passed} of {all} passed**, in {minutes}
+minutes, at a load of {load} on a machine with 2 CPUs.
+
+That is a sample: nothing is claimed of the tests that are not in it, and k8e is not certified.
+
+- Tests that need images of which k8e makes none are not in the sample: those that look names up
+  with `dig`, or need nginx. For the names of services k8e has tests of its own, in `tests/cluster`.
+- Images that tests ask for and that have a stand-in: {stand_ins}. `agnhost` is built from
+  Kubernetes' own source, with the shell of `busybox` beside it.
+"""
+
+
+def kubernetes_tests() -> str:
+    """What ran of Kubernetes' own tests, and what became of it."""
+    result = json.loads(KUBERNETES_TESTS.read_bytes())
+    tests = result["tests"]
+    passed = sum(item["state"] == "passed" for item in tests)
+    stand_ins = ", ".join(f"`{other}` for `{name}`" for name, other in result["stand_ins"].items())
+    numbers = {"passed": passed, "all": len(tests), "minutes": round(result["seconds"] / 60)}
+    lines = [KUBERNETES_TESTS_HEAD.format(**{**result, **numbers, "stand_ins": stand_ins})]
+    area = ""
+    for item in tests:
+        if item["area"] != area:
+            area = item["area"]
+            lines.append(f"\n## {area}\n\n| test | result | seconds |\n|---|---|---|\n")
+        state = item["state"] if "why" not in item else f"{item['state']}: {item['why']}"
+        lines.append(f"| {_cell(item['name'])} | {_cell(state)} | {item['seconds']:g} |\n")
+    return "".join(lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*") if text else ""
 
 
 def page() -> str:

@@ -9,11 +9,14 @@ import select
 import signal
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 from tests.cluster.clusters import Cluster
+from tests.cluster.machine_init import CLONE
 
-STATE = Path("/run/k8e-cluster.json")
+STATE = Path(f"/run/k8e-cluster-{zlib.crc32(bytes(CLONE)):08x}.json")
+"""Of this clone: each may have a cluster of its own."""
 SECONDS = 900.0
 
 

@@ -24,6 +24,7 @@ class Cluster:
         self.machines: list[Machine] = []
         self.flags = ("--cni", cni, *flags)
         self.cni = cni
+        self.said = ""
         try:
             self.server = self.add_machine()
         except BaseException:
@@ -40,7 +41,8 @@ class Cluster:
         return f"https://{self.server.address}:6443"
 
     def start(self) -> None:
-        self.server.k8e("server", *self.flags, "--detach", seconds=400)
+        """Start the server; what it says meanwhile is in ``said``."""
+        self.said = self.server.k8e("server", *self.flags, "--detach", seconds=400).stderr
 
     def token(self) -> str:
         return self.server.path("/var/lib/k8e/server/node-token").read_text("ascii").strip()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Generator
 from typing import Any
 
@@ -15,12 +16,17 @@ from cryptography import x509
 
 from tests.cluster import traces
 from tests.cluster.clusters import Cluster, eventually, pod, service
-from tests.cluster.machine import Machine, end
+from tests.cluster.machine import COMPONENTS, Machine, end
 
 pytestmark = pytest.mark.timeout(600)
 CNI = "basic"
 SECRET = "no-such-word-stands-in-the-database"
 PUBLIC = "this-word-stands-in-the-database"
+OWN_NETWORK = {
+    "cniVersion": "1.0.0",
+    "name": "own",
+    "plugins": [{"type": "ptp", "ipam": {"type": "host-local", "subnet": "10.9.0.0/24"}}],
+}
 CURL = "curl -sk -m 20 -o /dev/null -w %{http_code}"
 
 
@@ -151,6 +157,16 @@ def test_metrics_and_volumes_work(cluster: Cluster) -> None:
 # What K8E's documents promise.
 
 
+def test_a_start_tells_each_step_with_its_time(cluster: Cluster) -> None:
+    steps = re.findall(r"^k8e: \[ *[\d.]+ s\] (.+)$", cluster.said, re.MULTILINE)
+    told = [
+        *("runtime gvisor: found", "etcd, API server and containerd start", "API server is ready"),
+        *("kubelet starts", "node node-1 is ready", "the gateway starts"),
+    ]
+    places = [next(i for i, step in enumerate(steps) if step.startswith(what)) for what in told]
+    assert places == sorted(places), cluster.said
+
+
 def test_files_are_where_they_are_documented_and_for_root_alone(server: Machine) -> None:
     for path in (
         "/etc/k8e/k8e.yaml",
@@ -171,6 +187,18 @@ def test_files_are_where_they_are_documented_and_for_root_alone(server: Machine)
 def test_kubectl_and_ctr_work_without_a_word_of_where_the_cluster_is(server: Machine) -> None:
     assert "node-2" in server.run("/usr/local/bin/kubectl", "get", "nodes").stdout
     assert "busybox" in server.run("ctr", "-n", "k8s.io", "images", "ls").stdout
+
+
+def test_status_shows_the_gateway_beside_the_cluster(server: Machine) -> None:
+    found = eventually("it runs", lambda: _running(server))
+    assert found["cluster"]["cni"] == CNI
+    assert [node["name"] for node in found["cluster"]["nodes"]] == ["node-1", "node-2"]
+    assert "enforces no NetworkPolicy" in found["cluster"]["warning"]
+
+
+def _running(server: Machine) -> dict[str, Any]:
+    found = json.loads(server.k8e("status", check=False).stdout)
+    return found if found["running"] else {}
 
 
 def test_the_gateway_serves_sandboxes_with_its_state_below_the_servers(server: Machine) -> None:
@@ -290,9 +318,14 @@ def test_a_rotated_token_is_the_only_one_that_joins(cluster: Cluster, server: Ma
     eventually("the old one ends", lambda: machine.run(*command).stdout == "401")
     said = refusal(machine, "agent", "--server", cluster.url, "--token", old)
     assert "wrong, deleted or expired" in said
-    cluster.join(machine)
-    assert machine.name in cluster.kubectl("get", "nodes")
-    machine.k8e("agent", "uninstall")
+    # What else a join needs stands in a file, of which a server's options are none of an agent's.
+    file = machine.path("/etc/k8e/config.yaml")
+    file.parent.mkdir()
+    file.write_text(f"server: {cluster.url}\ncni: cilium\nnode-label: [rack=two]\n", "utf-8")
+    machine.k8e("agent", "-d", seconds=400, K8E_TOKEN=new)
+    assert machine.name in cluster.kubectl("get", "nodes", "-l", "rack=two")
+    machine.k8e("agent", "uninstall", seconds=200)
+    assert not file.parent.exists()
     cluster.kubectl("delete", "node", machine.name)
 
 
@@ -363,6 +396,29 @@ def test_a_server_that_was_killed_leaves_everything_to_the_next(
     assert not [alarm for alarm in status(server)["alarms"] if "does not run" in alarm]
 
 
+def test_a_join_that_was_interrupted_goes_on_where_it_was(
+    cluster: Cluster, server: Machine
+) -> None:
+    """Nobody signs a certificate while the server is away, whose components run on."""
+    machine = cluster.machines[-1]
+    server.run("kill", "-9", str(status(server)["pid"]))
+    flags = ("--server", cluster.url, "--token", cluster.token())
+    joining = machine.start(sys.executable, "-P", "-m", "k8e", "agent", *flags)
+    try:
+        asked = re.compile(rf"^k8e-join-{machine.name}-.* Pending\b", re.MULTILINE)
+        eventually("it asks", lambda: asked.search(cluster.kubectl("get", "csr")))
+    finally:
+        end(joining)
+    key = machine.path("/var/lib/k8e/agent/pki/joining.key")
+    assert key.exists()
+    cluster.start()
+    cluster.join(machine)
+    assert not key.exists()
+    assert machine.name in cluster.kubectl("get", "nodes")
+    machine.k8e("agent", "uninstall", seconds=200)
+    cluster.kubectl("delete", "node", machine.name)
+
+
 def test_a_new_certificate_is_served_without_a_restart(server: Machine) -> None:
     # The server of the test before was told another name, and made a certificate for it.
     program = "import ssl; print(ssl.get_server_certificate(('127.0.0.1', 6443)))"
@@ -387,9 +443,13 @@ def test_a_server_that_was_stopped_leaves_pods_and_starts_again(
 ) -> None:
     ids = containers(server)
     server.k8e("server", "stop", seconds=200)
+    shim = server.path("/usr/local/bin/containerd-shim-kata-v2")
+    shim.touch(0o755)  # runtimes are looked for at each start
     assert server.run("pgrep", "-x", "kube-apiserver", check=False).returncode == 1
     assert server.run("pgrep", "-f", "httpd -f -p 8080", check=False).returncode == 0
     cluster.start()
+    shim.unlink()
+    assert "containerd-shim-kata" not in cluster.said, "its shim is there now"
     assert ids <= containers(server)
     cluster.wait_for_pods(*pods)
 
@@ -408,7 +468,22 @@ def test_a_port_that_is_taken_is_told_with_who_has_it(cluster: Cluster) -> None:
         end(holder)
 
 
-def test_what_a_gateway_had_before_there_was_a_server_is_kept(cluster: Cluster) -> None:
+def test_a_wrong_program_is_not_started(cluster: Cluster) -> None:
+    machine = cluster.machines[-1]
+    program = COMPONENTS / "bin/etcd"
+    machine.run("mount", "--bind", "/usr/bin/true", str(program))
+    try:
+        said = refusal(machine, "server", "--cni", "basic")
+    finally:
+        machine.run("umount", str(program))
+    assert f"the component etcd in {COMPONENTS} cannot be used" in said
+    assert "has the checksum" in said
+    assert "k8e components install etcd" in said
+
+
+def test_own_networks_are_used_and_what_a_gateway_had_is_kept(
+    cluster: Cluster,
+) -> None:
     machine = cluster.machines[-1]
     machine.k8e("sandbox", "run", "echo kept > /workspace/file")
     flags = ("--cni", "none", "--disable", "coredns,metrics-server,local-path", "--detach")
@@ -420,6 +495,13 @@ def test_what_a_gateway_had_before_there_was_a_server_is_kept(cluster: Cluster) 
 
     assert eventually("the gateway serves", read) == "kept\n"
     assert machine.path("/var/lib/k8e/gateway/sessions.db").exists()
+    node = ("wait", f"node/{machine.name}", "--for=condition=Ready")
+    assert machine.kubectl(*node, "--timeout=0s", check=False) == ""
+    confs = machine.path("/etc/cni/net.d")
+    confs.mkdir(parents=True, exist_ok=True)
+    (confs / "own.conflist").write_text(json.dumps(OWN_NETWORK), "utf-8")
+    machine.kubectl(*node, "--timeout=120s", seconds=150)
+    (confs / "own.conflist").unlink()
     machine.k8e("server", "uninstall", seconds=200)
 
 

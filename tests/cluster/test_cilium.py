@@ -92,6 +92,12 @@ def test_pods_reach_each_other_by_address_service_and_name(
             reaches(cluster, name, f"http://{host}/")
 
 
+def test_without_the_sandbox_matrix_no_gateway_starts(cluster: Cluster) -> None:
+    told = json.loads(cluster.server.k8e("status", check=False).stdout)
+    assert told["running"] is False
+    assert "gateway" not in [item["name"] for item in told["cluster"]["components"]]
+
+
 def test_a_network_policy_admits_whom_it_names_on_every_node_and_runtime(
     cluster: Cluster, pods: dict[str, str]
 ) -> None:

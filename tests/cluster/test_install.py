@@ -85,29 +85,48 @@ def prepared() -> Generator[Prepared]:
 
 
 @pytest.fixture
-def machine(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> Generator[Machine]:
+def lan(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> Generator[Lan]:
     monkeypatch.setattr(machines, "COMPONENTS", prepared.components)
-    lan = Lan()
-    try:
-        found = Machine(lan, 1)
-        yield found
-        found.close()
-    finally:
-        lan.close()
+    found = Lan()
+    yield found
+    found.close()
 
 
-def test_a_server_is_installed_runs_and_is_removed_without_a_trace(
-    machine: Machine, prepared: Prepared
+@pytest.fixture
+def machine(lan: Lan) -> Generator[Machine]:
+    found = Machine(lan, 1)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def other(lan: Lan) -> Generator[Machine]:
+    found = Machine(lan, 2)
+    yield found
+    found.close()
+
+
+def test_a_server_and_an_agent_are_installed_and_a_server_is_removed_without_a_trace(
+    machine: Machine, other: Machine, prepared: Prepared
 ) -> None:
     def run(*command: str) -> str:
         return machine.run(*command, check=False).stdout
 
     before = traces.of_machine(run)
     environ = {**prepared.environ, "INSTALL_K8E_EXEC": "server --cni basic"}
+    environ["K8E_KUBECONFIG_OUTPUT"] = "/root/admin.yaml"
     installer = str(prepared.source / "install.sh")
     install = ("sh", installer, "--quiet")
     machine.run(*install, check=True, seconds=INSTALL_SECONDS, **environ)
-    assert " Ready " in machine.kubectl("get", "nodes")
+    assert machine.path("/root/admin.yaml").exists()
+    token = machine.path("/var/lib/k8e/server/node-token").read_text("ascii").strip()
+    joining = {"K8E_URL": f"https://{machine.address}:6443", "K8E_TOKEN": token}
+    other.run(*install, check=True, seconds=INSTALL_SECONDS, **prepared.environ, **joining)
+    nodes = machine.run("/usr/local/bin/kubectl", "get", "nodes", "--no-headers").stdout
+    assert [line.split()[:2] for line in nodes.splitlines()] == [
+        ["node-1", "Ready"],
+        ["node-2", "Ready"],
+    ]
     uninstaller = str(prepared.bin / "k8e-uninstall.sh")
     machine.run(uninstaller, seconds=INSTALL_SECONDS)
     after = traces.of_machine(run)

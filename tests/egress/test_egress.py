@@ -12,7 +12,7 @@ import pytest
 from k8e.egress import namespaces, policy, rules
 from k8e.egress.nftables import Nftables
 from k8e.egress.service import Egress
-from tests.egress.stages import OTHER, PRIVATE, WEB, WEB6, Stage, is_cut
+from tests.egress.stages import OTHER, PRIVATE, WEB, WEB6, Sandbox, Stage, is_cut
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root"),
@@ -207,6 +207,12 @@ async def test_a_sandbox_cannot_fill_the_table_of_connections(stage: Stage) -> N
         connection.close()
 
 
+async def fill(sandbox: Sandbox, held: contextlib.ExitStack, *, most: int) -> None:
+    """Open connections until one is refused; which part each counts in depends on its port."""
+    for _ in range(most):
+        held.enter_context(await sandbox.open(WEB))
+
+
 async def test_sandboxes_together_cannot_fill_the_table_of_connections(stage: Stage) -> None:
     few = rules.base(places=512)
     sure, part = rules.flow_shares(512)
@@ -214,12 +220,8 @@ async def test_sandboxes_together_cannot_fill_the_table_of_connections(stage: St
     namespaces.run_in(stage.folder / "net" / "router", lambda: replace_base(few))
     await stage.egress.bind("sb-b", policy.parse_policy([WEB]))
     with contextlib.ExitStack() as held:
-        count = 0
         with pytest.raises(ConnectionRefusedError):
-            while count < 512 * 3 // 4:
-                held.enter_context(await stage.neighbour.open(WEB))
-                count += 1
-        assert count >= sure + part  # which part a connection counts in depends on its port
+            await fill(stage.neighbour, held, most=512 * 3 // 4)
         rule = stage.egress.denials("sb-b")[-1]["rule"]
         assert "the sandboxes of this machine have too many connections together" in rule
         await stage.allow(WEB)

@@ -18,7 +18,7 @@ from k8e.audit.act import AuditCaller
 from k8e.auth.rates import Rates
 from k8e.errors import K8eError
 from k8e.gateway import operations, refusals
-from k8e.gateway.http.app import ROUTES
+from k8e.gateway.http.app import ROUTES, HttpRoute, route_of
 from k8e.gateway.http.mounts import MOUNTS
 from k8e.gateway.identity import UnknownPeer
 from k8e.gateway.operations import (
@@ -75,6 +75,30 @@ def test_no_dialect_has_a_route_that_is_not_declared() -> None:
     assert set(RPCS) == set(SERVICE.methods_by_name)
     assert set(ROUTES) == {"/healthz", "/metrics", *MOUNTS}
     assert {path for path, route in ROUTES.items() if route.mount} == set(MOUNTS)
+
+
+@pytest.mark.parametrize(
+    ("path", "route"),
+    [
+        ("/healthz", "/healthz"),
+        ("/healthz/", "/healthz"),
+        ("/healthz/x", ""),
+        ("/things", "/things"),
+        ("/things/a/b", "/things"),
+        ("/things/own", "/things/own"),
+        ("/things/own/c", "/things/own"),
+        ("/thingsbelow", ""),
+        ("/", ""),
+        ("", ""),
+        ("//things/a", ""),
+    ],
+)
+def test_a_path_belongs_to_one_route(
+    path: str, route: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("/things", "/things/own"):
+        monkeypatch.setitem(ROUTES, name, HttpRoute(USE_SESSION, mount=True, below=True))
+    assert route_of(path) == route
 
 
 def test_an_rpc_that_manages_the_gateway_encodes_one_of_its_operations() -> None:

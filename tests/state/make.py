@@ -58,6 +58,16 @@ def make_approvals(path: Path) -> None:
     store.close()
 
 
+def make_conversations(path: Path) -> None:
+    import asyncio
+
+    from k8e.sessions.conversations import Conversation, SqliteConversations
+
+    store = SqliteConversations(path)
+    asyncio.run(store.claim(Conversation("local", "team", "c-1", "ann", "live", "", NOW)))
+    store.close()
+
+
 def make_exposures(path: Path) -> None:
     from k8e.sessions.exposures import Exposure, ExposureStore
 
@@ -109,14 +119,27 @@ def make_templates(path: Path) -> None:
     store.close()
 
 
+def make_tokens(path: Path) -> None:
+    import asyncio
+
+    from k8e.auth.token_store import SigningKey, SqliteTokenStore
+
+    store = SqliteTokenStore(path)
+    asyncio.run(store.add(SigningKey("kid-1", bytes(range(32)), NOW, NOW + 900), ""))
+    asyncio.run(store.revoke("sandbox live", issued_before=NOW + 10, until=NOW + 4000))
+    store.close()
+
+
 MAKERS: dict[str, Callable[[Path], None]] = {
     "sessions": make_sessions,
     "approvals": make_approvals,
+    "conversations": make_conversations,
     "exposures": make_exposures,
     "keys": make_keys,
     "secrets": make_secrets,
     "snapshots": make_snapshots,
     "templates": make_templates,
+    "tokens": make_tokens,
 }
 
 

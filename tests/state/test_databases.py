@@ -14,6 +14,7 @@ import pytest
 
 from k8e import database, errors
 from k8e.auth.store import Key, KeyStore
+from k8e.auth.token_store import SqliteTokenStore
 from k8e.egress.policy import parse_policy
 from k8e.egress.records import NetworkRecords
 from k8e.gateway import state
@@ -21,6 +22,7 @@ from k8e.model import Limits, Phase, Role, SecretRef
 from k8e.runtimes.host import FORMAT, SandboxRecord
 from k8e.sessions import live
 from k8e.sessions.approvals import ApprovalStore
+from k8e.sessions.conversations import SqliteConversations
 from k8e.sessions.exposures import ExposureStore
 from k8e.sessions.secrets import Secrets
 from k8e.sessions.snapshots import SnapshotStore
@@ -91,6 +93,22 @@ def check_approvals(path: Path) -> None:
     store.close()
 
 
+def check_conversations(path: Path) -> None:
+    store = SqliteConversations(path)
+    found = asyncio.run(store.find("local", "team", "c-1"))
+    assert found is not None
+    assert (found.user_id, found.session_id, found.claimed_at) == ("ann", "live", make.NOW)
+    store.close()
+
+
+def check_tokens(path: Path) -> None:
+    store = SqliteTokenStore(path)
+    (key,) = asyncio.run(store.keys())
+    assert (key.kid, key.secret, key.made_at) == ("kid-1", bytes(range(32)), make.NOW)
+    assert asyncio.run(store.issued_before(["sandbox live"])) == make.NOW + 10
+    store.close()
+
+
 def check_exposures(path: Path) -> None:
     store = ExposureStore(path)
     (found,) = store.all()
@@ -136,11 +154,13 @@ def check_templates(path: Path) -> None:
 CHECKS: dict[str, Callable[[Path], None]] = {
     "sessions": check_sessions,
     "approvals": check_approvals,
+    "conversations": check_conversations,
     "exposures": check_exposures,
     "keys": check_keys,
     "secrets": check_secrets,
     "snapshots": check_snapshots,
     "templates": check_templates,
+    "tokens": check_tokens,
 }
 EVERY = pytest.mark.parametrize("name", sorted(CHECKS))
 

@@ -59,7 +59,7 @@ class Options:
 def connections(kubeconfig: Path | None) -> Callable[[], Api]:
     """Makes callers of the API server, each with connections of its own."""
     if kubeconfig is not None:
-        server, context, token = read_kubeconfig(kubeconfig)
+        server, identity, token = read_kubeconfig(kubeconfig)
     else:
         host = os.environ.get("KUBERNETES_SERVICE_HOST")
         if not host:
@@ -69,9 +69,9 @@ def connections(kubeconfig: Path | None) -> Callable[[], Api]:
             )
         port = os.environ.get("KUBERNETES_SERVICE_PORT", "443")
         server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
-        context = ssl.create_default_context(cafile=str(_ACCOUNT / "ca.crt"))
+        identity = ssl.create_default_context(cafile=str(_ACCOUNT / "ca.crt"))
         token = TokenFile(_ACCOUNT / "token")
-    return lambda: Api(server, context, token=token, most_idle=_CLAIM_CALLS, reuse_for_posts=True)
+    return lambda: Api(server, identity, token=token, most_idle=_CLAIM_CALLS, reuse_for_posts=True)
 
 
 class Controller:

@@ -61,7 +61,8 @@ class Agent:
             folder=COMMANDS,
             config=KUBECONFIG,
         )
-        services.start_containerd()
+        images = services.start_containerd()
+        self._tasks.add(images)
         component = node_services.component_of(found.cni)
         if component:
             await join.component_certificate(found, component)
@@ -69,7 +70,7 @@ class Agent:
                 f"the certificate of {component}",
                 lambda: node_services.keep_certificate(found, component),
             )
-        await services.start_kubelet(self._tell)
+        await services.start_kubelet(images, self._tell)
         self._keep("network", services.run_network)
         self._keep("images", services.load_images)
         self._keep("logs", self._supervisor.keep_logs_short)

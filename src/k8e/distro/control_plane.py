@@ -292,6 +292,9 @@ def _controller_manager(config: Configuration, program: Path) -> Component:
         f"--flex-volume-plugin-dir={VOLUME_PLUGINS}",
         # One server has one of them, and an election would only make the start longer.
         "--leader-elect=false",
+        # Some forty controllers each ask for an identity first; 20 a second would take them five.
+        "--kube-api-qps=200",
+        "--kube-api-burst=400",
         "--profiling=false",
     )
     return Component("kube-controller-manager", argv, _SMALL, needs=("kube-apiserver",))

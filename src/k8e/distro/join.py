@@ -39,6 +39,8 @@ MOST_SKEW = 60.0
 """Seconds by which clocks may differ: certificates and tokens are judged by them."""
 _WHOAMI = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 _CURRENT = "kubelet-client-current.pem"
+_JOINING = "joining.key"
+"""The key of a node that joins, kept until it has: an interrupted join goes on where it was."""
 
 
 async def join(config: Configuration) -> Node:
@@ -61,6 +63,7 @@ async def join(config: Configuration) -> Node:
     write_private(layout.pki / "client-ca.crt", told["client_ca"])
     await _become_node(api, config)
     write_private(layout.cluster, json.dumps(told))
+    (layout.pki / _JOINING).unlink()  # last: whoever asks again for the name has the same key
     api.close()
     return _node(config, told)
 
@@ -205,13 +208,11 @@ async def _check_token(api: Api, token: tokens.Token) -> None:
 async def _become_node(api: Api, config: Configuration) -> None:
     """The kubelet's first certificate; later ones it gets by itself."""
     layout = config.layout
-    pending = layout.pki / "joining.key"  # kept, so that a half-joined node goes on where it was
-    key = certificates.own_key(pending)
+    key = certificates.own_key(layout.pki / _JOINING)
     name = f"system:node:{config.node_name}"
     request = certificates.request(key, Subject(name, ("system:nodes",)))
     signed = await sign(api, request, approval.KUBELET_CLIENT, f"join-{config.node_name}")
     store_kubelet_certificate(layout, signed + certificates.private_pem(key))
-    pending.unlink()
     write_kubelet_config(layout, config.server)
 
 

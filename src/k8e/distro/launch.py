@@ -10,7 +10,9 @@ import os
 import select
 import signal
 import socket
-from collections.abc import Generator, Mapping
+import time
+from collections.abc import Callable, Generator, Mapping
+from io import RawIOBase
 from pathlib import Path
 
 from k8e import errors, settings
@@ -23,7 +25,7 @@ from k8e.distro.node_services import Tell
 STOP_SECONDS = 120.0
 SKILL = "k8e-sandbox-skill"
 DETACH_SECONDS = 330.0
-_READY, _LATE = b"ready", b"late"
+_LONGEST_LINE = 1 << 16
 
 
 def components_folder(config: Configuration) -> Path:
@@ -58,15 +60,44 @@ def stage_skills(config: Configuration, texts: Mapping[str, bytes]) -> None:
         path.write_bytes(text)
 
 
-async def run(config: Configuration, role: str, tell: Tell, ready_descriptor: int = -1) -> None:
+class Watcher:
+    """The process that started this one in the background, and waits until the node is ready."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def tell(self, text: str) -> None:
+        self._send({"step": text})
+
+    def ready(self) -> None:
+        self._send({"ready": True})
+        self._leave()
+
+    def failed(self, error: errors.K8eError) -> None:
+        self._send({"error": error.to_wire()})
+        self._leave()
+
+    def _send(self, message: Mapping[str, object]) -> None:
+        if self._descriptor >= 0:
+            with contextlib.suppress(OSError):  # it may have been ended
+                os.write(self._descriptor, json.dumps(message).encode() + b"\n")
+
+    def _leave(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
+
+
+async def run(
+    config: Configuration, role: str, tell: Tell, told_ready: Callable[[], None] | None = None
+) -> None:
     """Be the server or agent until SIGTERM."""
     from k8e.distro import agent, server
 
     def ready() -> None:
         _notify_systemd()
-        if ready_descriptor >= 0:
-            os.write(ready_descriptor, _READY)
-            os.close(ready_descriptor)
+        if told_ready is not None:
+            told_ready()
 
     kind = server.Server if role == "server" else agent.Agent
     with _locked(config.layout):
@@ -107,41 +138,50 @@ def detach(config: Configuration, role: str, tell: Tell) -> int:
     reading, writing = os.pipe()
     if os.fork():
         os.close(writing)
-        said = os.read(reading, 1 << 16) if _is_readable(reading) else _LATE
-        if said == _LATE:
-            raise errors.TimedOut(
-                f"the node is not ready after {DETACH_SECONDS:g} s; it goes on in the background",
-                hint="k8e status tells what is missing",
-            )
-        if said != _READY:
-            raise _why_not(said, role, config.layout.logs / "k8e.log")
+        with open(reading, "rb", buffering=0) as told:
+            _follow(told, role, config.layout.logs / "k8e.log", tell)
         tell("in the background")
         return 0
     os.close(reading)
     os.setsid()
     os.chdir("/")
     _log_to_file(config.layout.logs / "k8e.log")
+    watcher = Watcher(writing)
+
+    def tell_both(text: str) -> None:
+        tell(text)
+        watcher.tell(text)
+
     try:
-        asyncio.run(run(config, role, tell, writing))
+        asyncio.run(run(config, role, tell_both, watcher.ready))
     except errors.K8eError as error:
-        with contextlib.suppress(OSError):
-            os.write(writing, json.dumps(error.to_wire()).encode())
+        watcher.failed(error)
         raise
     os._exit(0)
 
 
-def _is_readable(descriptor: int) -> bool:
-    return bool(select.select([descriptor], [], [], DETACH_SECONDS)[0])
-
-
-def _why_not(said: bytes, role: str, log: Path) -> Exception:
-    """The error of the process in the background, as it told it."""
-    try:
-        return errors.from_wire(json.loads(said))
-    except errors.UNREADABLE:
-        return errors.ToolFailed(
-            f"k8e {role} ended before its node was ready", hint=f"its log is {log}"
-        )
+def _follow(told: RawIOBase, role: str, log: Path, tell: Tell) -> None:
+    """Repeat the steps of the process in the background until its node is ready."""
+    deadline = time.monotonic() + DETACH_SECONDS
+    rest = b""
+    while select.select([told], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        data = told.read(_LONGEST_LINE)
+        if not data:
+            raise errors.ToolFailed(
+                f"k8e {role} ended before its node was ready", hint=f"its log is {log}"
+            )
+        *lines, rest = (rest + data).split(b"\n")
+        for message in map(json.loads, lines):
+            if "step" in message:
+                tell(message["step"])
+            elif "error" in message:
+                raise errors.from_wire(message["error"])
+            else:
+                return
+    raise errors.TimedOut(
+        f"the node is not ready after {DETACH_SECONDS:g} s; it goes on in the background",
+        hint="k8e status tells what is missing",
+    )
 
 
 def _log_to_file(path: Path) -> None:

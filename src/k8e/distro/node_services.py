@@ -54,14 +54,19 @@ class NodeServices:
         kernel_settings.remember(self.node.layout)
         node.write_files(self.node, self._programs, self.runtimes)
 
-    def start_containerd(self) -> None:
+    def start_containerd(self) -> asyncio.Task[None]:
+        """Start containerd; the task gives it the images without which no pod starts."""
         containerd, *_ = node.components(self.node, self._programs)
         self._supervisor.add(containerd)
+        return asyncio.create_task(self._load_first_images())
 
-    async def start_kubelet(self, tell: Tell) -> None:
-        """Start the rest, as soon as the images of the node are there."""
+    async def _load_first_images(self) -> None:
         await self._supervisor.ready("containerd")
         await image_import.load_first(self.node.layout, self._components)
+
+    async def start_kubelet(self, images: asyncio.Task[None], tell: Tell) -> None:
+        """Start the rest, as soon as the images of the node are there."""
+        await images
         _, kubelet, *others = node.components(self.node, self._programs)
         for component in (kubelet, *others):
             self._supervisor.add(component)

@@ -27,7 +27,7 @@ from k8e.distro import (
 from k8e.distro.approval import Approver, component_group, component_user
 from k8e.distro.certificates import Subject
 from k8e.distro.configuration import Configuration
-from k8e.distro.layout import COMMANDS, write_private
+from k8e.distro.layout import COMMANDS, Layout, write_private
 from k8e.distro.node import Node
 from k8e.distro.node_services import NodeServices, Tell, persist
 from k8e.distro.supervisor import Supervisor
@@ -77,17 +77,18 @@ class Server:
         etcd, api_server, *others = control_plane.components(self.config, self._programs)
         self._supervisor.add(etcd)
         self._supervisor.add(api_server)
-        services.start_containerd()
+        images = services.start_containerd()
+        self._tasks.add(images)
         self._tell("etcd, API server and containerd start")
         api = await self._reach_api()
         self._tell("API server is ready")
         for component in others:  # they end if they are not given what they ask for at once
             self._supervisor.add(component)
-        await self._apply_first(api)
         if self.config.cni == "cilium":
             self._keep("Cilium's definitions", self._apply_cilium)
         self._keep("certificate requests", Approver(by_kubeconfig(self._identity), self.config).run)
-        await services.start_kubelet(self._tell)
+        await services.start_kubelet(images, self._tell)
+        await self._apply_first(api)
         self._keep("network", services.run_network)
         if self.config.cni == "cilium":
             self._supervisor.add(cilium.operator(self.config, self._components))
@@ -188,16 +189,19 @@ class Server:
         """Make certificates anew before they expire; components notice new files by themselves."""
         while True:
             await asyncio.to_thread(self._renew_once)
-            await node_services.sleep_until(self._next_renewal())
+            await node_services.sleep_until(next_renewal(self.layout))
 
     def _renew_once(self) -> None:
         if control_plane.write_certificates(self.config):
             log.info("certificates of the control plane were renewed")
         write_node_certificates(self.config, node_of_server(self.config))
 
-    def _next_renewal(self) -> datetime.datetime:
-        paths = [path for path in self.layout.tls.glob("*.crt") if not path.stem.endswith("-ca")]
-        return min(certificates.renewal_time(certificates.read(path)) for path in paths)
+
+def next_renewal(layout: Layout) -> datetime.datetime:
+    """When the first certificate of the control plane, or of its own node, is to be renewed."""
+    paths = [*layout.tls.glob("*.crt"), *layout.pki.glob("*.crt")]
+    leaves = [path for path in paths if not path.stem.endswith("-ca")]
+    return min(certificates.renewal_time(certificates.read(path)) for path in leaves)
 
 
 def node_of_server(config: Configuration) -> Node:

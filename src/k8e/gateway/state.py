@@ -17,17 +17,20 @@ from typing import Any
 from k8e import database, errors
 from k8e.audit.segments import SUFFIX
 from k8e.auth import store as keys
-from k8e.sessions import approvals, exposures, secrets, snapshots, store, templates
+from k8e.auth import token_store
+from k8e.sessions import approvals, conversations, exposures, secrets, snapshots, store, templates
 
 SESSIONS = "sessions.db"
 DATABASES: dict[str, Sequence[str]] = {
     SESSIONS: store.MIGRATIONS,
     "approvals.db": approvals.MIGRATIONS,
+    "conversations.db": conversations.MIGRATIONS,
     "exposures.db": exposures.MIGRATIONS,
     "keys.db": keys.MIGRATIONS,
     "secrets.db": secrets.MIGRATIONS,
     "snapshots.db": snapshots.MIGRATIONS,
     "templates.db": templates.MIGRATIONS,
+    "tokens.db": token_store.MIGRATIONS,
 }
 """Every database of the data folder, with its schema."""
 AUDIT = "audit"

@@ -64,13 +64,39 @@ def entries(found: Object, *names: str) -> list[Object]:
     return section(found, *names[:-1]).get(names[-1]) or []
 
 
+class Certificate:
+    """A caller's certificate in files, from which it is read anew after it was renewed."""
+
+    def __init__(self, *, authority: Path, certificate: Path, key: Path) -> None:
+        self._authority, self._certificate, self._key = authority, certificate, key
+        self._read = self._mark()
+        self._context = self._load()
+
+    def context(self) -> ssl.SSLContext:
+        """For the next connection; another object than before if the files have changed."""
+        with contextlib.suppress(OSError):  # half replaced: the next connection looks again
+            if (mark := self._mark()) != self._read:
+                self._context = self._load()
+                self._read = mark
+        return self._context
+
+    def _mark(self) -> list[tuple[int, int]]:
+        found = (path.stat() for path in (self._certificate, self._key))
+        return [(item.st_ino, item.st_mtime_ns) for item in found]
+
+    def _load(self) -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=str(self._authority))
+        context.load_cert_chain(self._certificate, self._key)
+        return context
+
+
 class Api:
     """One caller at one API server."""
 
     def __init__(
         self,
         server: str,
-        context: ssl.SSLContext,
+        identity: Certificate | ssl.SSLContext,
         *,
         token: str | Callable[[], str] = "",
         most_idle: int = _MOST_IDLE,
@@ -85,7 +111,8 @@ class Api:
         self.server = server.rstrip("/")
         parts = urlsplit(self.server)
         self._host, self._port = parts.hostname or "", parts.port or 6443
-        self._context = context
+        self._identity = identity
+        self._context = identity if isinstance(identity, ssl.SSLContext) else identity.context()
         self._token = token
         self._most_idle, self._reuse_for_posts = most_idle, reuse_for_posts
         self._plurals: dict[tuple[str, str], tuple[str, bool]] = {}
@@ -113,6 +140,7 @@ class Api:
         return read
 
     async def _exchange(self, method: str, path: str, data: bytes, kind: str) -> tuple[int, bytes]:
+        self._renew()
         while self._idle and (method != "POST" or self._reuse_for_posts):
             connection = self._idle.pop()
             # The server may have closed it meanwhile; whatever else was done can be done twice.
@@ -136,7 +164,16 @@ class Api:
             connection.close()
         return status, answer
 
+    def _renew(self) -> None:
+        """Leave connections of a certificate that was renewed: the old one will expire."""
+        if isinstance(self._identity, Certificate):
+            context = self._identity.context()
+            if context is not self._context:
+                self._context = context
+                self.close()
+
     async def _connect(self) -> _Connection:
+        self._renew()
         reader, writer = await asyncio.open_connection(
             self._host, self._port, ssl=self._context, limit=_CHUNK
         )
@@ -363,19 +400,20 @@ def _with(path: str, query: dict[str, str]) -> str:
 
 def by_certificate(server: str, *, authority: Path, certificate: Path, key: Path) -> Api:
     """A caller who is told by a client certificate."""
-    context = ssl.create_default_context(cafile=str(authority))
-    context.load_cert_chain(certificate, key)
-    return Api(server, context)
+    return Api(server, Certificate(authority=authority, certificate=certificate, key=key))
 
 
 def by_kubeconfig(path: Path) -> Api:
     """The caller of a kubeconfig's current context."""
-    server, context, token = read_kubeconfig(path)
-    return Api(server, context, token=token)
+    server, identity, token = read_kubeconfig(path)
+    return Api(server, identity, token=token)
 
 
-def read_kubeconfig(path: Path) -> tuple[str, ssl.SSLContext, str | Callable[[], str]]:
-    """Server, TLS and token of a kubeconfig's current context."""
+Token = str | Callable[[], str]
+
+
+def read_kubeconfig(path: Path) -> tuple[str, Certificate | ssl.SSLContext, Token]:
+    """Server, certificate and token of a kubeconfig's current context."""
     import yaml
 
     config: Any = yaml.safe_load(path.read_bytes())
@@ -387,16 +425,25 @@ def read_kubeconfig(path: Path) -> tuple[str, ssl.SSLContext, str | Callable[[],
             f"the kubeconfig {path} gets its credentials from another program",
             hint="use one with a client certificate or a token",
         )
-    context = ssl.create_default_context(
-        cadata=_content(cluster, "certificate-authority", path).decode() or None
-    )
-    if certificate := _content(user, "client-certificate", path):
-        _load_pair(context, certificate, _content(user, "client-key", path))
-    token: str | Callable[[], str] = str(user.get("token") or "")
+    token: Token = str(user.get("token") or "")
     if file := user.get("tokenFile"):
         token = TokenFile(path.parent / file)
     server = str(cluster["server"])
-    return server if urlsplit(server).port else f"{server.rstrip('/')}:443", context, token
+    if not urlsplit(server).port:
+        server = f"{server.rstrip('/')}:443"
+    return server, _identity(cluster, user, path), token
+
+
+def _identity(cluster: Object, user: Object, path: Path) -> Certificate | ssl.SSLContext:
+    files = (cluster, "certificate-authority"), (user, "client-certificate"), (user, "client-key")
+    if all(part.get(name) and not part.get(f"{name}-data") for part, name in files):
+        authority, certificate, key = (path.parent / part[name] for part, name in files)
+        return Certificate(authority=authority, certificate=certificate, key=key)
+    known = _content(cluster, "certificate-authority", path).decode()
+    context = ssl.create_default_context(cadata=known or None)
+    if content := _content(user, "client-certificate", path):
+        _load_pair(context, content, _content(user, "client-key", path))
+    return context
 
 
 def _named(listed: Any, name: str | None) -> Object:

@@ -38,6 +38,8 @@ class HttpRoute(NamedTuple):
 
     operation: OperationDeclaration
     mount: bool = False
+    below: bool = False
+    """Whether it has the paths below its own, too."""
 
 
 _HEALTH = OperationDeclaration("healthz", ANY, NoRow.READS)
@@ -47,9 +49,21 @@ _DIALECT = USE_SESSION._replace(audit=NoRow.CALLS, limit=Limit.STREAMS)
 ROUTES = {
     "/healthz": HttpRoute(_HEALTH),
     "/metrics": HttpRoute(OPERATIONS["metrics"]),
-    **{path: HttpRoute(_DIALECT, mount=True) for path in MOUNTS},
+    **{path: HttpRoute(_DIALECT, mount=True, below=MOUNTS[path].below) for path in MOUNTS},
 }
 """Every route of the endpoint."""
+
+
+def route_of(path: str) -> str:
+    """The route that a path belongs to: its own, or else the longest that has the paths below it.
+
+    Empty if it belongs to none.
+    """
+    path = path.rstrip("/")
+    if path in ROUTES:
+        return path
+    above = (route for route in ROUTES if ROUTES[route].below and path.startswith(f"{route}/"))
+    return max(above, key=len, default="")
 
 
 class HttpAnswer:
@@ -95,8 +109,7 @@ class App:
         if scope["type"] != "http":
             return
         answer = HttpAnswer(send)
-        path = scope["path"].rstrip("/")
-        route = path if path in ROUTES else ""
+        route = route_of(scope["path"])
         peer = "{}:{}".format(*(scope.get("client") or ("", 0)))
         act.begin(Act(AuditCaller("", "http", peer), f"http {route}".strip()))
         refusal = access.judge_place(self._door, scope["headers"])

@@ -1,7 +1,7 @@
 """Dialects in the HTTP app: each is loaded when it is first used, and lives apart for each caller.
 
-A dialect is known here by the name of its module alone. Its ``mount(dial)`` makes an app for one
-caller; ``dial`` opens connections on that caller's behalf, and on nobody else's.
+A dialect is known here by its path and the name of its module alone. Its ``mount(dial)`` makes an
+app for one caller; ``dial`` opens connections on that caller's behalf, and on nobody else's.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import importlib
 import logging
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from k8e import errors
 from k8e.egress.dns_answers import Share
@@ -26,7 +26,18 @@ Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-MOUNTS = {"/mcp": "k8e.mcp.http"}
+
+
+class DialectMount(NamedTuple):
+    """The module of a dialect, and which paths are its own."""
+
+    module: str
+    below: bool = False
+    """Whether every path below its own is the dialect's too; it answers those that lead nowhere."""
+
+
+MOUNTS = {"/mcp": DialectMount("k8e.mcp.http")}
+"""The dialects by their paths, which end without a slash."""
 MAX_REQUESTS = 256
 """Requests of one caller under way, streams included."""
 MAX_ALL_REQUESTS = 512
@@ -155,7 +166,7 @@ class Mounts:
             if self._closed:
                 raise MountClosed
             if name not in self._open or self._open[name].ended:
-                make = await _load(MOUNTS[path])
+                make = await _load(MOUNTS[path].module)
 
                 async def dial() -> socket.socket:
                     return await local.inside(self._gateway, known)
