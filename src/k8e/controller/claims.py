@@ -165,11 +165,8 @@ class ClaimController:
         owned = self._sandboxes.by(BY_CLAIM, uid_of(claim))
         assigned = resources.annotations_of(claim).get(resources.ASSIGNED)
         if owned:
-            best, *others = sorted(owned, key=lambda one: _rank(one, assigned))
-            for other in others:
-                # Two controllers were at work. One that somebody owned does not go back to a pool.
-                await self._store.delete(resources.SANDBOX, other)
-            return best
+            # Of several, which two controllers took at once, the status names one in the end.
+            return min(owned, key=lambda one: _rank(one, assigned))
         if assigned:
             key = claim["metadata"]["namespace"], assigned
             found = self._sandboxes.get(key) or await self._store.read(resources.SANDBOX, key)
@@ -260,6 +257,10 @@ class ClaimController:
             return None
         await self._propagate(claim, sandbox)
         await self._tell(claim, sandbox)
+        for other in self._sandboxes.by(BY_CLAIM, uid_of(claim)):
+            # Another controller took it for this claim. It does not go back to a pool.
+            if key_of(other) != key and not resources.is_going(other):
+                await self._store.delete(resources.SANDBOX, other)
         return None
 
     async def _propagate(self, claim: Object, sandbox: Object) -> None:
