@@ -69,6 +69,7 @@ format: setup ## Format, and fix what ruff can fix
 test-packages: $(VENV)/.ready # Packages of Debian and npm that only the tests use
 	@sh tests/packages.sh $(VENV)/packages
 	@sh tests/mcp/clients.sh $(VENV)/mcp-clients
+	@sh tests/agent_sandbox/client.sh $(PY) $(VENV)/agent-sandbox-client
 	@sh sdk/typescript/setup.sh
 
 # Half an hour on a new machine with two CPUs, seconds on others: what is there and right is kept, outside of this folder.
@@ -122,7 +123,8 @@ gen: setup ## Regenerate src/k8e/_generated, the synchronous client and generate
 lock: setup ## Pin the newest allowed versions in requirements/
 	$(LOCK) --upgrade pyproject.toml --extra gateway -o requirements/gateway.txt
 	$(LOCK) --upgrade --group build -o requirements/build.txt
-	$(LOCK) --upgrade pyproject.toml --extra gateway --group dev \
+	$(LOCK) --upgrade pyproject.toml --extra gateway --extra postgres -c requirements/gateway.txt -o requirements/postgres.txt
+	$(LOCK) --upgrade pyproject.toml --extra gateway --extra postgres --group dev -c requirements/postgres.txt \
 		-c requirements/gateway.txt -c requirements/build.txt -o requirements/dev.txt
 	for folder in requirements/tools requirements/mcp-clients sdk/typescript; do (cd $$folder && npm install --package-lock-only \
 		--omit-lockfile-registry-resolved --ignore-scripts --no-audit --no-fund); done

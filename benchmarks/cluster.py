@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
 import time
@@ -35,6 +36,7 @@ def main() -> int:
 def measure(cni: str) -> dict[str, Any]:
     """One cluster from empty machines: a server, and an agent that joins."""
     cluster = Cluster("--disable-sandbox-matrix", cni=cni)
+    load = round(os.getloadavg()[0], 1)
     try:
         began = time.monotonic()
         cluster.start()
@@ -48,6 +50,7 @@ def measure(cni: str) -> dict[str, Any]:
         cluster.kubectl("delete", "pod", "first", "--wait=true", seconds=120)
         time.sleep(SETTLE_SECONDS)
         found: dict[str, Any] = {
+            "load": load,
             "node_ready_s": round(ready, 1),
             "gvisor_pod_ready_s": round(ran, 1),
             "join_s": round(joined, 1),

@@ -14,7 +14,7 @@ import k8e
 from benchmarks import timing
 from k8e.client import local
 from k8e.guest import wire
-from k8e.sessions.store import SessionStore
+from k8e.sessions.store import SqliteSessionStore
 from k8e.settings import Settings
 
 START_SECONDS = 60.0
@@ -56,7 +56,7 @@ class Gateway:
 
     def sandbox_of(self, session_id: str) -> str:
         """The sandbox behind a session, which no client is told."""
-        store = SessionStore(self._config.data_dir / "sessions.db")
+        store = SqliteSessionStore(self._config.data_dir / "sessions.db")
         try:
             session = store.get(session_id)
         finally:

@@ -21,7 +21,7 @@ from pathlib import Path
 from benchmarks import leaks, mixing, serving, stage, world
 from benchmarks.stage import Amount
 from k8e import SandboxClient
-from k8e.sessions.store import SessionStore
+from k8e.sessions.store import SqliteSessionStore
 from k8e.settings import Settings
 
 WORKERS = 3
@@ -187,7 +187,7 @@ class Soak:
             waiting = sum(int(pool["max"]) for pool in client.pool())
         self._until(lambda: not self._left(before))
         self.course.problems += self._left(before)
-        store = SessionStore(self._config.data_dir / "sessions.db")
+        store = SqliteSessionStore(self._config.data_dir / "sessions.db")
         known = store.sandboxes()
         store.close()
         folder = self._config.data_dir.parent

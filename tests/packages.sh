@@ -3,7 +3,7 @@
 # installed; programs that would come with a service are only unpacked, into FOLDER. A test whose tool is missing says so
 # and is skipped, so nothing here is an error.
 set -u
-TOOLS="nftables iptables zsh fish shellcheck git uidmap passt python3-pandas python3-matplotlib"
+TOOLS="nftables iptables zsh fish shellcheck git uidmap passt python3-pandas python3-matplotlib postgresql"
 UNPACKED="docker-registry busybox-static"
 folder=$1
 
@@ -21,6 +21,11 @@ export DEBIAN_FRONTEND=noninteractive
 apt-get -qq -o DPkg::Lock::Timeout=120 update >/dev/null || :
 if [ -n "$missing" ]; then
     echo "installing what only the tests use:$missing"
+    # Tests make PostgreSQL clusters of their own; none of the machine's is to be made and started.
+    cluster=/etc/postgresql-common/createcluster.conf
+    if [ ! -e "$cluster" ] && mkdir -p "${cluster%/*}"; then
+        echo "create_main_cluster = false" >"$cluster"
+    fi
     # Word splitting makes the list of packages.
     # shellcheck disable=SC2086
     apt-get -qq -y -o DPkg::Lock::Timeout=120 install --no-install-recommends \

@@ -13,7 +13,7 @@ from benchmarks.stage import Stage
 from k8e import SandboxClient
 from k8e.bench.measure import Goal, Series, TableRow
 from k8e.conformance import traces
-from k8e.sessions.store import SessionStore
+from k8e.sessions.store import SqliteSessionStore
 
 ROUNDS = 8
 BATCH = 10  # cycles in a round, for each CPU
@@ -103,7 +103,7 @@ def _leaked(stage: Stage, client: SandboxClient, runtime: str) -> Iterator[Table
     before = _settled(lambda: leaks.count(folder, gateway))
     _many(stage.cycles, lambda: _cycle(client, runtime))
     after = _until_back(lambda: leaks.count(folder, gateway), before)
-    store = SessionStore(stage.settings.data_dir / "sessions.db")
+    store = SqliteSessionStore(stage.settings.data_dir / "sessions.db")
     known = store.sandboxes()
     store.close()
     alive = {path.name for path in stage.host.sandboxes.glob("sb-*")}

@@ -8,9 +8,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from k8e import disk, errors
 
@@ -21,6 +21,30 @@ LOG_BYTES = 4 << 20
 """Of a database's write-ahead log, which SQLite begins anew when it is about as long. It has its
 blocks from the start: a row that is changed needs none then."""
 _NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE)
+
+
+T = TypeVar("T")
+
+
+class Done(Generic[T]):
+    """The answer of a write that was done when it was asked for, for callers that await it.
+
+    Awaiting it never lets anybody else run, so a store in SQLite is as quick as it was, and
+    whoever writes to one of PostgreSQL waits for the commit in the same words.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: T) -> None:
+        self.value = value
+
+    def __await__(self) -> Generator[None, None, T]:
+        return self.value
+        yield  # what makes this a generator
+
+
+DONE = Done(None)
+"""The answer of a write that tells nothing."""
 
 
 class Damaged(errors.StateUnusable):

@@ -3,6 +3,7 @@
     K8eError
     ├─ InvalidRequest        the caller asked for something that cannot be
     ├─ SessionNotFound       no such session, or not the caller's
+    ├─ SessionElsewhere      the session is one of another gateway; the message has its address
     ├─ SessionPaused         the session is frozen until it is resumed
     ├─ ExecNotFound          no such exec in the session
     ├─ ContextNotFound       no such context in the session
@@ -18,6 +19,7 @@
     ├─ LimitExceeded         a limit was reached; the message names it
     ├─ TimedOut              no answer came in time, or it is too late
     ├─ StateUnusable         stored state is damaged, or of a newer release
+    ├─ StoreUnreachable      the database does not answer, so nothing was written
     ├─ RuntimeUnusable       a runtime that was asked for does not work on this host
     ├─ NotImplementedYet     the interface exists, the function does not
     ├─ SandboxDied           the sandbox of a session ended by itself
@@ -106,6 +108,12 @@ class SessionPaused(K8eError):
     code, grpc_status, http_status = "session_paused", "FAILED_PRECONDITION", 409
 
 
+class SessionElsewhere(K8eError):
+    """The session's sandbox is on another gateway; the message names it and its address."""
+
+    code, grpc_status, http_status = "session_elsewhere", "FAILED_PRECONDITION", 421
+
+
 class ExecNotFound(K8eError):
     """The session has no exec of this id (it may have ended long ago)."""
 
@@ -184,6 +192,12 @@ class StateUnusable(K8eError):
     code, grpc_status, http_status = "state_unusable", "FAILED_PRECONDITION", 409
 
 
+class StoreUnreachable(K8eError):
+    """The database does not answer; what was asked for is not written down, so it is not done."""
+
+    code, grpc_status, http_status = "store_unreachable", "UNAVAILABLE", 503
+
+
 class Denied(K8eError):
     """The caller is not allowed to do this."""
 
@@ -248,6 +262,7 @@ _BY_CODE: dict[str, type[K8eError]] = {
     for kind in (
         InvalidRequest,
         SessionNotFound,
+        SessionElsewhere,
         SessionPaused,
         ExecNotFound,
         ContextNotFound,
@@ -262,6 +277,7 @@ _BY_CODE: dict[str, type[K8eError]] = {
         TimedOut,
         Conflict,
         StateUnusable,
+        StoreUnreachable,
         Denied,
         LimitExceeded,
         RuntimeUnusable,

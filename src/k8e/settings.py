@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +116,13 @@ class Settings:
     call_rate: float = 1000.0
     """K8E_CALL_RATE: calls per second that one API key may make, unless it was made with a rate of
     its own; twice as many at once after a pause. 0 means no limit. The local user has none."""
+    database_url: str = field(default="", repr=False)
+    """K8E_DATABASE_URL: the PostgreSQL that several gateways share, as
+    ``postgresql://USER:PASSWORD@HOST:5432/NAME``; empty means SQLite in the data folder. A gateway
+    in the foreground takes ``DATABASE_URL`` where this is not set."""
+    gateway_lease: float = 30.0
+    """K8E_GATEWAY_LEASE: seconds without a word to that database after which a gateway is taken for
+    dead, and the others end its sessions."""
     max_sessions: int = 256
     """K8E_MAX_SESSIONS: how many sessions may live at once on this gateway."""
     max_sessions_per_principal: int = 192

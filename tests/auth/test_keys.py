@@ -14,7 +14,7 @@ from k8e import errors
 from k8e.auth import keys, rates, store
 from k8e.auth.keys import KeyQuota, Keys, Unknown
 from k8e.auth.rates import Attempts, Rates
-from k8e.auth.store import KeyStore
+from k8e.auth.store import SqliteKeyStore
 from k8e.model import Principal, Role
 
 HOUR = 3600.0
@@ -39,14 +39,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 async def known(tmp_path: Path) -> AsyncGenerator[Keys]:
-    store = KeyStore(tmp_path / "keys.db")
+    store = SqliteKeyStore(tmp_path / "keys.db")
     yield Keys(store)
     store.close()
 
 
 def again(folder: Path) -> Keys:
     """What a gateway knows that is started anew."""
-    return Keys(KeyStore(folder / "keys.db"))
+    return Keys(SqliteKeyStore(folder / "keys.db"))
 
 
 def everything(folder: Path) -> bytes:
@@ -56,7 +56,7 @@ def everything(folder: Path) -> bytes:
 async def test_a_key_is_found_by_its_secret_and_only_a_hash_is_kept(
     known: Keys, tmp_path: Path
 ) -> None:
-    made = known.create("laptop")
+    made = await known.create("laptop")
     assert re.fullmatch("k8e-[0-9a-f]{64}", made.secret)
     assert known.of_secret(made.secret).name == "laptop"
     assert known.of_secret("e2b_" + made.secret).name == "laptop"
@@ -73,7 +73,7 @@ async def test_a_key_is_found_by_its_secret_and_only_a_hash_is_kept(
     "secret", ["", "k8e-", "k8e-" + "0" * 64, "k8e-" + "0" * 63 + "\n", "x" * 100_000, "\ud800"]
 )
 async def test_what_is_no_key_of_ours_is_unknown(known: Keys, secret: str) -> None:
-    known.create("laptop")
+    await known.create("laptop")
     with pytest.raises(Unknown, match="API key"):
         known.of_secret(secret)
 
@@ -81,11 +81,11 @@ async def test_what_is_no_key_of_ours_is_unknown(known: Keys, secret: str) -> No
 async def test_a_deleted_key_is_gone_for_good_and_its_name_is_free(
     known: Keys, tmp_path: Path
 ) -> None:
-    made = known.create("laptop")
-    known.issued("0A", made.key, "device", made.key.expires_at)
+    made = await known.create("laptop")
+    await known.issued("0A", made.key, "device", made.key.expires_at)
     assert known.of_certificate("0a", "laptop") == made.key
-    known.delete("laptop")
-    second = known.create("laptop")
+    await known.delete("laptop")
+    second = await known.create("laptop")
     for gateway in (known, again(tmp_path)):
         with pytest.raises(Unknown, match="was deleted"):
             gateway.of_secret(made.secret)
@@ -98,8 +98,8 @@ async def test_a_deleted_key_is_gone_for_good_and_its_name_is_free(
 
 
 async def test_a_key_ends_with_its_time(known: Keys, clock: Clock) -> None:
-    made = known.create("laptop", "2h")
-    known.issued("0a", made.key, "device", clock.now + 9 * HOUR)
+    made = await known.create("laptop", "2h")
+    await known.issued("0a", made.key, "device", clock.now + 9 * HOUR)
     clock.now += 2 * HOUR - 1
     assert known.of_secret(made.secret) == made.key
     clock.now += 1
@@ -113,8 +113,8 @@ async def test_a_key_ends_with_its_time(known: Keys, clock: Clock) -> None:
 async def test_a_certificate_ends_with_its_own_time_and_is_for_its_name(
     known: Keys, clock: Clock
 ) -> None:
-    made = known.create("laptop", "never")
-    known.issued("0a", made.key, "device", clock.now + HOUR)
+    made = await known.create("laptop", "never")
+    await known.issued("0a", made.key, "device", clock.now + HOUR)
     for serial, name in (("0a", "other"), ("0b", "laptop"), ("", ""), ("\ud800", "laptop")):
         with pytest.raises(Unknown, match="certificate is not known"):
             known.of_certificate(serial, name)
@@ -128,12 +128,12 @@ async def test_a_certificate_ends_with_its_own_time_and_is_for_its_name(
 async def test_what_has_been_over_for_long_is_forgotten(
     known: Keys, clock: Clock, tmp_path: Path
 ) -> None:
-    old = known.create("old", "1d")
-    known.issued("0a", old.key, "device", clock.now + HOUR)
-    known.create("deleted", "never")
-    known.delete("deleted")
+    old = await known.create("old", "1d")
+    await known.issued("0a", old.key, "device", clock.now + HOUR)
+    await known.create("deleted", "never")
+    await known.delete("deleted")
     clock.now += keys.KEEP + 2 * keys.DAY
-    known.create("new")
+    await known.create("new")
     database = sqlite3.connect(tmp_path / "keys.db")
     query = "SELECT name FROM keys ORDER BY key_id"
     assert [row[0] for row in database.execute(query)] == ["old", "new"]
@@ -141,7 +141,7 @@ async def test_what_has_been_over_for_long_is_forgotten(
     assert known.gone() == {old.key.owner}, "until somebody has removed what it made"
     assert [key.name for key, _ in known.listing()] == ["new"]
     clock.now += keys.KEEP + 2 * keys.DAY
-    known.create("newer")
+    await known.create("newer")
     assert [row[0] for row in database.execute(query)] == ["new", "newer"]
     database.close()
 
@@ -162,23 +162,23 @@ def test_other_times_to_live_are_refused(text: str) -> None:
 @pytest.mark.parametrize("name", ["", "-a", "a b", "a/b", "a\n", "x" * 61, "ä", "key:a", "\ud800"])
 async def test_names_that_could_mislead_are_refused(known: Keys, name: str) -> None:
     with pytest.raises(errors.InvalidRequest, match="name of a key"):
-        known.create(name)
+        await known.create(name)
 
 
 async def test_a_name_is_taken_once_and_roles_are_known_ones(known: Keys) -> None:
-    made = known.create("boss", "never", ["approver", "admin", "admin"])
+    made = await known.create("boss", "never", ["approver", "admin", "admin"])
     assert made.key.roles == {Role.APPROVER, Role.ADMIN}
     assert known.listing() == [(made.key, 0)]
     with pytest.raises(errors.Conflict, match="'boss' already"):
-        known.create("boss")
+        await known.create("boss")
     with pytest.raises(errors.InvalidRequest, match="agent, approver, admin"):
-        known.create("other", "", ["root"])
+        await known.create("other", "", ["root"])
     with pytest.raises(errors.InvalidRequest, match="there is no key"):
-        known.delete("nobody")
+        await known.delete("nobody")
 
 
 async def test_calls_under_way_end_with_their_key(known: Keys) -> None:
-    mine, other = known.create("mine").key, known.create("other").key
+    mine, other = (await known.create("mine")).key, (await known.create("other")).key
     begun = asyncio.Event()
 
     async def call(key: keys.Key) -> None:
@@ -188,7 +188,7 @@ async def test_calls_under_way_end_with_their_key(known: Keys) -> None:
 
     task, spared = asyncio.create_task(call(mine)), asyncio.create_task(call(other))
     await begun.wait()
-    known.delete("mine")
+    await known.delete("mine")
     with pytest.raises(Unknown, match="deleted or has expired meanwhile"):
         await asyncio.wait_for(task, 10)
     assert not spared.done()
@@ -198,7 +198,10 @@ async def test_calls_under_way_end_with_their_key(known: Keys) -> None:
 async def test_a_key_is_rotated_again_while_calls_with_it_are_on_their_way_out(
     known: Keys,
 ) -> None:
-    key, begun, ending, go_on = known.create("mine").key, *(asyncio.Event() for _ in range(3))
+    key, begun, ending, go_on = (
+        (await known.create("mine")).key,
+        *(asyncio.Event() for _ in range(3)),
+    )
 
     async def call() -> None:
         async with known.while_valid(key):
@@ -211,11 +214,11 @@ async def test_a_key_is_rotated_again_while_calls_with_it_are_on_their_way_out(
 
     task = asyncio.create_task(call())
     await begun.wait()
-    known.rotate("mine")
+    await known.rotate("mine")
     await asyncio.wait_for(ending.wait(), 10)
     told: list[keys.Key] = []
     known.on_end.append(told.append)
-    assert known.of_secret(known.rotate("mine").secret).name == "mine"
+    assert known.of_secret((await known.rotate("mine")).secret).name == "mine"
     assert len(told) == 1
     go_on.set()
     with pytest.raises(Unknown):
@@ -223,7 +226,7 @@ async def test_a_key_is_rotated_again_while_calls_with_it_are_on_their_way_out(
 
 
 async def test_calls_under_way_end_when_their_key_expires(known: Keys) -> None:
-    made = known.create("mine", "1h")
+    made = await known.create("mine", "1h")
     soon = keys.Key(made.key.key_id, "mine", made.key.roles, 0, keys.time.time() + 0.05)
     with pytest.raises(Unknown, match="expired meanwhile"):
         async with asyncio.timeout(10), known.while_valid(soon):
@@ -231,7 +234,7 @@ async def test_calls_under_way_end_when_their_key_expires(known: Keys) -> None:
 
 
 async def test_a_timeout_of_a_call_itself_is_not_taken_for_the_key_s(known: Keys) -> None:
-    made = known.create("mine")
+    made = await known.create("mine")
     with pytest.raises(TimeoutError):
         async with known.while_valid(made.key):
             raise TimeoutError
@@ -270,12 +273,12 @@ def test_many_addresses_need_little_memory(monkeypatch: pytest.MonkeyPatch) -> N
 async def test_a_rotated_key_is_the_same_principal_with_another_secret(
     known: Keys, clock: Clock, tmp_path: Path
 ) -> None:
-    before = known.create("laptop", "1h", ["agent", "admin"], KeyQuota(3, 7.5))
-    known.issued("0a", before.key, "device", clock.now + HOUR)
+    before = await known.create("laptop", "1h", ["agent", "admin"], KeyQuota(3, 7.5))
+    await known.issued("0a", before.key, "device", clock.now + HOUR)
     ended: list[str] = []
     known.on_end.append(lambda key: ended.append(key.owner))
     clock.now += 2 * HOUR  # also one that has expired
-    after = known.rotate("laptop", "2h")
+    after = await known.rotate("laptop", "2h")
     assert ended == [before.key.owner]
     assert keys.principal(after.key) == keys.principal(before.key)
     assert after.key.expires_at == clock.now + 2 * HOUR
@@ -287,7 +290,7 @@ async def test_a_rotated_key_is_the_same_principal_with_another_secret(
         with pytest.raises(Unknown, match="not known"):
             gateway.of_certificate("0A", "laptop")
     with pytest.raises(errors.InvalidRequest, match="no key"):
-        known.rotate("nobody")
+        await known.rotate("nobody")
 
 
 @pytest.mark.parametrize(
@@ -302,7 +305,7 @@ async def test_a_rotated_key_is_the_same_principal_with_another_secret(
 )
 async def test_quotas_that_mean_nothing_are_refused(known: Keys, quota: KeyQuota) -> None:
     with pytest.raises(errors.InvalidRequest):
-        known.create("laptop", "", (), quota)
+        await known.create("laptop", "", (), quota)
 
 
 async def test_keys_of_before_go_on_owning_what_they_own_and_no_later_one_does(
@@ -322,8 +325,8 @@ async def test_keys_of_before_go_on_owning_what_they_own_and_no_later_one_does(
     known = again(tmp_path)
     assert keys.principal(known.of_secret(secret)).name == "key:laptop"
     assert known.gone() == {"key:laptop:1"}
-    known.delete("laptop")
-    later = known.create("laptop")
+    await known.delete("laptop")
+    later = await known.create("laptop")
     assert keys.principal(later.key).name.startswith("key:laptop:id-")
 
 
@@ -368,10 +371,10 @@ async def test_certificates_of_a_key_are_bounded_and_the_newest_are_kept(
     known: Keys, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("k8e.auth.store.MAX_CERTIFICATES", 3)
-    made, other = known.create("laptop").key, known.create("other").key
-    known.issued("ff", other, "d", clock.time() + 1000)
+    made, other = (await known.create("laptop")).key, (await known.create("other")).key
+    await known.issued("ff", other, "d", clock.time() + 1000)
     for number in range(5):
-        known.issued(f"{number:02x}", made, "d", clock.time() + 1000)
+        await known.issued(f"{number:02x}", made, "d", clock.time() + 1000)
     for serial in ("00", "01"):
         with pytest.raises(Unknown, match="certificate is not known"):
             known.of_certificate(serial, "laptop")

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from k8e import errors, settings
 from k8e.audit import query, rows, segments
-from k8e.auth.store import KeyStore
+from k8e.auth.store import SqliteKeyStore
 from k8e.cli import state
 from k8e.egress import presets
 from k8e.egress.records import NetworkRecords
@@ -28,10 +28,10 @@ from k8e.images.store import ImageStore
 from k8e.runtimes import overlays, uids
 from k8e.runtimes.host import Host, SandboxRecord
 from k8e.runtimes.registry import Runtimes
-from k8e.sessions.approvals import ApprovalStore
+from k8e.sessions.approval_store import SqliteApprovalStore
 from k8e.sessions.events import Log
 from k8e.sessions.exposures import ExposureStore
-from k8e.sessions.snapshots import SnapshotStore
+from k8e.sessions.snapshots import SqliteSnapshotStore
 from k8e.sessions.templates import TemplateStore
 from tests.fuzz.running import fuzz, helpful
 from tests.fuzz.values import JSON, damaged
@@ -334,7 +334,13 @@ def test_a_file_that_is_no_database_is_told_as_what_it_is(data: bytes) -> None:
     def read(folder: Path) -> None:
         path = folder / "x.db"
         path.write_bytes(data)
-        for store in (ApprovalStore, ExposureStore, KeyStore, SnapshotStore, TemplateStore):
+        for store in (
+            SqliteApprovalStore,
+            ExposureStore,
+            SqliteKeyStore,
+            SqliteSnapshotStore,
+            TemplateStore,
+        ):
             try:
                 store(path).close()
             except errors.StateUnusable as error:

@@ -16,11 +16,12 @@ from k8e.audit.rows import Filter
 from k8e.audit.trail import Trail
 from k8e.auth import keys
 from k8e.auth.keys import Keys
-from k8e.auth.store import KeyStore
+from k8e.auth.store import SqliteKeyStore
 from k8e.gateway import audit
 from k8e.gateway.service import Gateway
 from k8e.model import Principal, Role, SessionSpec
-from k8e.sessions.approvals import Approvals, ApprovalStore
+from k8e.sessions.approval_store import SqliteApprovalStore
+from k8e.sessions.approvals import Approvals
 from tests.sessions.fakes import World
 
 LOCAL = Principal("local", frozenset(Role))
@@ -29,8 +30,8 @@ PATIENCE = 60.0
 
 @pytest.fixture
 async def gateway(tmp_path: Path) -> AsyncGenerator[Gateway]:
-    world, known = World(tmp_path), KeyStore(tmp_path / "keys.db")
-    approvals = ApprovalStore(tmp_path / "approvals.db")
+    world, known = World(tmp_path), SqliteKeyStore(tmp_path / "keys.db")
+    approvals = SqliteApprovalStore(tmp_path / "approvals.db")
     trail = Trail(tmp_path / "audit", max_bytes=1 << 20, max_age=0)
     async with trail.running(), world.running() as sessions:
         made = Gateway(world.settings, sessions, Approvals(approvals, sessions), Keys(known))
@@ -57,8 +58,11 @@ async def rows(gateway: Gateway, action: str) -> list[dict[str, Any]]:
 async def test_every_key_of_an_approver_goes_though_the_caller_leaves_at_once(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = [gateway.keys.create(f"boss-{number}", "", ["approver", "agent"]) for number in range(3)]
-    gateway.keys.create("agent")
+    made = [
+        await gateway.keys.create(f"boss-{number}", "", ["approver", "agent"])
+        for number in range(3)
+    ]
+    await gateway.keys.create("agent")
     for item in made:
         await gateway.sessions.create(keys.principal(item.key), SessionSpec())
     evict, begun, go_on = gateway.sessions.evictions.evict, asyncio.Event(), asyncio.Event()
@@ -89,15 +93,15 @@ async def test_every_key_of_an_approver_goes_though_the_caller_leaves_at_once(
 
 
 async def test_keys_that_go_with_the_first_secret_are_named(gateway: Gateway) -> None:
-    gateway.keys.create("boss", "", ["approver"])
+    await gateway.keys.create("boss", "", ["approver"])
     told = await ask(gateway, LOCAL, "set_approver", secret="correct horse battery")
     assert told == {"configured": True, "keys_deleted": ["boss"]}
     assert await rows(gateway, "approver.set") == [{"keys_deleted": ["boss"]}]
 
 
 async def test_a_key_does_not_rotate_itself_and_lose_its_secret(gateway: Gateway) -> None:
-    made = gateway.keys.create("boss", "", ["admin"])
-    other = gateway.keys.create("other", "", ["admin"])
+    made = await gateway.keys.create("boss", "", ["admin"])
+    other = await gateway.keys.create("other", "", ["admin"])
     with pytest.raises(errors.Denied, match="cannot rotate itself"):
         await ask(gateway, keys.principal(made.key), "rotate_api_key", name="boss")
     assert gateway.keys.of_secret(made.secret) == made.key

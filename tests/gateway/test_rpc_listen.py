@@ -19,7 +19,7 @@ import pytest
 
 from k8e import errors, settings
 from k8e.auth.keys import Keys
-from k8e.auth.store import KeyStore
+from k8e.auth.store import SqliteKeyStore
 from k8e.gateway import identity, tls
 from k8e.gateway.rpc import endpoint as rpc_endpoint
 from k8e.gateway.rpc import errors as rpc_errors
@@ -38,7 +38,7 @@ async def gateway(tmp_path: Path) -> Gateway:
 def without_sessions(folder: Path, listen: str) -> Gateway:
     """A gateway on which nobody makes a call."""
     config = settings.load({}, data_dir=folder, run_dir=folder / "run", listen=listen)
-    nobody = Keys(KeyStore(folder / "keys.db"))
+    nobody = Keys(SqliteKeyStore(folder / "keys.db"))
     return Gateway(config, cast("Sessions", None), cast("Approvals", None), nobody)
 
 

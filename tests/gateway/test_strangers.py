@@ -15,7 +15,7 @@ import pytest
 
 from k8e._generated import sandbox_pb2 as pb
 from k8e.auth.keys import Keys
-from k8e.auth.store import KeyStore
+from k8e.auth.store import SqliteKeyStore
 from k8e.gateway import identity, tls
 from k8e.gateway.identity import UnknownPeer
 from k8e.gateway.rpc import front, server
@@ -102,7 +102,7 @@ async def test_a_foreign_name_that_leads_here_makes_nobody_the_local_user(
         caller = found.front.caller(only_peer(found.front))
         assert caller is not None
         assert caller.by_our_name is ours
-        known = Keys(KeyStore(tmp_path / "keys.db"))
+        known = Keys(SqliteKeyStore(tmp_path / "keys.db"))
         if ours:
             async with identity.identified(known, caller, ()) as principal:
                 assert principal == identity.LOCAL
@@ -110,7 +110,7 @@ async def test_a_foreign_name_that_leads_here_makes_nobody_the_local_user(
             with pytest.raises(UnknownPeer, match="not one of this gateway"):
                 async with identity.identified(known, caller, ()):
                     pass
-            made = known.create("laptop")  # who has a key may call us whatever they like
+            made = await known.create("laptop")  # who has a key may call us whatever they like
             async with identity.identified(known, caller, bearer(made.secret)) as principal:
                 assert principal.shown == "key:laptop"
         await client.close()
@@ -127,7 +127,7 @@ def test_a_wildcard_in_the_certificate_covers_one_label(tmp_path: Path) -> None:
 
 
 async def test_strangers_without_credentials_are_counted_too(tmp_path: Path) -> None:
-    known = Keys(KeyStore(tmp_path / "keys.db"))
+    known = Keys(SqliteKeyStore(tmp_path / "keys.db"))
     far = TlsPeer(identity.endpoint("192.0.2.1", 1), identity.endpoint("192.0.2.2", 50051), None)
     told: list[str] = []
     for _ in range(25):

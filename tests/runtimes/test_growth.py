@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+from collections.abc import Generator
 from io import RawIOBase
 from pathlib import Path
 
@@ -98,12 +100,30 @@ def write(file: RawIOBase) -> None:
     file.writelines(bytes(MIB) for _ in range(256))
 
 
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Generator[Path]:
+    """A folder on a disk of its own of 640 MiB."""
+    image, folder = tmp_path / "disk.img", tmp_path / "disk"
+    with image.open("wb") as file:
+        file.truncate(640 * MIB)
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+    argv = ["mkfs.ext4", "-q", "-F", "-m", "0", str(image)]
+    subprocess.run(argv, check=True, capture_output=True, timeout=60, env={"PATH": path})
+    folder.mkdir()
+    mounts.mount_image(image, folder, 0)
+    yield folder
+    mounts.unmount(folder)
+
+
 @needs_root
-def test_the_kernel_holds_a_workspace_to_what_it_was_given(tmp_path: Path) -> None:
+def test_the_kernel_holds_a_workspace_to_what_it_was_given(
+    tmp_path: Path, small_disk: Path
+) -> None:
     target = tmp_path / "mounted"
     target.mkdir()
-    growth = Growth(tmp_path, lambda: disk.space(tmp_path).free - 40 * MIB)
-    workspaces = Workspaces(tmp_path / "images", growth=growth)
+    kept = disk.space(small_disk).free - 40 * MIB
+    growth = Growth(small_disk, lambda: kept)
+    workspaces = Workspaces(small_disk / "images", growth=growth)
     workspaces.mount("sb-one", target, size=256 * MIB, owner=0)
     try:
         assert growth.is_bounded("sb-one")
@@ -137,5 +157,71 @@ def test_bounds_of_a_gateway_before_us_are_known_and_lifted_where_there_is_room(
         roomy.adopt(tmp_path / "mounted")
         assert not roomy.growth.is_bounded("sb-one")
         assert os.statvfs(target).f_bavail > 4 * bounded
+    finally:
+        mounts.unmount(target)
+
+
+def write_again(folder: Path, turn: int) -> None:
+    """Replace a third of what may be there, as far as there is room."""
+    path = folder / f"turn-{turn % 3}"
+    block = os.urandom(MIB)
+    try:
+        with path.open("wb", buffering=0) as file:
+            file.writelines(block for _ in range(120))
+            os.fsync(file.fileno())
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        path.unlink()
+
+
+@needs_root
+@pytest.mark.timeout(300)
+def test_however_often_files_are_replaced_the_disk_stays_free_though_nobody_looks(
+    tmp_path: Path, small_disk: Path
+) -> None:
+    kept = 64 * MIB
+    growth = Growth(small_disk, lambda: kept)
+    workspaces = Workspaces(small_disk / "images", growth=growth)
+    targets = [tmp_path / name for name in ("sb-one", "sb-two")]
+    try:
+        for target in targets:
+            target.mkdir()
+            workspaces.mount(target.name, target, size=2 * GIB, owner=0)
+        growth.share()
+        for turn in range(7):
+            for target in targets:
+                write_again(target, turn)
+            assert disk.space(small_disk).free > kept
+        for target in targets:  # nothing has failed, and what is free is given to who asks
+            for path in target.iterdir():
+                path.unlink()
+        growth.share()
+        assert disk.space(small_disk).free > 500 * MIB
+        assert all(growth.is_bounded(target.name) for target in targets)
+        assert growth.share().promised > 400 * MIB
+        assert [list(target.iterdir()) for target in targets] == [[], []]
+    finally:
+        for target in targets:
+            mounts.unmount(target)
+
+
+@needs_root
+def test_a_bound_that_is_lifted_gives_a_workspace_all_that_it_may_hold(
+    tmp_path: Path,
+) -> None:
+    target = tmp_path / "mounted"
+    target.mkdir()
+    keep = [disk.space(tmp_path).free - 40 * MIB]
+    growth = Growth(tmp_path, lambda: keep[0])
+    Workspaces(tmp_path / "images", growth=growth).mount("sb-one", target, size=256 * MIB, owner=0)
+    try:
+        assert os.statvfs(target).f_bavail * 4096 <= 40 * MIB
+        keep[0] = 0
+        growth.share()
+        assert not growth.is_bounded("sb-one")
+        with (target / "file").open("wb", buffering=0) as file:
+            file.writelines(bytes(MIB) for _ in range(200))
+        assert list(target.iterdir()) == [target / "file"]
     finally:
         mounts.unmount(target)

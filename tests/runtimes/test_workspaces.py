@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Generator
 from pathlib import Path
 
@@ -176,7 +177,7 @@ def test_prepared_images_do_not_grow_in_number(
         found.mount(f"sb-{number}", target, size=4 * MIB, owner=1, inodes=inodes)
         mounts.unmount(target)
     names = sorted(path.name for path in tmp_path.glob("empty-*"))
-    assert names == ["empty-4194304-100.ext4", "empty-4194304-300.ext4"]
+    assert names == ["empty-2-4194304-100.ext4", "empty-2-4194304-300.ext4"]
 
 
 @needs_root
@@ -196,3 +197,35 @@ def test_a_repaired_copy_that_nobody_mounted_yet_is_mounted(
     assert (target / "mine").read_text() == "precious"
     assert found.names() == ["sb-x"]
     found.remove("sb-x")
+
+
+@needs_root
+def test_an_image_of_an_older_release_is_shown_whole_whatever_its_sandbox_has_put_there(
+    tmp_path: Path, target: Path
+) -> None:
+    found = workspaces.Workspaces(tmp_path)
+    image = found.image("sb-x")
+    with image.open("wb") as file:
+        file.truncate(64 * MIB)
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+    argv = ["mkfs.ext4", "-q", "-F", "-m", "0", str(image)]
+    subprocess.run(argv, check=True, capture_output=True, timeout=60, env={"PATH": path})
+    mounts.mount_image(image, target, 0)
+    (target / workspaces.FILES).mkdir()
+    (target / workspaces.BALLAST).write_text("mine")
+    os.chown(target / workspaces.BALLAST, 1000, 1000)
+    mounts.unmount(target)
+    found.mount("sb-x", target, size=64 * MIB, owner=1000)
+    assert (target / workspaces.BALLAST).read_text() == "mine"
+    assert (target / "lost+found").exists()
+
+
+@needs_root
+def test_a_sandbox_sees_neither_ballast_nor_the_top_of_its_image(
+    tmp_path: Path, target: Path
+) -> None:
+    found = workspaces.Workspaces(tmp_path)
+    found.mount("sb-x", target, size=64 * MIB, owner=1000)
+    assert list(target.iterdir()) == []
+    assert not [path.name for path in tmp_path.iterdir() if path.suffix == ".mnt"]
+    assert [point for point in mounts.mounts_below(tmp_path) if point != target] == []

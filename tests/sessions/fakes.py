@@ -15,7 +15,7 @@ from k8e.runtimes.base import Binding, Guest, Leftover, LendNetwork, RegisteredR
 from k8e.runtimes.host import Host
 from k8e.runtimes.registry import Runtimes
 from k8e.sessions.service import Sessions
-from k8e.sessions.store import SessionStore
+from k8e.sessions.store import SqliteSessionStore
 
 PATIENCE = 60.0
 ME = Principal("me")
@@ -247,7 +247,7 @@ class World:
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[Sessions]:
-        store = SessionStore(self.settings.data_dir / "sessions.db")
+        store = SqliteSessionStore(self.settings.data_dir / "sessions.db")
         runtimes = cast("Runtimes", FakeRuntimes(self.runtime, Host(self.settings)))
         sessions = Sessions(self.settings, store, runtimes)
         try:

@@ -16,7 +16,8 @@ from k8e.model import Principal, Role, SessionSpec
 from k8e.sessions import approvals as module
 from k8e.sessions import approvals as sessions_approvals
 from k8e.sessions import live
-from k8e.sessions.approvals import MAX_EXPIRES, MAX_PENDING, Approval, Approvals, ApprovalStore
+from k8e.sessions.approval_store import SqliteApprovalStore
+from k8e.sessions.approvals import MAX_EXPIRES, MAX_PENDING, Approval, Approvals
 from k8e.sessions.service import Sessions
 from tests.sessions.fakes import PATIENCE, World
 
@@ -29,7 +30,7 @@ ACTION = "drop the table \x1b[2Kusers\n"
 
 @pytest.fixture
 async def approvals(world: World, sessions: Sessions) -> AsyncGenerator[Approvals]:
-    store = ApprovalStore(world.settings.data_dir / "approvals.db")
+    store = SqliteApprovalStore(world.settings.data_dir / "approvals.db")
     yield Approvals(store, sessions)
     store.close()
 
@@ -37,7 +38,7 @@ async def approvals(world: World, sessions: Sessions) -> AsyncGenerator[Approval
 @pytest.fixture
 async def asked(approvals: Approvals, sessions: Sessions) -> Approval:
     session = await sessions.create(ME, SessionSpec(session_id="mine"))
-    return approvals.ask(ME, session.session_id, ACTION)
+    return await approvals.ask(ME, session.session_id, ACTION)
 
 
 def waiting(approvals: Approvals, approval_id: str) -> asyncio.Task[Approval]:
@@ -91,12 +92,12 @@ async def test_an_approval_of_something_else_is_none(
 async def test_what_expires_is_neither_approved_nor_used(
     approvals: Approvals, asked: Approval
 ) -> None:
-    short = approvals.ask(ME, "mine", ACTION, expires=0.05)
+    short = await approvals.ask(ME, "mine", ACTION, expires=0.05)
     with pytest.raises(errors.TimedOut, match="has expired"):
         await approvals.wait(ME, short.approval_id)
     with pytest.raises(errors.TimedOut, match="has expired"):
         await approvals.decide(ME, short.approval_id, approved=True)
-    assert [item.approval_id for item in approvals.pending(ME)] == [asked.approval_id]
+    assert [item.approval_id for item in await approvals.pending(ME)] == [asked.approval_id]
 
 
 async def test_nobody_deciding_in_time_leaves_it_pending(
@@ -104,7 +105,7 @@ async def test_nobody_deciding_in_time_leaves_it_pending(
 ) -> None:
     with pytest.raises(errors.TimedOut, match="nobody decided"):
         await approvals.wait(ME, asked.approval_id, seconds=0.01)
-    assert approvals.get(ME, asked.approval_id).status == "pending"
+    assert (await approvals.get(ME, asked.approval_id)).status == "pending"
 
 
 async def test_the_end_of_the_session_is_the_end_of_its_approvals(
@@ -116,7 +117,7 @@ async def test_the_end_of_the_session_is_the_end_of_its_approvals(
     with pytest.raises(errors.SessionNotFound, match="approvals with it"):
         await task
     await sessions.create(ME, SessionSpec(session_id="mine"))
-    assert approvals.pending(ME) == []
+    assert await approvals.pending(ME) == []
     with pytest.raises(errors.ApprovalNotFound, match="not found"):
         await approvals.decide(ME, asked.approval_id, approved=True)
 
@@ -130,7 +131,7 @@ async def test_nothing_is_kept_of_the_approvals_of_sessions_that_ended(
     approvals: Approvals, sessions: Sessions, asked: Approval, world: World
 ) -> None:
     other = await sessions.create(ME, SessionSpec())
-    approvals.ask(ME, other.session_id, ACTION, expires=MAX_EXPIRES)
+    await approvals.ask(ME, other.session_id, ACTION, expires=MAX_EXPIRES)
     await sessions.destroy(ME, "mine")
     assert rows(world) == 1, "the other session lives on"
     await sessions.destroy(ME, other.session_id)
@@ -140,13 +141,13 @@ async def test_nothing_is_kept_of_the_approvals_of_sessions_that_ended(
 async def test_approvals_of_sessions_that_ended_without_a_gateway_are_removed(
     sessions: Sessions, world: World
 ) -> None:
-    store = ApprovalStore(world.settings.data_dir / "approvals.db")
+    store = SqliteApprovalStore(world.settings.data_dir / "approvals.db")
     deadline = live.boot_time() + HOUR
     gone = ("me", "gone", "sb-gone", ACTION, "pending", time.time(), time.time() + HOUR, deadline)
     store.insert(Approval("approval-gone", *gone))
     await sessions.create(ME, SessionSpec(session_id="mine"))
-    Approvals(store, sessions).ask(ME, "mine", ACTION)
-    assert store.sandboxes() == [sessions.get(ME, "mine").sandbox_id]
+    await Approvals(store, sessions).ask(ME, "mine", ACTION)
+    assert store.sandboxes().value == [sessions.get(ME, "mine").sandbox_id]
     store.close()
 
 
@@ -155,10 +156,12 @@ async def test_a_session_keeps_only_so_many_old_approvals(
 ) -> None:
     monkeypatch.setattr(module, "MAX_KEPT", 10)
     for _ in range(30):
-        again = approvals.ask(ME, "mine", ACTION)
+        again = await approvals.ask(ME, "mine", ACTION)
         await approvals.decide(ME, again.approval_id, approved=False)
     assert rows(world) <= 10
-    assert approvals.get(ME, asked.approval_id).status == "pending", "it can still be decided on"
+    assert (await approvals.get(ME, asked.approval_id)).status == "pending", (
+        "it can still be decided on"
+    )
 
 
 @pytest.mark.parametrize("jump", [-48 * HOUR, 48 * HOUR])
@@ -168,7 +171,7 @@ async def test_setting_the_date_neither_ends_an_approval_nor_revives_it(
     real, ticking = time.time, live.boot_time
     await approvals.decide(ME, asked.approval_id, approved=True)
     monkeypatch.setattr(time, "time", lambda: real() + jump)
-    assert approvals.get(ME, asked.approval_id).status == "approved"
+    assert (await approvals.get(ME, asked.approval_id)).status == "approved"
     monkeypatch.setattr(live, "boot_time", lambda: ticking() + HOUR + 1)
     with pytest.raises(errors.TimedOut, match="has expired"):
         await approvals.wait(ME, asked.approval_id)
@@ -190,19 +193,19 @@ async def test_somebody_elses_approval_looks_as_if_it_did_not_exist(
 ) -> None:
     for approval_id in (asked.approval_id, "nothing", "\ud800"):
         with pytest.raises(errors.ApprovalNotFound, match="not found"):
-            approvals.get(OTHER, approval_id)
+            await approvals.get(OTHER, approval_id)
         with pytest.raises(errors.ApprovalNotFound):
             await approvals.decide(OTHER, approval_id, approved=True)
-    assert approvals.pending(OTHER) == []
+    assert await approvals.pending(OTHER) == []
     with pytest.raises(errors.SessionNotFound):
-        approvals.ask(OTHER, "mine", ACTION)
+        await approvals.ask(OTHER, "mine", ACTION)
 
 
 async def test_with_an_approver_only_the_secret_decides(
     approvals: Approvals, asked: Approval
 ) -> None:
     await approvals.approver.configure(SECRET, "")
-    assert not approvals.get(ME, asked.approval_id).advisory
+    assert not (await approvals.get(ME, asked.approval_id)).advisory
     for secret in ("", "wrong" * 5, SECRET + "\n", "x" * 5000):
         with pytest.raises(errors.Denied, match="secret"):
             await approvals.decide(ME, asked.approval_id, approved=True, secret=secret)
@@ -228,15 +231,15 @@ async def test_an_agent_never_approves_with_a_secret_or_without(
     await approvals.approver.configure(SECRET, "")
     with pytest.raises(errors.Denied, match="an agent cannot approve"):
         await approvals.decide(agent, asked.approval_id, approved=True, secret=SECRET)
-    assert approvals.get(ME, asked.approval_id).status == "pending"
+    assert (await approvals.get(ME, asked.approval_id)).status == "pending"
 
 
 async def test_an_approver_decides_for_everybody_but_cannot_act_on_it(
     approvals: Approvals, asked: Approval
 ) -> None:
     person = Principal("person", frozenset({Role.APPROVER, Role.AGENT}))
-    assert [item.approval_id for item in approvals.pending(person)] == [asked.approval_id]
-    assert approvals.get(person, asked.approval_id).action == ACTION
+    assert [item.approval_id for item in await approvals.pending(person)] == [asked.approval_id]
+    assert (await approvals.get(person, asked.approval_id)).action == ACTION
     decided = await approvals.decide(person, asked.approval_id, approved=True)
     assert decided.advisory, "who manages keys could have made one for an approver"
     with pytest.raises(errors.ApprovalNotFound):
@@ -291,28 +294,28 @@ async def test_an_action_that_is_no_text_is_refused(
     approvals: Approvals, asked: Approval, action: str, kind: type[errors.K8eError]
 ) -> None:
     with pytest.raises(kind):
-        approvals.ask(ME, "mine", action)
+        await approvals.ask(ME, "mine", action)
     with pytest.raises(errors.InvalidRequest):
-        approvals.ask(ME, "mine", ACTION, expires=float("nan"))
+        await approvals.ask(ME, "mine", ACTION, expires=float("nan"))
     with pytest.raises(errors.InvalidRequest):
         await approvals.wait(ME, asked.approval_id, seconds=float("nan"))
 
 
 async def test_a_session_has_only_so_many_pending(approvals: Approvals, asked: Approval) -> None:
     for _ in range(MAX_PENDING - 1):
-        approvals.ask(ME, "mine", ACTION)
+        await approvals.ask(ME, "mine", ACTION)
     with pytest.raises(errors.LimitExceeded, match="wait for approval"):
-        approvals.ask(ME, "mine", ACTION)
+        await approvals.ask(ME, "mine", ACTION)
 
 
 def test_a_newer_database_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "approvals.db"
-    ApprovalStore(path).close()
+    SqliteApprovalStore(path).close()
     with sqlite3.connect(path) as database:
         database.execute("PRAGMA user_version=99")
     database.close()
     with pytest.raises(errors.StateUnusable, match="newer k8e"):
-        ApprovalStore(path)
+        SqliteApprovalStore(path)
 
 
 async def test_what_a_paused_session_asked_for_can_be_decided_on(
@@ -330,14 +333,16 @@ async def test_who_asks_for_much_hides_nothing_that_others_ask_for(
     loud = [await sessions.create(OTHER, SessionSpec()) for _ in range(2)]
     for session in loud:
         for _ in range(MAX_PENDING):
-            approvals.ask(OTHER, session.session_id, "\U0001f4a3" * module.MAX_ACTION)
+            await approvals.ask(OTHER, session.session_id, "\U0001f4a3" * module.MAX_ACTION)
     session = await sessions.create(ME, SessionSpec())
-    asked = [approvals.ask(ME, session.session_id, f"action {n}").approval_id for n in range(3)]
-    told = approvals.pending(Principal("approver", frozenset({Role.APPROVER})))
+    asked = [
+        (await approvals.ask(ME, session.session_id, f"action {n}")).approval_id for n in range(3)
+    ]
+    told = await approvals.pending(Principal("approver", frozenset({Role.APPROVER})))
     assert [item.approval_id for item in told if item.owner == ME.name] == asked
     assert 3 < len(told) < 20
     assert sum(len(item.action.encode()) for item in told) < 1 << 20
-    assert [item.approval_id for item in approvals.pending(ME)] == asked
+    assert [item.approval_id for item in await approvals.pending(ME)] == asked
 
 
 async def test_a_yes_of_before_there_was_an_approver_is_of_no_use_after(
@@ -345,6 +350,6 @@ async def test_a_yes_of_before_there_was_an_approver_is_of_no_use_after(
 ) -> None:
     await approvals.decide(ME, asked.approval_id, approved=True)
     await approvals.approver.configure(SECRET, "")
-    assert approvals.get(ME, asked.approval_id).status == "expired"
+    assert (await approvals.get(ME, asked.approval_id)).status == "expired"
     with pytest.raises(errors.TimedOut, match="expired"):
         await approvals.wait(ME, asked.approval_id)

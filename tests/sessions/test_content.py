@@ -255,7 +255,7 @@ async def test_a_sandbox_that_dies_meanwhile_fails_the_creation(tmp_path: Path) 
 async def test_what_cannot_be_is_refused_before_anything_is_started(tmp_path: Path) -> None:
     world, launched = world_of(tmp_path)
     async with world.running() as sessions:
-        sessions.snapshots.put("me", "named", ["sha256:a"])
+        await sessions.snapshots.put("me", "named", ["sha256:a"])
         for snapshot, kind in (("none", errors.SnapshotNotFound), ("named", errors.InvalidRequest)):
             with pytest.raises(kind):
                 await sessions.create(ME, SessionSpec(snapshot=snapshot))

@@ -13,7 +13,7 @@ from k8e.egress.policy import Policy
 from k8e.model import Phase, SessionSpec
 from k8e.sessions import adoption, live
 from k8e.sessions.service import Sessions
-from k8e.sessions.store import SessionStore
+from k8e.sessions.store import SqliteSessionStore
 from tests.sessions.fakes import ME, FakeGuest, World
 
 HOUR = 3600.0
@@ -67,7 +67,7 @@ async def test_a_removal_that_had_begun_is_finished_with_its_reason(world: World
     async with world.running() as sessions:
         made = await sessions.create(ME, SessionSpec())
         world.runtime.survivors = world.runtime.launched
-    store = SessionStore(world.settings.data_dir / "sessions.db")
+    store = SqliteSessionStore(world.settings.data_dir / "sessions.db")
     store.begin_end(made.session_id, "destroyed by its owner")
     store.close()
     async with world.running() as sessions:
@@ -98,7 +98,7 @@ async def test_a_change_of_policy_that_had_begun_is_finished_or_closes(
 ) -> None:
     made = await sessions.create(ME, SessionSpec())
     other = await sessions.create(ME, SessionSpec())
-    store = SessionStore(world.settings.data_dir / "sessions.db")
+    store = SqliteSessionStore(world.settings.data_dir / "sessions.db")
     store.allow(made, ("open",), under_way=True)
     network = Binding(failure)
     alive = {name: held(sessions, name) for name in (made.session_id, other.session_id)}
@@ -136,7 +136,7 @@ async def test_a_change_of_policy_is_finished_when_its_client_leaves(
 
 
 async def test_children_of_an_older_release_end_with_their_parent(world: World) -> None:
-    store = SessionStore(world.settings.data_dir / "sessions.db")
+    store = SqliteSessionStore(world.settings.data_dir / "sessions.db")
     async with world.running() as sessions:
         parent = await sessions.create(ME, SessionSpec(lifetime=HOUR))
         child = await sessions.run_subagent(ME, parent.session_id)
@@ -145,6 +145,6 @@ async def test_children_of_an_older_release_end_with_their_parent(world: World) 
         store.extend(one.session_id, parent.expires_at, 0)
     store.close()
     async with world.running() as sessions:
-        longer = sessions.extend(ME, parent.session_id, 2 * HOUR)
+        longer = await sessions.extend(ME, parent.session_id, 2 * HOUR)
         found = held(sessions, child.session_id).session
         assert found == replace(found, deadline=longer.deadline, expires_at=longer.expires_at)

@@ -13,7 +13,8 @@ from k8e.guest import wire
 from k8e.model import Principal, Role, SessionSpec
 from k8e.sessions import events as event_files
 from k8e.sessions import operations
-from k8e.sessions.approvals import Approvals, ApprovalStore
+from k8e.sessions.approval_store import SqliteApprovalStore
+from k8e.sessions.approvals import Approvals
 from k8e.sessions.service import Sessions
 from tests.sessions.fakes import ME, OTHER, PATIENCE, World
 
@@ -47,7 +48,7 @@ async def called(world: World, op: str) -> dict[str, Any]:
 
 async def test_the_life_of_a_session_is_told(world: World, sessions: Sessions) -> None:
     made = await sessions.create(ME, SessionSpec(tenant="t", env={"SECRET": "hunter2"}))
-    sessions.extend(ME, made.session_id, 600)
+    await sessions.extend(ME, made.session_id, 600)
     await sessions.allow(ME, made.session_id, ("none",))
     await sessions.destroy(ME, made.session_id)
     found = await told(sessions, made.session_id)
@@ -239,9 +240,9 @@ async def test_changes_of_files_are_told_when_they_happened(
 
 async def test_approvals_are_told(world: World, sessions: Sessions) -> None:
     await sessions.create(ME, SessionSpec(session_id="mine"))
-    store = ApprovalStore(world.settings.data_dir / "approvals.db")
+    store = SqliteApprovalStore(world.settings.data_dir / "approvals.db")
     approvals = Approvals(store, sessions)
-    asked = approvals.ask(ME, "mine", "delete \x1b everything")
+    asked = await approvals.ask(ME, "mine", "delete \x1b everything")
     owner = Principal(ME.name, frozenset({Role.AGENT, Role.ADMIN}))
     await approvals.decide(owner, asked.approval_id, approved=False, reason="no")
     store.close()
@@ -307,7 +308,7 @@ async def test_a_session_that_died_with_its_gateway_is_told_by_the_next_one(worl
             "session.ended",
         ]
         assert "restart" in found[-1]["reason"]
-        sessions.extend(ME, "alive", 60)
+        await sessions.extend(ME, "alive", 60)
         assert [item["seq"] for item in await told(sessions, "alive")] == [1, 2]
 
 

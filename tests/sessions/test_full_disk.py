@@ -127,9 +127,11 @@ def python(place: DiskPlace, session_id: str, code: str) -> Any:
 
 
 def used(place: DiskPlace) -> list[int]:
-    """What workspaces hold, written out or not."""
-    found = (os.statvfs(point) for point in workspaces(place))
-    return [(told.f_blocks - told.f_bfree) * told.f_frsize for told in found]
+    """What the files of workspaces hold, written out or not."""
+    return [
+        sum(path.stat().st_blocks * 512 for path in Path(point).iterdir())
+        for point in workspaces(place)
+    ]
 
 
 def workspaces(place: DiskPlace) -> list[str]:

@@ -15,7 +15,8 @@ from k8e.egress.policy import Policy
 from k8e.guest import wire
 from k8e.model import Phase, Principal, Session, SessionSpec
 from k8e.sessions import service
-from k8e.sessions.approvals import MAX_PENDING, Approvals, ApprovalStore
+from k8e.sessions.approval_store import SqliteApprovalStore
+from k8e.sessions.approvals import MAX_PENDING, Approvals
 from k8e.sessions.service import Sessions
 from tests.sessions.fakes import ME, OTHER, World, until
 
@@ -74,7 +75,7 @@ async def test_the_last_owner_of_an_id_keeps_what_was_theirs_and_gets_no_more(
     with pytest.raises(errors.SessionNotFound):
         await sessions.destroy(ME, "chosen")
     with pytest.raises(errors.SessionNotFound):
-        sessions.extend(ME, "chosen", 60)
+        await sessions.extend(ME, "chosen", 60)
     with pytest.raises(errors.SessionNotFound):
         await sessions.allow(ME, "chosen", ("open",))
     assert sessions.get(OTHER, "chosen") == second
@@ -177,15 +178,15 @@ async def test_a_change_of_policy_that_outlives_its_session_changes_no_other(
 async def test_approvals_of_the_last_owner_neither_count_nor_hold_for_the_next(
     sessions: Sessions, tmp_path: Path
 ) -> None:
-    store = ApprovalStore(tmp_path / "approvals.db")
+    store = SqliteApprovalStore(tmp_path / "approvals.db")
     approvals = Approvals(store, sessions)
     await sessions.create(ME, SPEC)
-    asked = [approvals.ask(ME, "chosen", f"action {number}") for number in range(MAX_PENDING)]
+    asked = [await approvals.ask(ME, "chosen", f"action {number}") for number in range(MAX_PENDING)]
     await sessions.destroy(ME, "chosen")
     await sessions.create(OTHER, SPEC)
-    theirs = approvals.ask(OTHER, "chosen", "another action")
-    assert approvals.pending(OTHER) == [theirs]
-    assert approvals.pending(ME) == []
+    theirs = await approvals.ask(OTHER, "chosen", "another action")
+    assert await approvals.pending(OTHER) == [theirs]
+    assert await approvals.pending(ME) == []
     for principal in (ME, OTHER):
         with pytest.raises(errors.K8eError):
             await approvals.wait(principal, asked[0].approval_id, seconds=0.01)

@@ -178,7 +178,7 @@ async def test_a_paused_session_can_be_destroyed_extended_and_given_hosts(
     world: World, sessions: Sessions
 ) -> None:
     made = await paused(sessions)
-    assert sessions.extend(ME, made.session_id, 100).phase is Phase.PAUSED
+    assert (await sessions.extend(ME, made.session_id, 100)).phase is Phase.PAUSED
     assert (await sessions.allow(ME, made.session_id, ("none",)))[0].phase is Phase.PAUSED
     await sessions.destroy(ME, made.session_id)
     assert world.runtime.launched[0].killed.is_set()

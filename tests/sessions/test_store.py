@@ -11,7 +11,7 @@ import pytest
 from k8e import errors
 from k8e.model import Phase, Session, SessionSpec
 from k8e.sessions import store as stores
-from k8e.sessions.store import MIGRATIONS, SessionStore
+from k8e.sessions.store import MIGRATIONS, SqliteSessionStore
 
 BASE = Session(
     session_id="sess-a",
@@ -33,18 +33,18 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_a_session_survives_closing_and_opening(path: Path) -> None:
-    store = SessionStore(path)
+    store = SqliteSessionStore(path)
     store.insert(BASE)
-    active = store.activate(BASE)
+    active = store.activate(BASE).value
     store.close()
-    again = SessionStore(path)
+    again = SqliteSessionStore(path)
     assert again.get("sess-a") == active == replace(BASE, phase=Phase.ACTIVE)
     assert again.get("sess-x") is None
     again.close()
 
 
 def test_the_database_is_closed_to_others(path: Path) -> None:
-    SessionStore(path).close()
+    SqliteSessionStore(path).close()
     assert path.stat().st_mode & 0o777 == 0o600
 
 
@@ -59,7 +59,7 @@ def test_the_database_is_closed_to_others(path: Path) -> None:
     ids=["id", "sandbox", "request", "auto"],
 )
 def test_what_must_be_unique_is_a_conflict(path: Path, clashing: Session) -> None:
-    store = SessionStore(path)
+    store = SqliteSessionStore(path)
     store.insert(BASE)
     with pytest.raises(errors.Conflict):
         store.insert(clashing)
@@ -68,7 +68,7 @@ def test_what_must_be_unique_is_a_conflict(path: Path, clashing: Session) -> Non
 
 
 def test_an_ended_session_frees_its_request_and_its_auto_place(path: Path) -> None:
-    store = SessionStore(path)
+    store = SqliteSessionStore(path)
     store.insert(BASE)
     store.end("sess-a", "because", 1500.0)
     store.insert(replace(BASE, session_id="sess-b", sandbox_id="sb-b"))
@@ -80,7 +80,7 @@ def test_an_ended_session_frees_its_request_and_its_auto_place(path: Path) -> No
 
 
 def test_the_first_reason_of_an_end_stays(path: Path) -> None:
-    store = SessionStore(path)
+    store = SqliteSessionStore(path)
     store.insert(BASE)
     store.end("sess-a", "first", 1.0)
     store.end("sess-a", "second", 2.0)
@@ -91,7 +91,7 @@ def test_the_first_reason_of_an_end_stays(path: Path) -> None:
 
 
 def test_an_ended_session_is_not_activated(path: Path) -> None:
-    store = SessionStore(path)
+    store = SqliteSessionStore(path)
     store.insert(BASE)
     store.end("sess-a", "given up", 1.0)
     store.activate(BASE)
@@ -100,7 +100,7 @@ def test_an_ended_session_is_not_activated(path: Path) -> None:
 
 
 def test_old_ends_are_forgotten_and_new_ones_kept(path: Path) -> None:
-    store = SessionStore(path)
+    store = SqliteSessionStore(path)
     store.insert(BASE)
     store.insert(OTHER)
     store.end("sess-a", "x", 100.0)
@@ -111,7 +111,7 @@ def test_old_ends_are_forgotten_and_new_ones_kept(path: Path) -> None:
 
 
 def test_times_are_kept(path: Path) -> None:
-    store = SessionStore(path)
+    store = SqliteSessionStore(path)
     store.insert(BASE)
     store.extend("sess-a", 9999.5, 0)
     assert store.get("sess-a") == replace(BASE, expires_at=9999.5)
@@ -121,13 +121,13 @@ def test_times_are_kept(path: Path) -> None:
 def test_every_migration_is_applied_once_and_counted(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = SessionStore(path)
+    first = SqliteSessionStore(path)
     first.insert(BASE)
     first.close()
     added = "ALTER TABLE sessions ADD COLUMN colour TEXT NOT NULL DEFAULT 'red'"
     monkeypatch.setattr(stores, "MIGRATIONS", (*MIGRATIONS, added))
     for _ in range(2):
-        store = SessionStore(path)
+        store = SqliteSessionStore(path)
         assert store.get("sess-a") == BASE
         store.close()
     with sqlite3.connect(path) as database:
@@ -139,13 +139,13 @@ def test_every_migration_is_applied_once_and_counted(
 def test_a_migration_that_fails_changes_nothing(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    SessionStore(path).close()
+    SqliteSessionStore(path).close()
     broken = "CREATE TABLE half (x INTEGER); SELECT nonsense FROM nowhere"
     monkeypatch.setattr(stores, "MIGRATIONS", (*MIGRATIONS, broken))
     with pytest.raises(errors.StateUnusable, match="no such table"):
-        SessionStore(path)
+        SqliteSessionStore(path)
     monkeypatch.undo()
-    SessionStore(path).close()
+    SqliteSessionStore(path).close()
     with sqlite3.connect(path) as database:
         tables = {row[0] for row in database.execute("SELECT name FROM sqlite_master")}
     database.close()
@@ -153,18 +153,18 @@ def test_a_migration_that_fails_changes_nothing(
 
 
 def test_a_database_of_a_newer_release_is_refused_with_advice(path: Path) -> None:
-    SessionStore(path).close()
+    SqliteSessionStore(path).close()
     with sqlite3.connect(path) as database:
         database.execute("PRAGMA user_version = 999")
     database.close()
     with pytest.raises(errors.StateUnusable, match="newer k8e") as caught:
-        SessionStore(path)
+        SqliteSessionStore(path)
     assert "K8E_DATA_DIR" in caught.value.hint
 
 
 @pytest.mark.parametrize("name", ["\udcff", "x\ud800", "'; DROP TABLE sessions; --", "\0"])
 def test_a_strange_name_is_simply_not_there(path: Path, name: str) -> None:
-    store = SessionStore(path)
+    store = SqliteSessionStore(path)
     assert store.get(name) is None
     assert store.find_request("me", name) is None
     assert store.of_owner(name) == []
@@ -182,7 +182,7 @@ def test_so_many_ended_sessions_of_one_owner_and_of_all_are_kept(
     monkeypatch.setattr(stores, "MAX_ENDED_EACH", 3)
     monkeypatch.setattr(stores, "MAX_ENDED", 5)
     monkeypatch.setattr(stores, "ENDS_BETWEEN", 1)
-    store = SessionStore(path)
+    store = SqliteSessionStore(path)
     forgotten: list[str] = []
     store.on_forget.append(forgotten.append)
     for number in range(12):
@@ -198,7 +198,7 @@ def test_so_many_ended_sessions_of_one_owner_and_of_all_are_kept(
 
 
 def test_the_end_of_a_session_stays_cheap_though_thousands_have_ended(path: Path) -> None:
-    store = SessionStore(path)
+    store = SqliteSessionStore(path)
     plans = [
         "DELETE FROM sessions WHERE phase='ended' AND ended_at < 1",
         "SELECT ended_at FROM sessions WHERE phase='ended' AND owner='me' ORDER BY ended_at DESC",

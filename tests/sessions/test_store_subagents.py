@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from k8e.model import Phase
-from k8e.sessions.store import MIGRATIONS, SessionStore
+from k8e.sessions.store import MIGRATIONS, SqliteSessionStore
 from tests.sessions.test_store import BASE, OTHER
 
 
@@ -19,10 +19,10 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_the_parent_of_a_session_is_kept(path: Path) -> None:
-    store = SessionStore(path)
+    store = SqliteSessionStore(path)
     store.insert(replace(OTHER, parent="sess-a"))
     store.close()
-    again = SessionStore(path)
+    again = SqliteSessionStore(path)
     found = again.get("sess-b")
     assert found is not None
     assert found.parent == "sess-a"
@@ -41,7 +41,7 @@ def test_a_session_of_a_release_without_children_has_no_parent(path: Path) -> No
             " VALUES ('sess-old', 'me', 't', 0, 'active', 'gvisor', 'sb-old', '', '{}', 1, 2)"
         )
     database.close()
-    store = SessionStore(path)
+    store = SqliteSessionStore(path)
     found = store.get("sess-old")
     assert found is not None
     assert found.parent == ""
@@ -49,7 +49,7 @@ def test_a_session_of_a_release_without_children_has_no_parent(path: Path) -> No
 
 
 def test_only_an_active_session_is_paused_and_only_a_paused_one_resumed(path: Path) -> None:
-    store = SessionStore(path)
+    store = SqliteSessionStore(path)
     store.insert(BASE)
 
     def phase() -> Phase:

@@ -263,19 +263,19 @@ async def test_a_child_that_cannot_be_made_leaves_its_parent_as_it_was(
 
 async def test_children_follow_the_lifetime_of_their_parent(sessions: Sessions) -> None:
     parent, child = await family(sessions)
-    longer = sessions.extend(ME, parent.session_id, 200_000)
+    longer = await sessions.extend(ME, parent.session_id, 200_000)
     assert sessions.get(ME, child.session_id).expires_at == longer.expires_at
-    shorter = sessions.extend(ME, parent.session_id, 50)
+    shorter = await sessions.extend(ME, parent.session_id, 50)
     assert sessions.get(ME, child.session_id).expires_at == shorter.expires_at
 
 
 async def test_a_child_cannot_outlive_its_parent_but_may_end_before(sessions: Sessions) -> None:
     parent, child = await family(sessions)
     with pytest.raises(errors.LimitExceeded, match="outlive") as caught:
-        sessions.extend(ME, child.session_id, 200_000)
+        await sessions.extend(ME, child.session_id, 200_000)
     assert parent.session_id in caught.value.hint
-    early = sessions.extend(ME, child.session_id, 60)
-    sessions.extend(ME, parent.session_id, 200_000)
+    early = await sessions.extend(ME, child.session_id, 60)
+    await sessions.extend(ME, parent.session_id, 200_000)
     assert sessions.get(ME, child.session_id).expires_at == early.expires_at
 
 
@@ -293,7 +293,7 @@ async def test_a_parent_whose_child_is_being_made_gives_it_its_new_lifetime(
     world.runtime.gate.clear()
     making = asyncio.ensure_future(sessions.run_subagent(ME, parent.session_id))
     await until(lambda: len(world.runtime.specs) == 2)
-    shorter = sessions.extend(ME, parent.session_id, 100)
+    shorter = await sessions.extend(ME, parent.session_id, 100)
     world.runtime.gate.set()
     assert (await making).expires_at == shorter.expires_at
 

@@ -22,7 +22,7 @@ def make_sessions(path: Path) -> None:
     from dataclasses import replace
 
     from k8e.model import Limits, Phase, Session, SessionSpec
-    from k8e.sessions.store import SessionStore
+    from k8e.sessions.store import SqliteSessionStore
 
     spec = SessionSpec(
         tenant="team",
@@ -38,7 +38,7 @@ def make_sessions(path: Path) -> None:
     )
     over = replace(base, session_id="over", sandbox_id="sb-over", auto=False, spec=SessionSpec())
     half = replace(over, session_id="half", sandbox_id="sb-half")
-    store = SessionStore(path)
+    store = SqliteSessionStore(path)
     for session in (base, over, half):
         store.insert(session)
     store.activate(base)
@@ -49,9 +49,9 @@ def make_sessions(path: Path) -> None:
 
 
 def make_approvals(path: Path) -> None:
-    from k8e.sessions.approvals import Approval, ApprovalStore
+    from k8e.sessions.approval_store import Approval, SqliteApprovalStore
 
-    store = ApprovalStore(path)
+    store = SqliteApprovalStore(path)
     words = ("local", "live", "sb-live", "rm -r /workspace", "pending")
     store.insert(Approval("approval-1", *words, NOW, NOW + 600, NOW))
     store.set_approver(b"salt", b"hash")
@@ -78,19 +78,19 @@ def make_exposures(path: Path) -> None:
 
 
 def make_keys(path: Path) -> None:
-    from k8e.auth.store import Key, KeyStore
+    from k8e.auth.store import Key, SqliteKeyStore
     from k8e.model import Role
 
-    store = KeyStore(path)
-    key = store.insert(Key(0, "ci", frozenset({Role.AGENT}), NOW, 0), b"digest")
+    store = SqliteKeyStore(path)
+    key = store.insert(Key(0, "ci", frozenset({Role.AGENT}), NOW, 0), b"digest").value
     store.add_certificate("01ab", key.key_id, "laptop", NOW, NOW + 1000)
     store.close()
 
 
 def make_snapshots(path: Path) -> None:
-    from k8e.sessions.snapshots import Snapshot, SnapshotStore
+    from k8e.sessions.snapshots import Snapshot, SqliteSnapshotStore
 
-    store = SnapshotStore(path)
+    store = SqliteSnapshotStore(path)
     told = (3, 10240, "sha256:00", "live", ("sha256:00",), "blob-1")
     store.insert(Snapshot("local", "base", NOW, *told), replace=False)
     store.close()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from k8e import database, errors
-from k8e.auth.store import Key, KeyStore
+from k8e.auth.store import Key, SqliteKeyStore
 from k8e.auth.token_store import SqliteTokenStore
 from k8e.egress.policy import parse_policy
 from k8e.egress.records import NetworkRecords
@@ -21,12 +21,12 @@ from k8e.gateway import state
 from k8e.model import Limits, Phase, Role, SecretRef
 from k8e.runtimes.host import FORMAT, SandboxRecord
 from k8e.sessions import live
-from k8e.sessions.approvals import ApprovalStore
+from k8e.sessions.approval_store import SqliteApprovalStore
 from k8e.sessions.conversations import SqliteConversations
 from k8e.sessions.exposures import ExposureStore
 from k8e.sessions.secrets import Secrets
-from k8e.sessions.snapshots import SnapshotStore
-from k8e.sessions.store import SessionStore
+from k8e.sessions.snapshots import SqliteSnapshotStore
+from k8e.sessions.store import SqliteSessionStore
 from k8e.sessions.templates import TemplateStore
 from tests.state import make
 
@@ -63,7 +63,7 @@ def test_the_newest_schema_is_written_down_and_is_still_what_it_was(
 
 
 def check_sessions(path: Path) -> None:
-    store = SessionStore(path)
+    store = SqliteSessionStore(path)
     live, over, half = (store.get(name) for name in ("live", "over", "half"))
     assert live is not None
     assert over is not None
@@ -84,12 +84,12 @@ def check_sessions(path: Path) -> None:
 
 
 def check_approvals(path: Path) -> None:
-    store = ApprovalStore(path)
-    waiting = store.pending(make.NOW + live.boot_offset())
-    (found,) = (store.get(item.approval_id) for item in waiting)
+    store = SqliteApprovalStore(path)
+    waiting = store.pending(make.NOW + live.boot_offset()).value
+    (found,) = (store.get(item.approval_id).value for item in waiting)
     assert found is not None
     assert found.action == "rm -r /workspace"
-    assert store.approver() == (b"salt", b"hash")
+    assert store.approver().value == (b"salt", b"hash")
     store.close()
 
 
@@ -119,7 +119,7 @@ def check_exposures(path: Path) -> None:
 
 
 def check_keys(path: Path) -> None:
-    store = KeyStore(path)
+    store = SqliteKeyStore(path)
     found = store.of_certificate("01ab", make.NOW)
     assert found is not None
     assert (found.name, found.roles) == ("ci", frozenset({Role.AGENT}))
@@ -138,7 +138,7 @@ def check_secrets(path: Path) -> None:
 
 
 def check_snapshots(path: Path) -> None:
-    store = SnapshotStore(path)
+    store = SqliteSnapshotStore(path)
     found = store.get("local", "base")
     assert found is not None
     assert (found.blob, found.file_count) == ("blob-1", 3)
@@ -261,10 +261,10 @@ def test_a_sandbox_of_before_the_machine_started_does_not_run(tmp_path: Path) ->
 
 def test_a_session_that_cannot_be_understood_says_whose_it_may_be(tmp_path: Path) -> None:
     path = restore("sessions", "1", tmp_path)
-    SessionStore(path).close()
+    SqliteSessionStore(path).close()
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as made:
         made.execute("UPDATE sessions SET spec='{\"colour\": 1}' WHERE session_id='live'")
-    store = SessionStore(path)
+    store = SqliteSessionStore(path)
     with pytest.raises(errors.StateUnusable, match=r"session live .*colour") as caught:
         store.unended()
     assert "update k8e" in caught.value.hint
@@ -329,9 +329,9 @@ def test_a_new_database_appears_whole(tmp_path: Path, monkeypatch: pytest.Monkey
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", fail)
         with pytest.raises(OSError, match="killed"):
-            KeyStore(path)
+            SqliteKeyStore(path)
     assert not path.exists()
-    KeyStore(path).close()
+    SqliteKeyStore(path).close()
     assert path.stat().st_mode & 0o777 == 0o600
     assert [item.name for item in tmp_path.iterdir()] == ["keys.db"]
 
@@ -394,7 +394,10 @@ def test_sessions_that_are_gone_are_told_with_the_sandboxes_that_run(tmp_path: P
 
 
 def test_the_approver_and_deleted_keys_do_not_depend_on_a_second_file(tmp_path: Path) -> None:
-    approvals, keys = ApprovalStore(tmp_path / "approvals.db"), KeyStore(tmp_path / "keys.db")
+    approvals, keys = (
+        SqliteApprovalStore(tmp_path / "approvals.db"),
+        SqliteKeyStore(tmp_path / "keys.db"),
+    )
     approvals.set_approver(b"salt", b"hash")
     keys.insert(Key(0, "ci", frozenset({Role.AGENT}), make.NOW, 0), b"digest")
     keys.revoke("ci", make.NOW)
@@ -404,10 +407,10 @@ def test_the_approver_and_deleted_keys_do_not_depend_on_a_second_file(tmp_path: 
         shutil.copy(tmp_path / name, copies / name)
     approvals.close()
     keys.close()
-    found = ApprovalStore(copies / "approvals.db")
-    assert found.approver() == (b"salt", b"hash")
+    found = SqliteApprovalStore(copies / "approvals.db")
+    assert found.approver().value == (b"salt", b"hash")
     found.close()
-    known = KeyStore(copies / "keys.db")
+    known = SqliteKeyStore(copies / "keys.db")
     assert (known.listing(), len(known.revoked())) == ([], 1)
     known.close()
 
@@ -443,7 +446,7 @@ def test_repair_saves_keys_of_an_older_release_with_what_they_own(tmp_path: Path
     path.write_bytes(data[: 4096 * (page - 1)] + b"\xff" * 4096 + data[4096 * page :])
     repaired = {item.name: item for item in state.repair(tmp_path)}["keys.db"]
     assert (repaired.rows, repaired.lost) == (4, "")
-    store = KeyStore(path)
+    store = SqliteKeyStore(path)
     owners = {key.name: key.owner for key in store.listing()}
     assert owners == {name: f"key:{name}" for name in ("ci", "laptop", "boss")}
     store.close()
@@ -455,7 +458,7 @@ def test_repair_of_nonsense_gives_an_empty_database(tmp_path: Path) -> None:
     repaired = {item.name: item for item in state.repair(tmp_path)}
     assert (repaired["keys.db"].rows, repaired["keys.db"].lost != "") == (0, True)
     assert (tmp_path / repaired["keys.db"].kept).read_bytes() == b"nonsense" * 1000
-    store = KeyStore(path)
+    store = SqliteKeyStore(path)
     assert store.listing() == []
     store.close()
 

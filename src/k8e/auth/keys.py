@@ -70,10 +70,11 @@ class Keys:
         """Called with each key that was deleted or rotated."""
         self.on_delete: list[Callable[[Key], None]] = []
         """Called with each key that is deleted, before the calls with it end."""
+        store.on_end.append(self._end_calls)
 
     # Managing.
 
-    def create(
+    async def create(
         self, name: str, ttl: str = "", roles: Sequence[str] = (), quota: KeyQuota | None = None
     ) -> Created:
         """A new key, good for ``ttl`` (``30d``, ``12h``, ``never``) and for ``roles``."""
@@ -85,14 +86,14 @@ class Keys:
         now = time.time()
         quota = _checked_quota(quota or KeyQuota())
         ends = _ends(ttl, now)
-        self._store.forget(now - KEEP, now)
+        await self._store.forget(now - KEEP, now)
         if len(self._store.listing()) >= MAX_KEYS:
             raise errors.LimitExceeded(f"there are {MAX_KEYS} keys", hint="delete some")
         secret = _new_secret()
         # Not the name alone: who gets that name next must not find what this one leaves.
         owner = new_id(f"{OWNER_PREFIX}{name}:id")
         key = Key(0, name, parse_roles(roles), now, ends, 0, owner, *quota)
-        created = self._store.insert(key, digest(secret))
+        created = await self._store.insert(key, digest(secret))
         log.info("key %s is made, for %s", name, ", ".join(sorted(key.roles)))
         return Created(created, secret)
 
@@ -109,22 +110,22 @@ class Keys:
             )
         return found
 
-    def delete(self, name: str) -> Key:
+    async def delete(self, name: str) -> Key:
         """End a key, its certificates, and the calls that are under way with either."""
         gone = self.get(name)
-        self._store.revoke(name, time.time())
+        await self._store.revoke(name, time.time())
         log.info("key %s is deleted", name)
         for tell in self.on_delete:
             tell(gone)
         self._end_calls(gone)
         return gone
 
-    def rotate(self, name: str, ttl: str = "") -> Created:
+    async def rotate(self, name: str, ttl: str = "") -> Created:
         """Replace a key's secret: who has it stays the same, and nothing of before is good."""
         before, now = self.get(name), time.time()
         secret = _new_secret()
         key = replace(before, created_at=now, expires_at=_ends(ttl, now))
-        self._store.rotate(key, digest(secret))
+        await self._store.rotate(key, digest(secret))
         log.info("key %s has a new secret", name)
         self._end_calls(before)
         return Created(key, secret)
@@ -175,9 +176,11 @@ class Keys:
         found = self._store.owned(principal.name)
         return found if found is not None and found.valid(time.time()) else None
 
-    def issued(self, serial: str, key: Key, device: str, expires_at: float) -> None:
+    async def issued(self, serial: str, key: Key, device: str, expires_at: float) -> None:
         """Record a certificate; one that is not recorded belongs to no key."""
-        self._store.add_certificate(serial.lower(), key.key_id, device, time.time(), expires_at)
+        await self._store.add_certificate(
+            serial.lower(), key.key_id, device, time.time(), expires_at
+        )
         log.info("a certificate is issued for key %s, device %s", key.name, device)
 
     @contextlib.asynccontextmanager

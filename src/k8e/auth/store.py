@@ -1,4 +1,4 @@
-"""Where keys and certificates are written down: SQLite in the data folder.
+"""Where keys and certificates are written down: what every store of them does, and SQLite.
 
 A file of its own: it is written seldom, and a deletion must be on the disk before it is told.
 """
@@ -6,11 +6,13 @@ A file of its own: it is written seldom, and a deletion must be on the disk befo
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from k8e import database, errors
+from k8e.database import DONE, Done
 from k8e.model import Role
 
 MIGRATIONS = (
@@ -70,10 +72,63 @@ class Key:
         return not self.revoked_at and (not self.expires_at or now < self.expires_at)
 
 
-class KeyStore:
-    """The keys of one gateway."""
+class KeyStore(Protocol):
+    """The keys of one gateway, or of several that share a database."""
+
+    on_end: list[Callable[[Key], None]]
+    """Called with each key that another gateway has deleted or rotated."""
+
+    def close(self) -> None: ...
+
+    def hashed(self, digest: bytes) -> Key | None: ...
+
+    def named(self, name: str) -> Key | None: ...
+
+    def owned(self, owner: str) -> Key | None:
+        """The key whose principal has this name."""
+        ...
+
+    def listing(self) -> list[Key]: ...
+
+    def revoked(self) -> set[str]:
+        """The principals of all keys that were deleted and are still known."""
+        ...
+
+    def of_certificate(self, serial: str, now: float) -> Key | None:
+        """The key for which a certificate was issued that is good until later than ``now``."""
+        ...
+
+    def certificates(self, key_id: int, now: float) -> int: ...
+
+    def insert(self, key: Key, digest: bytes) -> Awaitable[Key]:
+        """Write a new key down; Conflict if its name is taken."""
+        ...
+
+    def rotate(self, key: Key, digest: bytes) -> Awaitable[None]:
+        """Give a key another secret and another time; its certificates are gone with the old."""
+        ...
+
+    def revoke(self, name: str, at: float) -> Awaitable[Key | None]:
+        """Delete a key; returns the key, or None if there is none."""
+        ...
+
+    def forget(self, before: float, now: float) -> Awaitable[None]:
+        """Remove what has been over for long, with its certificates.
+
+        A key that only expired must be deleted first: that says that its things are not needed.
+        """
+        ...
+
+    def add_certificate(
+        self, serial: str, key_id: int, device: str, issued_at: float, expires_at: float
+    ) -> Awaitable[None]: ...
+
+
+class SqliteKeyStore:
+    """The keys of one gateway, in a file."""
 
     def __init__(self, path: Path) -> None:
+        self.on_end: list[Callable[[Key], None]] = []
         # A deleted key stays deleted, also after a power failure.
         self._db = database.connect(path, MIGRATIONS, durable=True)
         self._db.execute("PRAGMA foreign_keys=ON")
@@ -81,8 +136,7 @@ class KeyStore:
     def close(self) -> None:
         self._db.close()
 
-    def insert(self, key: Key, digest: bytes) -> Key:
-        """Write a new key down; Conflict if its name is taken."""
+    def insert(self, key: Key, digest: bytes) -> Done[Key]:
         roles = ",".join(sorted(key.roles))
         times = (key.created_at, key.expires_at)
         try:
@@ -96,10 +150,9 @@ class KeyStore:
                 f"there is a key {key.name!r} already",
                 hint=f"choose another name, or delete it: k8e sandbox api-key delete {key.name}",
             ) from None
-        return replace(key, key_id=done.lastrowid or 0)
+        return Done(replace(key, key_id=done.lastrowid or 0))
 
-    def rotate(self, key: Key, digest: bytes) -> None:
-        """Give a key another secret and another time; its certificates are gone with the old."""
+    def rotate(self, key: Key, digest: bytes) -> Done[None]:
         self._db.execute("BEGIN IMMEDIATE")
         try:
             self._db.execute("DELETE FROM certificates WHERE key_id=?", (key.key_id,))
@@ -112,25 +165,22 @@ class KeyStore:
             self._db.execute("ROLLBACK")
             raise
         database.settle(self._db)
+        return DONE
 
-    def revoke(self, name: str, at: float) -> Key | None:
-        """Delete a key; returns the key, or None if there is none."""
+    def revoke(self, name: str, at: float) -> Done[Key | None]:
         found = self.named(name)
         if found is not None:
             query = "UPDATE keys SET revoked_at=? WHERE key_id=?"
             self._db.execute(query, (at, found.key_id))
             database.settle(self._db)
-        return found
+        return Done(found)
 
-    def forget(self, before: float, now: float) -> None:
-        """Remove what has been over for long, with its certificates.
-
-        A key that only expired must be deleted first: that says that its things are not needed.
-        """
+    def forget(self, before: float, now: float) -> Done[None]:
         self._db.execute("DELETE FROM keys WHERE revoked_at > 0 AND revoked_at < ?", (before,))
         query = "UPDATE keys SET revoked_at=? WHERE revoked_at=0 AND expires_at > 0"
         self._db.execute(f"{query} AND expires_at < ?", (now, before))
         self._db.execute("DELETE FROM certificates WHERE expires_at < ?", (before,))
+        return DONE
 
     def hashed(self, digest: bytes) -> Key | None:
         return self._one("hash=?", digest)
@@ -139,7 +189,6 @@ class KeyStore:
         return self._one("name=? AND revoked_at=0", name)
 
     def owned(self, owner: str) -> Key | None:
-        """The key whose principal has this name."""
         return self._one("owner=? AND revoked_at=0", owner)
 
     def listing(self) -> list[Key]:
@@ -147,14 +196,13 @@ class KeyStore:
         return [_key(row) for row in self._db.execute(query)]
 
     def revoked(self) -> set[str]:
-        """The principals of all keys that were deleted and are still known."""
         return {row[0] for row in self._db.execute("SELECT owner FROM keys WHERE revoked_at > 0")}
 
     # Certificates.
 
     def add_certificate(
         self, serial: str, key_id: int, device: str, issued_at: float, expires_at: float
-    ) -> None:
+    ) -> Done[None]:
         self._db.execute(
             "INSERT INTO certificates (serial, key_id, device, issued_at, expires_at)"
             " VALUES (?,?,?,?,?)",
@@ -165,9 +213,9 @@ class KeyStore:
             " WHERE key_id=? ORDER BY issued_at DESC, rowid DESC LIMIT -1 OFFSET ?)",
             (key_id, MAX_CERTIFICATES),
         )
+        return DONE
 
     def of_certificate(self, serial: str, now: float) -> Key | None:
-        """The key for which a certificate was issued that is good until later than ``now``."""
         condition = "key_id=(SELECT key_id FROM certificates WHERE serial=? AND expires_at > ?)"
         return self._one(condition, serial, now)
 

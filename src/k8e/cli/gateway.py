@@ -25,7 +25,12 @@ def serve(options: argparse.Namespace) -> int:
             "a gateway needs Linux; this host can use one elsewhere",
             hint="k8e sandbox login --endpoint gateway.example:50051, or K8E_SANDBOX_ENDPOINT",
         )
-    config = settings.load(listen=options.listen, http=options.http, data_dir=options.data_dir)
+    config = settings.load(
+        listen=options.listen,
+        http=options.http,
+        data_dir=options.data_dir,
+        database_url=None if options.background else _database_url(),
+    )
     if options.background and options.ready_fd < 0:
         return _start(config)
     # In the background a child is the gateway, so that our parent need not reap it.
@@ -39,6 +44,11 @@ def serve(options: argparse.Namespace) -> int:
     if options.background:
         os.chdir("/")
     return app.run(config, background=options.background, ready_fd=options.ready_fd)
+
+
+def _database_url() -> str | None:
+    """DATABASE_URL, which also other programs know: never of a gateway that starts by itself."""
+    return None if "K8E_DATABASE_URL" in os.environ else os.environ.get("DATABASE_URL")
 
 
 def _start(config: settings.Settings) -> int:
@@ -164,6 +174,23 @@ def repair(options: argparse.Namespace) -> int:
     except ImportError as error:
         return _incomplete(error, -1)
     output.answer({"ok": True, "repaired": app.repair(config)})
+    return 0
+
+
+def migrate(options: argparse.Namespace) -> int:
+    """Bring the tables of the database to this release, or one step back."""
+    config = settings.load(database_url=_database_url())
+    if not config.database_url:
+        raise errors.InvalidRequest(
+            "there is no database to migrate: DATABASE_URL is not set",
+            hint="SQLite, in the data folder, is brought up to date by the gateway itself",
+        )
+    try:
+        from k8e.postgres import address, migration
+    except ImportError as error:
+        return _incomplete(error, -1)
+    before, after = migration.migrate(address.parse(config.database_url), down=options.down)
+    output.answer({"ok": True, "from": before or "empty", "to": after or "empty"})
     return 0
 
 
@@ -320,6 +347,16 @@ def add_gateway(commands: Commands) -> None:
         "k8e gateway repair",
         repair,
         answers_ok=True,
+    )
+    migrate_parser = group.add(
+        "migrate",
+        "bring the tables in PostgreSQL (DATABASE_URL) to this release",
+        "k8e gateway migrate",
+        migrate,
+        answers_ok=True,
+    )
+    migrate_parser.add_argument(
+        "--down", action="store_true", help="go back one schema version; its tables are removed"
     )
     group.add(
         "fingerprint",

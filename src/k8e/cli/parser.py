@@ -83,6 +83,7 @@ COMMANDS = {
     "conformance": "conformance",
     "completion": "completion",
     "components": "components",
+    "kubeconfig": "kubeconfig",
     "service": "service",
     "version": "gateway",
     "server": "server",

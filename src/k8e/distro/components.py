@@ -157,6 +157,8 @@ class Component:
 
 _APACHE = "Apache-2.0"
 _KUBERNETES = "v1.36.3"
+_KUBERNETES_TAGS = ("selinux", "notest")
+"""Of the programs and of their tests, which so share what was compiled for the other."""
 _GVISOR = "v0.0.0-20260905035102-160fafc42237"
 _CILIUM = "v1.20.2"
 _CILIUM_VERSION = "github.com/cilium/cilium/pkg/version.ciliumVersion"
@@ -188,7 +190,7 @@ KUBERNETES = Component(
                     "kubectl"
                 ).split()
             },
-            tags=("selinux", "notest"),
+            tags=_KUBERNETES_TAGS,
             variables={
                 "k8s.io/component-base/version.gitVersion": _KUBERNETES,
                 "k8s.io/component-base/version.gitMajor": _KUBERNETES[1:].split(".")[0],
@@ -434,6 +436,7 @@ KUBERNETES_TESTS = Component(
     builds=(
         GoBuild(
             programs={"k8s.io/kubernetes/test/e2e": "bin/tests/e2e.test"},
+            tags=_KUBERNETES_TAGS,
             variables={"k8s.io/component-base/version.gitVersion": _KUBERNETES},
             is_test=True,
         ),
@@ -442,6 +445,7 @@ KUBERNETES_TESTS = Component(
                 "github.com/onsi/ginkgo/v2/ginkgo": "bin/tests/ginkgo",
                 "k8s.io/kubernetes/test/images/agnhost": "bin/tests/agnhost",
             },
+            tags=_KUBERNETES_TAGS,
         ),
     ),
     images=(

@@ -18,19 +18,19 @@ from pathlib import Path
 from k8e import errors, rootless, system
 from k8e.audit.trail import Trail
 from k8e.auth.keys import Keys
-from k8e.auth.store import KeyStore
-from k8e.gateway import audit, local, state
+from k8e.auth.store import Key
+from k8e.gateway import audit, local, state, stores
 from k8e.gateway.http import endpoint
 from k8e.gateway.http.endpoint import HttpEndpoint
 from k8e.gateway.images import ImageCalls
 from k8e.gateway.ports.exposures import ExposureCalls, Exposures
 from k8e.gateway.rpc import endpoint as rpc_endpoint
 from k8e.gateway.service import Gateway
+from k8e.gateway.stores import Stores
 from k8e.runtimes.registry import Runtimes, this_machine
-from k8e.sessions.approvals import Approvals, ApprovalStore
+from k8e.sessions.approvals import Approvals
 from k8e.sessions.exposures import ExposureStore
 from k8e.sessions.service import Sessions
-from k8e.sessions.store import SessionStore
 from k8e.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -88,47 +88,73 @@ def repair(settings: Settings) -> list[dict[str, object]]:
 
 async def _main(settings: Settings, *, background: bool, ready_fd: int) -> None:
     host = this_machine(settings)
-    state.check(settings.data_dir, host.running())
-    store = SessionStore(settings.data_dir / "sessions.db")
-    approvals = ApprovalStore(settings.data_dir / "approvals.db")
-    exposures = ExposureStore(settings.data_dir / "exposures.db")
-    keys = KeyStore(settings.data_dir / "keys.db")
-    trail = Trail(
-        settings.data_dir / "audit",
-        max_bytes=settings.audit_max_bytes,
-        max_age=settings.audit_max_age,
-        content=settings.audit_content,
+    state.check(settings.data_dir, host.running(), shared=bool(settings.database_url))
+    async with stores.opened(settings) as known:
+        exposures = ExposureStore(settings.data_dir / "exposures.db")
+        trail = Trail(
+            settings.data_dir / "audit",
+            max_bytes=settings.audit_max_bytes,
+            max_age=settings.audit_max_age,
+            content=settings.audit_content,
+        )
+        try:
+            await asyncio.to_thread(host.prepare)
+            sessions = Sessions(settings, known.sessions, Runtimes(host))
+            state.remember(settings.data_dir)
+            approvals = Approvals(known.approvals, sessions)
+            gateway = Gateway(settings, sessions, approvals, Keys(known.keys))
+            _share(gateway, known)
+            exposed = Exposures(exposures, sessions)
+            gateway.operations.add(ExposureCalls(exposed, sessions))
+            gateway.operations.add(ImageCalls(host, sessions))
+            sessions.quotas.sessions_of = gateway.keys.max_sessions
+            audit.attach(gateway, trail)
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, gateway.stopping.set)
+            async with trail.running(), sessions.running():
+                await sessions.evictions.sweep(gateway.keys.gone())
+                async with exposed.running(), _serving(gateway, background=background):
+                    log.info("ready on %s", settings.socket)
+                    _report(ready_fd, "ready")
+                    await _until_stopped(gateway, idle_exit=settings.idle_exit if background else 0)
+                state.remember(settings.data_dir)  # also what was made since the start
+                for say in list(gateway.farewells):
+                    say()  # now: calls that are read later would begin and be lost
+                if gateway.destroy_on_stop:
+                    await sessions.destroy_all("the gateway was stopped with its sessions")
+                if known.shared is not None and not sessions.count():
+                    await known.shared.gateways.leave()
+        finally:
+            exposures.close()
+            await asyncio.to_thread(host.leave)  # waits for threads that fetch images
+
+
+def _share(gateway: Gateway, known: Stores) -> None:
+    """Let a gateway take part among others that use the same database."""
+    shared = known.shared
+    if shared is None:
+        return
+    evict = gateway.sessions.evictions.evict
+
+    async def end_sessions(key: Key) -> None:
+        await evict(key.owner, f"key {key.name} was deleted on another gateway")
+
+    def ended(key: Key) -> None:
+        if key.revoked_at:
+            gateway.spawn(end_sessions(key))
+
+    known.keys.on_end.append(ended)
+    gateway.describe_database = known.describe
+    gateway.on_listening.append(
+        lambda address: gateway.spawn(shared.gateways.announce(_advertised(gateway, address)))
     )
-    try:
-        await asyncio.to_thread(host.prepare)
-        sessions = Sessions(settings, store, Runtimes(host))
-        state.remember(settings.data_dir)
-        gateway = Gateway(settings, sessions, Approvals(approvals, sessions), Keys(keys))
-        exposed = Exposures(exposures, sessions)
-        gateway.operations.add(ExposureCalls(exposed, sessions))
-        gateway.operations.add(ImageCalls(host, sessions))
-        sessions.quotas.sessions_of = gateway.keys.max_sessions
-        audit.attach(gateway, trail)
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, gateway.stopping.set)
-        async with trail.running(), sessions.running():
-            await sessions.evictions.sweep(gateway.keys.gone())
-            async with exposed.running(), _serving(gateway, background=background):
-                log.info("ready on %s", settings.socket)
-                _report(ready_fd, "ready")
-                await _until_stopped(gateway, idle_exit=settings.idle_exit if background else 0)
-            state.remember(settings.data_dir)  # also what was made since the start
-            for say in list(gateway.farewells):
-                say()  # now: calls that are read later would begin and be lost
-            if gateway.destroy_on_stop:
-                await sessions.destroy_all("the gateway was stopped with its sessions")
-    finally:
-        exposures.close()
-        keys.close()
-        approvals.close()
-        store.close()
-        await asyncio.to_thread(host.leave)  # waits for threads that fetch images
+
+
+def _advertised(gateway: Gateway, address: str) -> str:
+    """The address by which other machines call this gateway."""
+    names = gateway.settings.advertise_names.replace(" ", "").split(",")
+    return f"{names[0]}:{address.rpartition(':')[2]}" if names[0] else address
 
 
 @contextlib.asynccontextmanager
@@ -178,6 +204,8 @@ async def _open_grpc(gateway: Gateway, *, background: bool) -> rpc_endpoint.Grpc
         return None
     gateway.listening_on = endpoint.address
     log.info("gRPC on %s", endpoint.address)
+    for tell in gateway.on_listening:
+        tell(endpoint.address)
     return endpoint
 
 

@@ -30,7 +30,9 @@ class ApprovalCalls:
         action = text(call, "action", optional=bool(approval_id))
         timeout = seconds(call, "timeout")
         if not approval_id:
-            asked = self._approvals.ask(principal, session_id, action, seconds(call, "expires"))
+            asked = await self._approvals.ask(
+                principal, session_id, action, seconds(call, "expires")
+            )
             if not call.get("wait"):
                 return asked.to_json()
             approval_id = asked.approval_id
@@ -55,29 +57,31 @@ class ApprovalCalls:
 
     @operation(roles=ANY, audit=NoRow.READS)
     async def get_approval(self, principal: Principal, call: dict[str, Any]) -> dict[str, Any]:
-        return self._approvals.get(principal, text(call, "approval_id")).to_json()
+        found = await self._approvals.get(principal, text(call, "approval_id"))
+        return found.to_json()
 
     @operation(roles=ANY, audit=NoRow.READS)
     async def list_approvals(self, principal: Principal, call: dict[str, Any]) -> dict[str, Any]:
-        found = self._approvals.pending(principal, text(call, "session_id", optional=True))
+        found = await self._approvals.pending(principal, text(call, "session_id", optional=True))
         return {"approvals": [item.to_json() for item in found]}
 
     @operation(roles=ADMIN, audit=WritesRow("approver.set", answer=("keys_deleted",)))
     async def set_approver(self, principal: Principal, call: dict[str, Any]) -> dict[str, Any]:
         current = text(call, "current", optional=True)
-        first = not self._approvals.approver.configured
+        first = not await self._approvals.approver.configured()
         await self._approvals.approver.configure(text(call, "secret"), current)
         if not first:
             return {"configured": True}
         # Until now every admin could make keys of approvers; from now on that takes the secret. All
         # of these keys go before anything is awaited: the caller may leave, or have one of them.
         approvers = [key.name for key, _ in self._keys.listing() if Role.APPROVER in key.roles]
-        gone = [self._keys.delete(name) for name in approvers]
-        evict = self._sessions.evictions.evict
-        ending = (evict(key.owner, f"key {key.name} was deleted") for key in gone)
-        await asyncio.shield(asyncio.gather(*ending))
+        await asyncio.shield(asyncio.gather(*map(self._delete, approvers)))
         return {"configured": True, "keys_deleted": approvers}
+
+    async def _delete(self, name: str) -> None:
+        gone = await self._keys.delete(name)
+        await self._sessions.evictions.evict(gone.owner, f"key {gone.name} was deleted")
 
     @operation(roles=ANY, audit=NoRow.READS)
     async def approver(self, principal: Principal, call: dict[str, Any]) -> dict[str, Any]:
-        return {"configured": self._approvals.approver.configured}
+        return {"configured": await self._approvals.approver.configured()}

@@ -47,11 +47,11 @@ class KeyCalls:
         if not isinstance(roles, list):
             raise errors.InvalidRequest("roles must be a list")
         names = [str(role) for role in roles]  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]
-        if Role.APPROVER in names and self._approvals.approver.configured:
+        if Role.APPROVER in names and await self._approvals.approver.configured():
             # Else an agent with the admin's uid could make itself an approver.
             await self._approvals.approver.check(text(call, "secret", optional=True))
         name, ttl = text(call, "name"), text(call, "ttl", optional=True)
-        return _describe_with_secret(self._keys.create(name, ttl, names, _quota(call)))
+        return _describe_with_secret(await self._keys.create(name, ttl, names, _quota(call)))
 
     @operation(roles=ADMIN, audit=WritesRow("key.rotated", ("name",)))
     async def rotate_api_key(self, principal: Principal, call: dict[str, Any]) -> dict[str, Any]:
@@ -64,9 +64,9 @@ class KeyCalls:
                 "new secret",
                 hint="let another admin do it, or the gateway's own user",
             )
-        if Role.APPROVER in before.roles and self._approvals.approver.configured:
+        if Role.APPROVER in before.roles and await self._approvals.approver.configured():
             await self._approvals.approver.check(text(call, "secret", optional=True))
-        return _describe_with_secret(self._keys.rotate(name, ttl))
+        return _describe_with_secret(await self._keys.rotate(name, ttl))
 
     @operation(roles=ADMIN, audit=NoRow.READS)
     async def list_api_keys(self, principal: Principal, call: dict[str, Any]) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class KeyCalls:
         roles=ADMIN, audit=WritesRow("key.deleted", ("name",), needs_room=False, by_handler=True)
     )
     async def delete_api_key(self, principal: Principal, call: dict[str, Any]) -> dict[str, Any]:
-        gone = self._keys.delete(text(call, "name"))
+        gone = await self._keys.delete(text(call, "name"))
         # No caller could use or end what it left: a later key of this name has another owner.
         ended = await self._sessions.evictions.evict(gone.owner, f"key {gone.name} was deleted")
         answer: dict[str, Any] = {"name": gone.name, "ok": True}
@@ -132,7 +132,7 @@ class ClientCertificates:
             raise errors.InvalidRequest(f"the CSR is refused: {told['refused']}")
         if not key.valid(time.time()) or self._keys.of_principal(keys.principal(key)) != key:
             raise errors.Denied(f"key {key.name} was deleted or replaced meanwhile")
-        self._keys.issued(told["serial"], key, device, ends)
+        await self._keys.issued(told["serial"], key, device, ends)
         days = int((ends - time.time() + 60) // DAY)
         return Issued(told["certificate"], self.ca_certificate(), days)
 

@@ -82,7 +82,8 @@ class SessionCalls:
         if not isinstance(lifetime, (int, float)) or not lifetime > 0:
             raise errors.InvalidRequest("lifetime must be a positive number of seconds")
         session_id = text(call, "session_id")
-        return {"session": self._sessions.extend(principal, session_id, lifetime).to_json()}
+        session = await self._sessions.extend(principal, session_id, lifetime)
+        return {"session": session.to_json()}
 
     @operation(roles=AGENT, audit=NoRow.EVENTS)
     async def update_allowed_hosts(
@@ -154,6 +155,7 @@ class EventCalls:
             found = {"events": page.lines, "returned": len(page.lines), "cursor": page.cursor}
             return {**found, "truncated": bool(page.cursor)}
         session = self._sessions.get(principal, text(call, "session_id"))
+        self._sessions.refuse_if_elsewhere(session)
         lines, truncated = await self._sessions.events.read(session, limit)
         return {"events": lines, "truncated": truncated, "returned": len(lines)}
 
@@ -188,6 +190,7 @@ class GatewayCalls:
             "disk": self._gateway.sessions.disk.describe(),
             "log_file": str(self._gateway.settings.log_file),
             "removals": [asdict(item) for item in self._gateway.sessions.leftovers()],
+            **self._gateway.describe_database(),
         }
 
     @operation(roles=ADMIN, audit=NoRow.READS)
@@ -257,6 +260,10 @@ class Gateway:
         """The TCP endpoint, or why there is none; empty until that is known."""
         self.http_on = ""
         """The URL of the HTTP endpoint, or why there is none; empty until that is known."""
+        self.on_listening: list[Callable[[str], object]] = []
+        """Called with the address of the gRPC endpoint, once there is one."""
+        self.describe_database: Callable[[], dict[str, Any]] = dict
+        """What an administrator may know of a database that several gateways share."""
         self.conversations: set[object] = set()
         self.farewells: set[Callable[[], None]] = set()
         """Called when the gateway has stopped, so that connections can say so."""

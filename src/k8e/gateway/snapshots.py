@@ -52,4 +52,5 @@ class SnapshotCalls:
         if len(digests) < len(layers):
             raise errors.InvalidRequest("a layer is a digest, as text")
         name = text(call, "name")
-        return self._sessions.snapshots.put(principal.name, name, digests).to_json()
+        named = await self._sessions.snapshots.put(principal.name, name, digests)
+        return named.to_json()

@@ -18,12 +18,20 @@ from k8e import database, errors
 from k8e.audit.segments import SUFFIX
 from k8e.auth import store as keys
 from k8e.auth import token_store
-from k8e.sessions import approvals, conversations, exposures, secrets, snapshots, store, templates
+from k8e.sessions import (
+    approval_store,
+    conversations,
+    exposures,
+    secrets,
+    snapshots,
+    store,
+    templates,
+)
 
 SESSIONS = "sessions.db"
 DATABASES: dict[str, Sequence[str]] = {
     SESSIONS: store.MIGRATIONS,
-    "approvals.db": approvals.MIGRATIONS,
+    "approvals.db": approval_store.MIGRATIONS,
     "conversations.db": conversations.MIGRATIONS,
     "exposures.db": exposures.MIGRATIONS,
     "keys.db": keys.MIGRATIONS,
@@ -33,6 +41,8 @@ DATABASES: dict[str, Sequence[str]] = {
     "tokens.db": token_store.MIGRATIONS,
 }
 """Every database of the data folder, with its schema."""
+SHARED = frozenset((SESSIONS, "approvals.db", "conversations.db", "keys.db", "tokens.db"))
+"""Those whose place a database takes that several gateways share."""
 AUDIT = "audit"
 """The folder of the audit trail."""
 log = logging.getLogger(__name__)
@@ -43,19 +53,20 @@ _BESIDE = ("", "-wal", "-shm")
 _ALL = "all that was in it"
 
 
-def check(data_dir: Path, running: Sequence[str]) -> None:
+def check(data_dir: Path, running: Sequence[str], *, shared: bool = False) -> None:
     """Refuse to start where that would make damage worse.
 
     Args:
         data_dir: where the databases are.
         running: the sandboxes whose processes are there.
+        shared: whether sessions, keys and approvals are in a database of several gateways.
 
     Raises:
         StateUnusable: a database is damaged, of a newer release, or gone.
     """
     for name, migrations in DATABASES.items():
         database.examine(data_dir / name, len(migrations))
-    gone = sorted(_made(data_dir) - _there(data_dir))
+    gone = sorted(_made(data_dir) - _there(data_dir) - (SHARED if shared else set()))
     if gone and not (running and SESSIONS in gone):
         # A new one would be weaker without a word: no approver's secret, no deleted keys, no limits
         # that a template had set, no trace of what was done.
@@ -65,7 +76,7 @@ def check(data_dir: Path, running: Sequence[str]) -> None:
             hint="put a copy of it back; or let `k8e gateway repair` begin a new one, without "
             "anything that was in it",
         )
-    if running and not database.is_there(data_dir / SESSIONS):
+    if running and not shared and not database.is_there(data_dir / SESSIONS):
         # A new one would know no session, and all of these would be taken for leftovers.
         raise errors.StateUnusable(
             f"the database {data_dir / SESSIONS} is gone, but {len(running)} sandboxes still run",

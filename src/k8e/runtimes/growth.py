@@ -1,13 +1,16 @@
 """How much each workspace may still grow, so that all of them together fit on the disk.
 
 Workspaces are sparse images: together they may be promised more than the disk holds. A loop device
-that finds no room breaks the file system on it, and whose that is depends on luck. So the file
-system *in* each image is told how many blocks it has to leave free (ext4's ``reserved_clusters``):
-what all of them may still take is never more than what is there. Who meets that bound gets ENOSPC
-from write(2), before anything is in the page cache, and others notice nothing. Since blocks that
-are freed inside are given back to the disk (``discard``), what a workspace holds is what it uses.
+that finds no room breaks the file system on it, and whose that is depends on luck. So what a
+workspace may not have is taken by a file *in* its image (``ballast``): what all of them may still
+take is never more than what is there. Who meets that bound gets ENOSPC from write(2), before
+anything is in the page cache, and others notice nothing. Since blocks that are freed inside are
+given back to the disk (``discard``), what a workspace holds is soon what it uses.
 
-The bounds are in the kernel: they hold while no gateway runs, too.
+The bounds are in the kernel: they hold while no gateway runs, and while a busy machine keeps the
+gateway from looking. Workspaces of older releases have no ballast; their file systems are told how
+many blocks to leave free (ext4's ``reserved_clusters``), which does not bound who deletes files and
+writes others.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from typing import NamedTuple
 
 from k8e import disk
 from k8e.runtimes import mounts
+from k8e.runtimes.ballast import Ballast
 from k8e.runtimes.base import DiskReport
 
 log = logging.getLogger(__name__)
@@ -48,6 +52,8 @@ HELD_BYTES = 4 << 20
 """A workspace that is not full and may grow by less than this is held back."""
 METADATA = 8 << 20  # bytes of a file system's own that are written soon: journal, bitmaps, inodes
 PER_INODE = 512
+RESERVED = 256
+"""Blocks that ext4 keeps back beside a ballast, for its own needs; a quarter of few."""
 _SYS = Path("/sys/fs/ext4")
 
 
@@ -62,6 +68,8 @@ class Usage(NamedTuple):
     """What its file system could still give."""
     debt: int
     """What its image may still need though no file grows."""
+    open: int = 0
+    """What its files could take now."""
 
 
 @dataclass
@@ -79,6 +87,8 @@ class Workspace:
     """Blocks that ext4 keeps back by itself."""
     block: int
     usage: Usage
+    ballast: Ballast | None = None
+    """What takes up the blocks that it may not have; workspaces of older releases have none."""
     grant: int = 0
     """What it may grow by since ``usage``; all that is free where it is not bounded."""
     recent: float = 0.0
@@ -99,21 +109,48 @@ class Workspace:
         if os.stat(self.target).st_dev != self.device:  # noqa: PTH116 - done often
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
         told, backed = os.statvfs(self.target), os.stat(self.image).st_blocks * 512  # noqa: PTH116
-        free = told.f_bfree * told.f_frsize
+        weight = self.ballast.size if self.ballast is not None else 0
+        free = told.f_bfree * told.f_frsize + weight
         used = told.f_blocks * told.f_frsize - free
         inodes = told.f_files - told.f_ffree
         own = min(self.size - told.f_blocks * told.f_frsize, METADATA + inodes * PER_INODE)
+        if weight:
+            own += self.reserved * self.block
         debt = min(max(0, used + own - backed), max(0, self.size - backed))
-        return Usage(backed, used, free, debt)
+        return Usage(backed, used, free, debt, told.f_bavail * told.f_frsize)
+
+    @property
+    def reserved(self) -> int:
+        """Blocks that ext4 keeps back beside a ballast."""
+        return min(RESERVED, self.least // 4)
 
     def bound(self, grant: int) -> None:
         """Let it grow by ``grant`` bytes from its ``usage`` on; the kernel counts from here."""
         bounded = grant < self.usage.free
         if bounded or self.bounded:
-            left = max(self.least, (self.usage.free - grant) // self.block) if bounded else 0
-            with open(f"{self.node}/reserved_clusters", "w", encoding="ascii") as file:
-                file.write(f"{left or self.least}\n")
+            if self.ballast is None:
+                left = (self.usage.free - grant) // self.block if bounded else 0
+                self._reserve(max(self.least, left))
+            elif bounded:
+                self._reserve(self.reserved)
+                left = (self.usage.free - grant) // self.block - self.reserved
+                self.ballast.resize(max(0, left) * self.block)
+            else:
+                self.ballast.resize(0)
+                self._reserve(self.least)
         self.bounded, self.grant = bounded, grant
+
+    def count_grant(self, before: Usage) -> None:
+        """Find what is left of what it was granted when it held what it did ``before``."""
+        if self.ballast is None:
+            # The kernel's bound is a number of blocks to leave: what was taken is gone from it.
+            self.grant = max(0, self.grant - (self.usage.used - before.used))
+        else:
+            self.grant = self.usage.open if self.bounded else self.usage.free
+
+    def _reserve(self, blocks: int) -> None:
+        with open(f"{self.node}/reserved_clusters", "w", encoding="ascii") as file:
+            file.write(f"{blocks}\n")
 
 
 @dataclass(frozen=True)
@@ -148,9 +185,12 @@ class Growth:
     def __len__(self) -> int:
         return len(self._known)
 
-    def add(self, sandbox_id: str, image: Path, target: Path) -> None:
-        """Bound a workspace that was just mounted, before anything can be written to it."""
-        found = _open(sandbox_id, image, target)
+    def add(self, sandbox_id: str, image: Path, target: Path, handle: bytes | None = None) -> None:
+        """Bound a workspace that was just mounted, before anything can be written to it.
+
+        ``handle`` names its ballast, where it has one.
+        """
+        found = _open(sandbox_id, image, target, handle)
         if found is None:
             return
         with self._lock:
@@ -228,10 +268,15 @@ class Growth:
                 found.append(item)
                 if item.failed:
                     failed.append(item.sandbox_id)
-        free = disk.space(self._folder).free
-        room = free - kept - sum(item.usage.debt for item in found)
+        free, room = self._room(found, kept)
         grants = share_out(found, room)
-        self._lower(found, grants)
+        if self._lower(found, grants):  # what was taken away may be there for others
+            for item in found:
+                with contextlib.suppress(OSError):
+                    before, item.usage = item.usage, item.measure()
+                    item.count_grant(before)
+            free, room = self._room(found, kept)
+            grants = share_out(found, room)
         promised = self._raise(found, grants, room)
         self._spare = max(0, room - promised)
         again = min((_again(item) for item in found if item.bounded), default=LATEST)
@@ -241,6 +286,11 @@ class Growth:
         self.report = found_now
         return found_now
 
+    def _room(self, found: Iterable[Workspace], kept: int) -> tuple[int, int]:
+        """What is free on the disk, and what workspaces may grow by together."""
+        free = disk.space(self._folder).free
+        return free, free - kept - sum(item.usage.debt for item in found)
+
     def _look(self, item: Workspace, now: float) -> None:
         before, item.usage = item.usage, item.measure()
         kept = 0.5 ** max(0.0, now - item.seen_at)
@@ -248,30 +298,31 @@ class Growth:
         item.seen_at = now
         if now >= item.checked_at + CHECK_SECONDS:
             item.checked_at, item.failed = now, has_failed(item.node, item.target)
-        # The kernel's bound is a number of blocks to leave: what was taken since is gone from it.
-        item.grant = max(0, item.grant - (item.usage.used - before.used))
+        item.count_grant(before)
 
-    def _lower(self, found: Iterable[Workspace], grants: dict[str, int]) -> None:
+    def _lower(self, found: Iterable[Workspace], grants: dict[str, int]) -> bool:
         """First take away: between the look and now, some may have grown."""
+        lowered = False
         for item in found:
             if grants[item.sandbox_id] < item.grant or (
                 not item.bounded and grants[item.sandbox_id] < item.usage.free
             ):
+                lowered = True
                 with contextlib.suppress(OSError):
                     item.bound(grants[item.sandbox_id])
-                    seen = item.usage
-                    item.usage = item.measure()
-                    item.grant = max(0, item.grant - (item.usage.used - seen.used))
+                    before, item.usage = item.usage, item.measure()
+                    item.count_grant(before)
+        return lowered
 
     def _raise(self, found: Iterable[Workspace], grants: dict[str, int], room: int) -> int:
         """Then give, of what is left; the sum of what is promised now."""
         found = list(found)
         promised = sum(min(item.grant, item.usage.free) for item in found)
         for item in found:
-            more = grants[item.sandbox_id] - item.grant
-            if more > 0 and promised + more <= max(room, 0):
+            more = min(grants[item.sandbox_id] - item.grant, room - promised)
+            if more > 0:
                 with contextlib.suppress(OSError):
-                    item.bound(grants[item.sandbox_id])
+                    item.bound(item.grant + more)
                     promised += more
         return promised
 
@@ -344,7 +395,7 @@ def _again(item: Workspace) -> float:
     return min(LATEST, max(SOONEST, item.grant / rate))
 
 
-def _open(sandbox_id: str, image: Path, target: Path) -> Workspace | None:
+def _open(sandbox_id: str, image: Path, target: Path, handle: bytes | None) -> Workspace | None:
     """A workspace that is mounted; None if its growth cannot be bounded here."""
     try:
         device = target.stat().st_dev
@@ -369,8 +420,17 @@ def _open(sandbox_id: str, image: Path, target: Path) -> Workspace | None:
         block=told.f_frsize,
         usage=Usage(0, 0, 0, 0),
     )
+    if handle is not None:
+        try:
+            ballast = Ballast(handle, target=str(target), image=str(image), device=device)
+        except OSError as error:
+            log.warning("the ballast of workspace %s cannot be used: %s", sandbox_id, error)
+        else:
+            found.ballast, found.bounded = ballast, ballast.size > 0
     found.usage = found.measure()
-    if reserved > usual:  # a gateway before us has bounded it
+    if found.ballast is not None:
+        found.grant = found.usage.open if found.bounded else found.usage.free
+    elif reserved > usual:  # a gateway before us has bounded it
         found.bounded = True
         found.grant = max(0, found.usage.free - reserved * found.block)
     return found

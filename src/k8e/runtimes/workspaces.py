@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
+import stat
 import subprocess
 import threading
+from collections.abc import Generator
 from pathlib import Path
 
 from k8e import disk, errors
-from k8e.runtimes import mounts
+from k8e.runtimes import ballast, mounts
 from k8e.runtimes.growth import Growth
+
+log = logging.getLogger(__name__)
 
 _FLAGS = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOATIME
 # ext4 writes a file out at once when it is renamed over another one, so that a power failure leaves
@@ -22,6 +27,9 @@ _FLAGS = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOATIME
 # in line behind the disk. What is deleted inside is given back to the disk, and inodes that nobody
 # uses are not written: a workspace holds as much of the disk as its files do.
 _OPTIONS = "noauto_da_alloc,discard,noinit_itable"
+# What is in an image: the folder that a sandbox sees, and what its growth is bounded with.
+FILES, BALLAST = "files", "ballast"
+_LAYOUT = 2  # images of older releases are all files
 MKFS_SECONDS = 60
 REPAIR_SECONDS = 60
 _MENDED = 3  # e2fsck's bits for what was found and repaired; all others mean that it was not
@@ -66,8 +74,7 @@ class Workspaces:
         image = self.image(sandbox_id)
         if not image.exists():
             _copy_sparse(self._template(size, inodes), image)
-        mounts.mount_image(image, target, _FLAGS, _OPTIONS)
-        self.growth.add(sandbox_id, image, target)
+        self._mount_image(sandbox_id, target)
         os.chown(target, owner, owner)
 
     def adopt(self, sandboxes: Path) -> None:
@@ -78,7 +85,7 @@ class Workspaces:
             if sandbox_id and image.exists() and os.major(point.stat().st_dev) == mounts.LOOP_MAJOR:
                 with contextlib.suppress(OSError):  # one of an older release gives nothing back
                     mounts.mount("", point, "", mounts.MS_REMOUNT | _FLAGS, _OPTIONS)
-                self.growth.add(sandbox_id, image, point)
+                self.growth.add(sandbox_id, image, point, self._find_ballast(image, point))
 
     def replace(
         self, sandbox_id: str, target: Path, *, size: int, owner: int, inodes: int = 0
@@ -109,8 +116,7 @@ class Workspaces:
             copy.rename(image)
         finally:
             copy.unlink(missing_ok=True)
-        mounts.mount_image(image, target, _FLAGS, _OPTIONS)
-        self.growth.add(sandbox_id, image, target)
+        self._mount_image(sandbox_id, target)
 
     def finish_heal(self, sandbox_id: str, target: Path) -> None:
         """Mount a workspace that a gateway was repairing when it was killed.
@@ -125,14 +131,14 @@ class Workspaces:
             return
         if copy.exists():
             copy.rename(image)
-        mounts.mount_image(image, target, _FLAGS, _OPTIONS)
-        self.growth.add(sandbox_id, image, target)
+        self._mount_image(sandbox_id, target)
 
     def remove(self, sandbox_id: str) -> None:
         self.growth.forget(sandbox_id)
         image = self.image(sandbox_id)
         for path in (image, image.with_suffix(".tmp"), image.with_suffix(".healed")):
             path.unlink(missing_ok=True)
+        _remove_mount(image.with_suffix(".mnt"))
 
     def in_use(self) -> dict[str, str]:
         """Sandboxes whose workspace is gone, but not for somebody else who has it mounted.
@@ -148,18 +154,37 @@ class Workspaces:
         return sorted({path.stem for path in self._folder.glob("sb-*")})
 
     def sweep(self) -> None:
-        """Remove what is left of an empty image that a killed gateway was making."""
-        for folder in self._folder.glob("empty-*.mnt"):
-            mounts.unmount(folder)
-            folder.rmdir()
+        """Remove what is left of images that a killed gateway was making or mounting."""
+        for folder in self._folder.glob("*.mnt"):
+            _remove_mount(folder)
         for image in self._folder.glob("empty-*.tmp"):
             image.unlink()
+
+    def _mount_image(self, sandbox_id: str, target: Path) -> None:
+        """Mount the files of a workspace, without what else is in its image."""
+        image = self.image(sandbox_id)
+        with _whole(image.with_suffix(".mnt")) as whole:
+            mounts.mount_image(image, whole, _FLAGS, _OPTIONS)
+            handle = _ballast_of(whole)
+            mounts.bind(whole / FILES if handle else whole, target)
+        self.growth.add(sandbox_id, image, target, handle)
+
+    def _find_ballast(self, image: Path, target: Path) -> bytes | None:
+        """The ballast of a workspace that is mounted, which can only be seen in the whole."""
+        device = f"/dev/loop{os.minor(target.stat().st_dev)}"
+        try:
+            with _whole(image.with_suffix(".mnt")) as whole:
+                mounts.mount(device, whole, "ext4", _FLAGS)
+                return _ballast_of(whole)
+        except OSError as error:  # its file system has failed, or it is just being removed
+            log.warning("the ballast of %s cannot be found: %s", image.name, error)
+            return None
 
     def _template(self, size: int, inodes: int) -> Path:
         """An empty file system to copy; there are few, because sizes are rounded up."""
         size = round_up(size)
         inodes = min(inodes, size // LEAST_PER_INODE)
-        name = f"empty-{size}-{inodes}" if inodes else f"empty-{size}"
+        name = f"empty-{_LAYOUT}-{size}" + (f"-{inodes}" if inodes else "")
         template = self._folder / f"{name}.ext4"
         with self._making:
             if template.exists():
@@ -180,6 +205,36 @@ class Workspaces:
         known = sorted(self._folder.glob("empty-*.ext4"), key=lambda path: path.stat().st_mtime)
         for path in known[: max(0, len(known) - KEEP_EMPTY + 1)]:
             path.unlink()
+
+
+@contextlib.contextmanager
+def _whole(folder: Path) -> Generator[Path]:
+    """A folder to mount a whole image on for a moment."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    try:
+        yield folder
+    finally:
+        _remove_mount(folder)
+
+
+def _remove_mount(folder: Path) -> None:
+    if folder.exists():
+        mounts.unmount(folder)
+        folder.rmdir()
+
+
+def _ballast_of(whole: Path) -> bytes | None:
+    """The handle of the ballast in an image; None in one of an older release.
+
+    All that there is in such a one is its sandbox's, which may have given anything any name.
+    """
+    for name, kind in ((FILES, stat.S_IFDIR), (BALLAST, stat.S_IFREG)):
+        with contextlib.suppress(FileNotFoundError):
+            found = (whole / name).lstat()
+            if stat.S_IFMT(found.st_mode) == kind and (name == FILES or found.st_uid == 0):
+                continue
+        return None
+    return ballast.find_handle(whole / BALLAST)
 
 
 def _make_filesystem(image: Path, size: int, inodes: int) -> None:
@@ -204,16 +259,12 @@ def _make_filesystem(image: Path, size: int, inodes: int) -> None:
             f"making a workspace of {size} bytes failed: {detail.decode(errors='replace').strip()}",
             hint="install e2fsprogs (mkfs.ext4) and check the free space of the data folder",
         ) from None
-    # lost+found is for fsck; a user expects an empty workspace.
-    folder = image.with_suffix(".mnt")
-    folder.mkdir()
-    try:
+    with _whole(image.with_suffix(".mnt")) as folder:
         mounts.mount_image(image, folder, _FLAGS)
         with contextlib.suppress(FileNotFoundError):
-            (folder / "lost+found").rmdir()
-    finally:
-        mounts.unmount(folder)
-        folder.rmdir()
+            (folder / "lost+found").rmdir()  # each may have few inodes
+        (folder / FILES).mkdir(mode=0o755)
+        (folder / BALLAST).touch(mode=0o600)
 
 
 def _repair(image: Path) -> None:

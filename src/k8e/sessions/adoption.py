@@ -33,12 +33,12 @@ async def adopt(store: SessionStore, runtimes: Runtimes) -> list[tuple[Session, 
     ending = store.half_ended()
     for session in store.unended():
         if session.session_id in ending:
-            store.end(session.session_id, ending[session.session_id], time.time())
+            await store.end(session.session_id, ending[session.session_id], time.time())
             continue
         guest = guests.get(session.sandbox_id)
         if guest is None or session.phase not in (Phase.ACTIVE, Phase.PAUSED):
             reason = "its sandbox was gone or half made after a restart of the gateway"
-            store.end(session.session_id, reason, time.time())
+            await store.end(session.session_id, reason, time.time())
             continue
         log.info("session %s is adopted", session.session_id)
         if not session.deadline:  # an older release wrote it down
@@ -48,7 +48,7 @@ async def adopt(store: SessionStore, runtimes: Runtimes) -> list[tuple[Session, 
         if session.parent and session.parent not in adopted:
             del adopted[session.session_id]
             guests[guest.sandbox_id] = guest
-            store.end(session.session_id, "its parent was gone", time.time())
+            await store.end(session.session_id, "its parent was gone", time.time())
     await _end_all(list(guests.values()))
     found = sorted(adopted.values(), key=lambda item: bool(item[0].parent))
     await _purge_orphans(runtimes, {session.sandbox_id for session, _ in found})
@@ -73,7 +73,7 @@ async def finish_policies(store: SessionStore, network: Network, alive: Mapping[
             log.error("session %s has no network now: %s", session.session_id, error)
             words = (NONE,)
             await network.bind(session.sandbox_id, Policy())
-        store.allow(session, words)
+        await store.allow(session, words)
         live.session = replace(live.session, allowed_hosts=words)
 
 

@@ -1,7 +1,4 @@
-"""Approvals: an agent asks for an action, an approver decides, and the agent may act on it once.
-
-A file of its own: it is written seldom, and must be on the disk before anybody acts on it.
-"""
+"""Approvals: an agent asks for an action, an approver decides, and the agent may act on it once."""
 
 from __future__ import annotations
 
@@ -9,231 +6,28 @@ import asyncio
 import contextlib
 import hashlib
 import hmac
-import json
 import logging
 import os
 import sqlite3
 import time
 from collections import Counter, deque
-from collections.abc import Generator, Iterable
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Generator
+from dataclasses import replace
 
-from k8e import database, errors
+from k8e import errors
 from k8e.model import Phase, Principal, Role, Session, new_id
 from k8e.sessions import live
+from k8e.sessions.approval_store import (
+    APPROVED,
+    EXPIRED,
+    PENDING,
+    REJECTED,
+    USED,
+    Approval,
+    ApprovalStore,
+    PendingApproval,
+)
 from k8e.sessions.service import Sessions
-
-MIGRATIONS = (
-    """
-    CREATE TABLE approvals (
-        approval_id TEXT PRIMARY KEY,
-        owner       TEXT NOT NULL,
-        session_id  TEXT NOT NULL,
-        sandbox_id  TEXT NOT NULL,
-        action      TEXT NOT NULL,
-        status      TEXT NOT NULL,
-        created_at  REAL NOT NULL,
-        expires_at  REAL NOT NULL,
-        decided_at  REAL NOT NULL DEFAULT 0,
-        advisory    INTEGER NOT NULL DEFAULT 1,
-        reason      TEXT NOT NULL DEFAULT ''
-    ) STRICT;
-    CREATE INDEX by_status ON approvals (status, created_at);
-    CREATE TABLE approver (one INTEGER PRIMARY KEY CHECK (one = 1), salt BLOB, hash BLOB) STRICT;
-    """,
-    """
-    ALTER TABLE approvals ADD COLUMN deadline REAL NOT NULL DEFAULT 0;
-    CREATE INDEX by_sandbox ON approvals (sandbox_id);
-    """,
-)
-_COLUMNS = (
-    "approval_id, owner, session_id, sandbox_id, action, status, created_at, expires_at, "
-    "deadline, decided_at, advisory, reason"
-)
-
-PENDING = "pending"
-APPROVED = "approved"
-REJECTED = "rejected"
-USED = "used"
-EXPIRED = "expired"
-
-
-@dataclass(frozen=True)
-class Approval:
-    """One action that an approver is asked to allow, once."""
-
-    approval_id: str
-    owner: str
-    session_id: str
-    sandbox_id: str
-    """Sessions may follow each other under one id; their sandboxes never do."""
-    action: str
-    status: str
-    """``pending``, ``approved``, ``rejected``, ``used`` or ``expired``."""
-    created_at: float
-    expires_at: float
-    """A date, for people."""
-    deadline: float
-    """The same moment by the clock that counts from the machine's start: it decides."""
-    decided_at: float = 0
-    advisory: bool = True
-    """Whether any caller of the gateway can decide it, or has decided it."""
-    reason: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """What a client may see."""
-        return {
-            "approval_id": self.approval_id,
-            "session_id": self.session_id,
-            "action": self.action,
-            "status": self.status,
-            "approved": self.status in (APPROVED, USED),
-            "advisory": self.advisory,
-            "reason": self.reason,
-            "created_at": self.created_at,
-            "expires_at": self.expires_at,
-            "decided_at": self.decided_at,
-        }
-
-
-class PendingApproval(NamedTuple):
-    """An action that is still undecided, as far as that is cheap to know."""
-
-    approval_id: str
-    owner: str
-    session_id: str
-    sandbox_id: str
-    length: int
-    """Characters of its text."""
-
-
-class ApprovalStore:
-    """The approvals of one gateway."""
-
-    def __init__(self, path: Path) -> None:
-        # What was used stays used, also after a power failure.
-        self._db = database.connect(path, MIGRATIONS, durable=True)
-        # An older release wrote dates alone.
-        self._db.execute(
-            "UPDATE approvals SET deadline = expires_at + ? WHERE deadline = 0",
-            (live.boot_offset(),),
-        )
-
-    def close(self) -> None:
-        self._db.close()
-
-    def insert(self, approval: Approval) -> None:
-        self._db.execute(
-            "INSERT INTO approvals (approval_id, owner, session_id, sandbox_id, action, status,"
-            " created_at, expires_at, deadline) VALUES (?,?,?,?,?,?,?,?,?)",
-            (
-                approval.approval_id,
-                approval.owner,
-                approval.session_id,
-                approval.sandbox_id,
-                approval.action,
-                approval.status,
-                approval.created_at,
-                approval.expires_at,
-                approval.deadline,
-            ),
-        )
-
-    def decide(self, approval: Approval, now: float) -> bool:
-        """Write a decision down; False if there was one already, or it came too late."""
-        done = self._db.execute(
-            "UPDATE approvals SET status=?, decided_at=?, advisory=?, reason=? "
-            "WHERE approval_id=? AND status='pending' AND deadline > ?",
-            (
-                approval.status,
-                approval.decided_at,
-                int(approval.advisory),
-                approval.reason,
-                approval.approval_id,
-                now,
-            ),
-        )
-        return done.rowcount == 1
-
-    def use(self, approval_id: str, now: float) -> bool:
-        """Approved → used, for exactly one caller."""
-        done = self._db.execute(
-            "UPDATE approvals SET status='used' "
-            "WHERE approval_id=? AND status='approved' AND deadline > ?",
-            (approval_id, now),
-        )
-        return done.rowcount == 1
-
-    def get(self, approval_id: str) -> Approval | None:
-        found = self._select("approval_id=?", approval_id)
-        return found[0] if found else None
-
-    def pending(self, now: float, owner: str = "") -> list[PendingApproval]:
-        """What waits for a decision, of one owner or of all, oldest first; without the texts."""
-        condition, values = "status='pending' AND deadline > ?", [now]
-        if owner:
-            condition, values = f"{condition} AND owner=?", [now, owner]
-        query = "SELECT approval_id, owner, session_id, sandbox_id, length(action) FROM approvals"
-        found = self._db.execute(f"{query} WHERE {condition} ORDER BY created_at, rowid", values)
-        return [PendingApproval(*row) for row in found]
-
-    def several(self, approval_ids: Iterable[str]) -> list[Approval]:
-        """These approvals, oldest first."""
-        wanted = json.dumps(list(approval_ids))
-        condition = "approval_id IN (SELECT value FROM json_each(?)) ORDER BY created_at, rowid"
-        return self._select(condition, wanted)
-
-    def count_pending(self, sandbox_id: str, now: float) -> int:
-        """How many actions of one sandbox wait for a decision."""
-        waiting = "sandbox_id=? AND status='pending' AND deadline > ?"
-        query = f"SELECT count(*) FROM approvals WHERE {waiting}"  # noqa: S608 - our constants
-        return int(self._db.execute(query, (sandbox_id, now)).fetchone()[0])
-
-    def count(self, sandbox_id: str) -> int:
-        query = "SELECT count(*) FROM approvals WHERE sandbox_id=?"
-        return int(self._db.execute(query, (sandbox_id,)).fetchone()[0])
-
-    def forget_oldest(self, sandbox_id: str, now: float, how_many: int) -> None:
-        """Remove the oldest approvals of a sandbox that can no longer be acted on."""
-        self._db.execute(
-            "DELETE FROM approvals WHERE approval_id IN (SELECT approval_id FROM approvals "
-            "WHERE sandbox_id=? AND (status IN ('used', 'rejected') OR deadline <= ?) "
-            "ORDER BY created_at LIMIT ?)",
-            (sandbox_id, now, how_many),
-        )
-
-    def forget(self, before: float) -> None:
-        """Remove what expired long ago."""
-        self._db.execute("DELETE FROM approvals WHERE deadline < ?", (before,))
-
-    def forget_sandbox(self, sandbox_id: str) -> None:
-        """Remove all approvals of a sandbox that has ended."""
-        self._db.execute("DELETE FROM approvals WHERE sandbox_id=?", (sandbox_id,))
-
-    def sandboxes(self) -> list[str]:
-        """The sandboxes that have approvals here."""
-        return [row[0] for row in self._db.execute("SELECT DISTINCT sandbox_id FROM approvals")]
-
-    def _select(self, condition: str, *values: Any) -> list[Approval]:
-        if not database.is_text(*values):
-            return []
-        query = f"SELECT {_COLUMNS} FROM approvals WHERE {condition}"  # noqa: S608 - our constants
-        return [
-            Approval(*row[:10], advisory=bool(row[10]), reason=row[11])
-            for row in self._db.execute(query, values)
-        ]
-
-    # The approver's secret, as a salted hash.
-
-    def approver(self) -> tuple[bytes, bytes] | None:
-        return self._db.execute("SELECT salt, hash FROM approver").fetchone()
-
-    def set_approver(self, salt: bytes, digest: bytes) -> None:
-        self._db.execute("REPLACE INTO approver (one, salt, hash) VALUES (1, ?, ?)", (salt, digest))
-        database.settle(self._db)
-
 
 MIN_SECRET = 12  # characters
 MAX_SECRET = 1024
@@ -255,9 +49,8 @@ class Approver:
         self._one = asyncio.Lock()  # a flood of guesses takes the memory and the CPU of one
         self._wrong: deque[float] = deque()
 
-    @property
-    def configured(self) -> bool:
-        return self._store.approver() is not None
+    async def configured(self) -> bool:
+        return await self._store.approver() is not None
 
     async def configure(self, secret: str, current: str) -> None:
         """Set the secret; replacing one needs the one of before."""
@@ -268,7 +61,7 @@ class Approver:
         salt = os.urandom(16)
         # One at a time, to the end: of two that come at once, the second needs the first's secret.
         async with self._one:
-            if self.configured:
+            if await self.configured():
                 if not current:
                     raise errors.Conflict(
                         "there is an approver already",
@@ -276,7 +69,7 @@ class Approver:
                     )
                 await self._compare(current)
             digest = await asyncio.to_thread(_hash, secret, salt)
-            self._store.set_approver(salt, digest)
+            await self._store.set_approver(salt, digest)
 
     async def check(self, secret: str) -> None:
         """Return if the secret is right."""
@@ -290,7 +83,7 @@ class Approver:
 
     async def _compare(self, secret: str) -> None:
         self._refuse_floods()
-        known = self._store.approver()
+        known = await self._store.approver()
         right = (
             known is not None
             and len(secret) <= MAX_SECRET
@@ -340,26 +133,28 @@ class Approvals:
         self._waiting: dict[str, set[asyncio.Event]] = {}
         self._looked = False
         self.approver = Approver(store)
+        store.on_change.append(self._wake)
         sessions.on_end.append(self._session_ended)
 
     # Asking.
 
-    def ask(
+    async def ask(
         self, principal: Principal, session_id: str, action: str, expires: float = 0
     ) -> Approval:
         """Register an action; it is bound to this session, these words and this time."""
         session = self._living(principal, session_id)
+        self._sessions.refuse_if_elsewhere(session)  # its own gateway counts them, and notes them
         _check_text(action, "the action", MAX_ACTION)
         if not 0 <= expires <= MAX_EXPIRES:  # so that NaN is refused too
             raise errors.InvalidRequest(f"an approval lives up to {MAX_EXPIRES:g} seconds")
         now = live.boot_time()
-        if self._store.count_pending(session.sandbox_id, now) >= MAX_PENDING:
+        if await self._store.count_pending(session.sandbox_id, now) >= MAX_PENDING:
             raise errors.LimitExceeded(
                 f"{MAX_PENDING} actions of session {session_id} wait for approval",
                 hint="decide on some: k8e sandbox approvals, k8e sandbox approve ID --reject",
             )
         self._sessions.events.admit()
-        self._make_room(session, now)
+        await self._make_room(session, now)
         created_at, seconds = time.time(), expires or EXPIRES
         asked = Approval(
             approval_id=new_id("approval"),
@@ -372,22 +167,22 @@ class Approvals:
             expires_at=created_at + seconds,
             deadline=now + seconds,
         )
-        self._store.insert(asked)
+        await self._store.insert(asked)
         log.info("approval %s is asked for by session %s", asked.approval_id, session_id)
         self._sessions.events.write(
             session, "approval.asked", approval_id=asked.approval_id, action=action
         )
-        return self._seen(asked)
+        return await self._seen(asked)
 
-    def _make_room(self, session: Session, now: float) -> None:
+    async def _make_room(self, session: Session, now: float) -> None:
         """Forget approvals that are of no more use, so that the file stays small."""
         if not self._looked:  # sessions may have ended while no gateway ran
             self._looked = True
-            for sandbox_id in set(self._store.sandboxes()) - self._sessions.sandboxes():
-                self._store.forget_sandbox(sandbox_id)
-        self._store.forget(now - KEEP)
-        if self._store.count(session.sandbox_id) >= MAX_KEPT:
-            self._store.forget_oldest(session.sandbox_id, now, MAX_KEPT // 2)
+            for sandbox_id in set(await self._store.sandboxes()) - self._sessions.sandboxes():
+                await self._store.forget_sandbox(sandbox_id)
+        await self._store.forget(now - KEEP)
+        if await self._store.count(session.sandbox_id) >= MAX_KEPT:
+            await self._store.forget_oldest(session.sandbox_id, now, MAX_KEPT // 2)
 
     async def wait(
         self, principal: Principal, approval_id: str, *, seconds: float = 0, **bound: str
@@ -403,12 +198,14 @@ class Approvals:
         with self._listening(approval_id) as changed:
             while True:
                 changed.clear()
-                if asked is not None and self._store.get(approval_id) is None:
+                if asked is not None and await self._store.get(approval_id) is None:
                     raise _ended(asked.session_id)
-                asked = found = self._own(principal, approval_id)
+                asked = found = await self._own(principal, approval_id)
                 _check_bound(found, bound)
                 self._living(principal, found.session_id, found.sandbox_id)
-                if found.status == APPROVED and self._store.use(approval_id, live.boot_time()):
+                if found.status == APPROVED and await self._store.use(
+                    approval_id, live.boot_time()
+                ):
                     log.info("approval %s is used", approval_id)
                     return found
                 if found.status == REJECTED:
@@ -465,10 +262,10 @@ class Approvals:
                 "an agent cannot approve, neither its own actions nor those of others",
                 hint="an approver's key can: k8e sandbox api-key create NAME --role approver",
             )
-        binding = self.approver.configured
-        if not may_approve and self.approver.configured:
+        binding = await self.approver.configured()
+        if not may_approve and binding:
             await self.approver.check(secret)
-        found = self.get(principal, approval_id)
+        found = await self.get(principal, approval_id)
         if found.status != PENDING:
             raise _over(found)
         session = self._living(Principal(found.owner), found.session_id, found.sandbox_id)
@@ -481,8 +278,8 @@ class Approvals:
             advisory=not binding,
             reason=reason,
         )
-        if not self._store.decide(decided, live.boot_time()):
-            raise _over(self.get(principal, approval_id))
+        if not await self._store.decide(decided, live.boot_time()):
+            raise _over(await self.get(principal, approval_id))
         log.info("approval %s is %s", approval_id, decided.status)
         self._sessions.events.write(
             session,
@@ -497,24 +294,24 @@ class Approvals:
 
     # Finding.
 
-    def get(self, principal: Principal, approval_id: str) -> Approval:
+    async def get(self, principal: Principal, approval_id: str) -> Approval:
         """One of the caller's own, or for an approver anybody's."""
-        found = self._store.get(approval_id)
+        found = await self._store.get(approval_id)
         if found is None or not _may_see(principal, found):
             raise _not_found(approval_id)
-        return self._seen(found)
+        return await self._seen(found)
 
-    def _own(self, principal: Principal, approval_id: str) -> Approval:
+    async def _own(self, principal: Principal, approval_id: str) -> Approval:
         """An approval that the caller may act on: seeing another caller's is not asking for it."""
-        found = self._store.get(approval_id)
+        found = await self._store.get(approval_id)
         if found is None or found.owner != principal.name:
             raise _not_found(approval_id)
-        return self._seen(found)
+        return await self._seen(found)
 
-    def pending(self, principal: Principal, session_id: str = "") -> list[Approval]:
+    async def pending(self, principal: Principal, session_id: str = "") -> list[Approval]:
         """Those that wait for a decision, oldest first; for an approver, of all owners."""
         owner = "" if Role.APPROVER in principal.roles else principal.name
-        waiting = self._store.pending(live.boot_time(), owner)
+        waiting = await self._store.pending(live.boot_time(), owner)
         owners = {item.owner for item in waiting}
         living = {
             item.sandbox_id for owner in owners for item in self._sessions.listing(Principal(owner))
@@ -524,15 +321,16 @@ class Approvals:
             for item in waiting
             if item.sandbox_id in living and session_id in ("", item.session_id)
         ]
-        return [self._seen(item) for item in self._store.several(_fair(meant))]
+        found = await self._store.several(_fair(meant))
+        return [await self._seen(item) for item in found]
 
-    def _seen(self, approval: Approval) -> Approval:
+    async def _seen(self, approval: Approval) -> Approval:
         """An approval as it is now: time passes, and an approver may have come."""
         told = live.date_of(approval.deadline, approval.expires_at)
         approval = replace(approval, expires_at=told)
         if approval.status in (PENDING, APPROVED) and approval.deadline <= live.boot_time():
             return replace(approval, status=EXPIRED)
-        binding = self.approver.configured
+        binding = await self.approver.configured()
         if approval.status == APPROVED and approval.advisory and binding:
             # Anybody could say this yes before there was an approver.
             return replace(approval, status=EXPIRED)
@@ -548,8 +346,7 @@ class Approvals:
     def _session_ended(self, session: Session) -> None:
         """Forget its approvals, and tell those who wait that there is nothing to wait for."""
         try:
-            if self._store.count(session.sandbox_id):
-                self._store.forget_sandbox(session.sandbox_id)
+            self._store.forget_sandbox(session.sandbox_id)
         except sqlite3.Error:  # nobody can act on them: sandboxes have their ids once
             log.exception("approvals of session %s could not be removed", session.session_id)
         for approval_id in list(self._waiting):  # those of other sessions find nothing changed

@@ -192,25 +192,28 @@ class SessionMaker:
         return session, SandboxTerms(policy, values)
 
     async def _write(self, session: Session) -> None:
-        self._store.insert(session)
+        await self._store.insert(session)
 
     async def _make_written(
         self, session: Session, terms: SandboxTerms, kin: Kinship | None, *, claim: bool
     ) -> tuple[Session, Guest]:
         """Make a session that is written down before anything of it exists."""
-        self._store.insert(session)
+        await self._store.insert(session)
         try:
             session, guest = await self._give_sandbox(session, terms, kin, claim)
             return await self._or_discard(guest, self._activate(session)), guest
         except BaseException as error:
             try:
-                self._store.end(session.session_id, f"creation failed: {error}", time.time())
-            except sqlite3.Error:  # the next gateway finds it half made, and ends it
+                await self._store.end(session.session_id, f"creation failed: {error}", time.time())
+            except (
+                sqlite3.Error,
+                errors.StoreUnreachable,
+            ):  # the next gateway finds it half made, and ends it
                 log.exception("the end of session %s cannot be written down", session.session_id)
             raise
 
     async def _activate(self, session: Session) -> Session:
-        return self._store.activate(session)
+        return await self._store.activate(session)
 
     async def _give_sandbox(
         self, session: Session, terms: SandboxTerms, kin: Kinship | None, claim: bool

@@ -146,7 +146,8 @@ class SessionEnder:
             act.begin(None)  # a timer or a watcher: whoever started that does not do this
         log.info("session %s ends: %s", session_id, reason)
         live.stop()
-        with contextlib.suppress(sqlite3.Error):  # a full disk keeps nobody from making room
+        # Not awaited: neither a full disk nor a database that is away keeps anybody from it.
+        with contextlib.suppress(sqlite3.Error):
             self._store.begin_end(session_id, reason)  # a gateway after us would go on with it
         try:
             await self._remove(live, reason)
@@ -156,7 +157,7 @@ class SessionEnder:
             # Its owner is rid of it; the next start of a gateway tries again to remove the rest.
             log.exception("not everything of session %s could be removed", session_id)
         finally:
-            self._forget(live, reason)
+            await self._forget(live, reason)
 
     async def _remove(self, live: Live, reason: str) -> None:
         """End the sandbox and its network, whatever else fails on the way."""
@@ -187,14 +188,15 @@ class SessionEnder:
             except Exception:  # one client's trouble is no other's
                 log.exception("an operation of session %s", live.session.session_id)
 
-    def _forget(self, live: Live, reason: str) -> None:
+    async def _forget(self, live: Live, reason: str) -> None:
         session_id = live.session.session_id
         if self._live.get(session_id) is live:
             del self._live[session_id]
         live.leave()
         try:
-            self._store.end(session_id, reason, time.time())
-        except sqlite3.Error:  # the next gateway finds no sandbox, and ends it again
+            await self._store.end(session_id, reason, time.time())
+        except (sqlite3.Error, errors.StoreUnreachable):
+            # The next gateway finds no sandbox, and ends it again.
             log.exception("the end of session %s cannot be written down", session_id)
         self._events.end(live.session, reason)
         with contextlib.suppress(sqlite3.Error):

@@ -72,7 +72,7 @@ class Pauses:
         async with live.turning:
             if live.ending is not None or live.paused is not again:
                 return
-            self._turn(live, Phase.PAUSED)
+            await self._turn(live, Phase.PAUSED)
             try:
                 await live.guest.freeze()
             except BaseException:
@@ -87,7 +87,7 @@ class Pauses:
             if live.ending is None and live.paused:
                 await live.guest.thaw()
                 if live.ending is None:
-                    self._turn(live, Phase.ACTIVE)
+                    await self._turn(live, Phase.ACTIVE)
 
     async def _undo(self, live: Live) -> None:
         """Make a session active again that could not be frozen, unless it is frozen in part."""
@@ -97,10 +97,10 @@ class Pauses:
             log.exception("session %s stays paused", live.session.session_id)
             return
         if live.ending is None:
-            self._turn(live, Phase.ACTIVE)
+            await self._turn(live, Phase.ACTIVE)
 
-    def _turn(self, live: Live, phase: Phase) -> None:
-        self._store.set_phase(live.session.session_id, phase)
+    async def _turn(self, live: Live, phase: Phase) -> None:
+        await self._store.set_phase(live.session.session_id, phase)
         live.turn(phase)
 
 

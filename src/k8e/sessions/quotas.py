@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from k8e import disk, errors
-from k8e.model import Principal
+from k8e.model import Principal, Session
+from k8e.sessions.store import Most
 from k8e.settings import Settings
 
 PERIOD = 60.0
@@ -101,6 +102,11 @@ class Quotas:
         # Workspaces are sparse: what one is given is not there before it is used.
         disk.refuse_if_full(self._data_dir, self._min_free, "new sessions need")
         self._count(holder, general, special)
+
+    def most_of(self, session: Session) -> Most:
+        """How many sessions the holder of one may have at once, wherever they are."""
+        general, special = self._bounds(Principal(session.owner), session.spec.tenant)
+        return Most(general.quota.sessions, special.quota.sessions)
 
     def _bounds(self, principal: Principal, tenant: str) -> tuple[QuotaBound, QuotaBound]:
         own, quota, remedy = self.sessions_of(principal.name), self._of_principal, ""

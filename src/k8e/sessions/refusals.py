@@ -5,6 +5,7 @@ from __future__ import annotations
 from k8e import errors
 from k8e.egress.policy import same_words
 from k8e.model import DEFAULT_TEMPLATE, Session, SessionSpec
+from k8e.sessions.store import Elsewhere
 
 
 def not_found(session_id: str, why: str = "") -> errors.SessionNotFound:
@@ -17,6 +18,17 @@ def not_found(session_id: str, why: str = "") -> errors.SessionNotFound:
 def paused(session_id: str) -> errors.SessionPaused:
     return errors.SessionPaused(
         f"session {session_id} is paused", hint=f"k8e sandbox resume {session_id}"
+    )
+
+
+def elsewhere(session_id: str, other: Elsewhere) -> errors.SessionElsewhere:
+    """The session is one of another gateway, which alone can reach its sandbox."""
+    where = f"gateway {other.name} ({other.address or 'which has no address for other machines'})"
+    return errors.SessionElsewhere(
+        f"session {session_id} runs on {where}",
+        hint=f"call that gateway: K8E_SANDBOX_ENDPOINT={other.address}"
+        if other.address
+        else "call it from its own machine, or start it with K8E_LISTEN",
     )
 
 

@@ -32,7 +32,7 @@ from k8e.sessions.pause import Pauses
 from k8e.sessions.pool import PoolPolicy, WarmPool
 from k8e.sessions.quotas import QuotaHolder, Quotas
 from k8e.sessions.secrets import Secrets
-from k8e.sessions.snapshots import Snapshots
+from k8e.sessions.snapshots import Snapshots, SnapshotStore
 from k8e.sessions.store import SessionStore
 from k8e.sessions.subagents import Children
 from k8e.sessions.tasks import Tasks
@@ -68,6 +68,7 @@ class StandingSessions:
         templates: Templates,
         maker: SessionMaker,
         make: Make,
+        store: SessionStore,
     ) -> None:
         """``make`` makes a session if the gateway, its quotas and its disk allow another one."""
         self._runtimes = runtimes
@@ -76,6 +77,7 @@ class StandingSessions:
         self._live: dict[tuple[str, str], Live] = {}  # by owner and tenant
         self._maker = maker
         self._make = make
+        self._store = store
 
     def begin(self, live: Live) -> None:
         """Remember a session that lives from now on, if it is a standing one."""
@@ -130,9 +132,19 @@ class StandingSessions:
             return known
         await self._await_end(principal, spec.tenant)
         key = f"auto {principal.name} {spec.tenant}"
-        made = await self._make(key, principal, spec, auto=True)
+        try:
+            made = await self._make(key, principal, spec, auto=True)
+        except errors.Conflict:
+            self._refuse_if_elsewhere(principal, spec.tenant)
+            raise
         # Another call may have begun it, for another runtime.
         return self._find(principal, asked) or made
+
+    def _refuse_if_elsewhere(self, principal: Principal, tenant: str) -> None:
+        for session in self._store.of_owner(principal.name):
+            other = self._store.elsewhere(session)
+            if other is not None and session.auto and session.spec.tenant == tenant:
+                raise refusals.elsewhere(session.session_id, other)
 
     def _find(self, principal: Principal, asked: SessionSpec) -> Session | None:
         hosts, template = asked.allowed_hosts, asked.template
@@ -148,7 +160,14 @@ class StandingSessions:
 class Sessions:
     """All sessions of this gateway. Everything runs on one event loop."""
 
-    def __init__(self, settings: Settings, store: SessionStore, runtimes: Runtimes) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        store: SessionStore,
+        runtimes: Runtimes,
+        snapshots: SnapshotStore | None = None,
+    ) -> None:
+        """``snapshots`` has their rows where several gateways share them."""
         self.runtimes = runtimes
         self._settings = settings
         self._store = store
@@ -166,6 +185,7 @@ class Sessions:
             self,
             max_bytes=settings.max_snapshot_bytes,
             min_free=settings.min_free_disk,
+            store=snapshots,
         )
         self.secrets = Secrets(settings.data_dir, settings.secrets_key_file)
         furnisher = Furnisher(self._network, self.snapshots)
@@ -189,12 +209,14 @@ class Sessions:
         )
         self._children = Children(store, self._network, self._maker, settings.max_children)
         self._pauses = Pauses(store)
-        self._standing = StandingSessions(runtimes, self.templates, self._maker, self._make)
+        self._standing = StandingSessions(runtimes, self.templates, self._maker, self._make, store)
         self.auto_now, self.auto = self._standing.find, self._standing.get
         self.standing = self._standing.of_fields
         self.quotas = Quotas(settings)
         """How many sessions each may have; ``quotas.sessions_of`` knows who has other numbers."""
         store.on_forget.append(self.events.forget)
+        store.on_lost.append(self._lost)
+        store.most_of = self.quotas.most_of
         self._ender = SessionEnder(self._live, store, self._network, self.events, self._children)
         self._lifetimes = LifetimeWatch(self._tasks.spawn, self._ender.end)
         self._greed = GreedWatch(runtimes, self._live, self._ender.end)
@@ -290,6 +312,8 @@ class Sessions:
         for live in self._live.values():
             yield QuotaHolder(live.session.owner, live.session.spec.tenant)
         yield from self._maker.holders()
+        for session in self._store.others():
+            yield QuotaHolder(session.owner, session.spec.tenant)
 
     def count(self) -> int:
         """Sessions that exist or are being made."""
@@ -322,6 +346,12 @@ class Sessions:
             raise refusals.not_found(session_id)
         return session
 
+    def refuse_if_elsewhere(self, session: Session) -> None:
+        """Refuse what only the gateway of a session can tell."""
+        other = self._store.elsewhere(session)
+        if other is not None:
+            raise refusals.elsewhere(session.session_id, other)
+
     async def background_runs(self, session: Session) -> int:
         """How many background programs run in a session; 0 if it is not active."""
         live = self._live.get(session.session_id)
@@ -352,7 +382,14 @@ class Sessions:
             if known is not None:
                 return await self._repeated(key, known, spec)
         await self._vacated(spec.session_id)
-        made = await self._make(key or new_id("make"), principal, spec, auto=False)
+        try:
+            made = await self._make(key or new_id("make"), principal, spec, auto=False)
+        except errors.Conflict:
+            # Another gateway may have taken the request just now.
+            known = self._store.find_request(principal.name, spec.request_id) if key else None
+            if known is None or self._store.elsewhere(known) is None:
+                raise
+            return await self._repeated(key, known, spec)
         refusals.check_same(made, spec)  # another call may have begun it
         return made
 
@@ -365,7 +402,10 @@ class Sessions:
     async def _repeated(self, key: str, known: Session, spec: SessionSpec) -> Session:
         refusals.check_same(known, spec)
         task = self._maker.task(key)
-        return await asyncio.shield(task) if task is not None else known
+        made = await asyncio.shield(task) if task is not None else await self._store.settled(known)
+        if made.phase is Phase.ENDED:
+            raise refusals.not_found(made.session_id, f"it ended: {made.ended_reason}")
+        return made
 
     async def run_subagent(
         self, principal: Principal, parent_id: str, kind: str = "", path: str = ""
@@ -405,6 +445,9 @@ class Sessions:
             return error
         if session.phase is Phase.ENDED:
             return refusals.not_found(session_id, f"it ended: {session.ended_reason}")
+        other = self._store.elsewhere(session)
+        if other is not None:
+            return refusals.elsewhere(session_id, other)
         return errors.GuestFailed(f"session {session_id} is not ready yet")
 
     # Changing.
@@ -490,7 +533,7 @@ class Sessions:
 
     # Ending.
 
-    def extend(self, principal: Principal, session_id: str, lifetime: float) -> Session:
+    async def extend(self, principal: Principal, session_id: str, lifetime: float) -> Session:
         """Let a session live ``lifetime`` seconds from now."""
         live = self._own(principal, session_id)
         self.events.admit()
@@ -500,10 +543,12 @@ class Sessions:
         )
         self._children.check_extension(live, deadline)
         expires_at = sessions_live.date_of(deadline)
-        self._store.extend(session_id, expires_at, deadline)
+        await self._store.extend(session_id, expires_at, deadline)
+        if live.ending is not None:  # while it was written
+            raise self._why_not(principal, session_id)
         live.session = replace(live.session, expires_at=expires_at, deadline=deadline)
         live.schedule()
-        self._children.extend(live, before)
+        await self._children.extend(live, before)
         self.events.write(live.session, "session.extended", expires_at=expires_at)
         return live.session
 
@@ -511,9 +556,19 @@ class Sessions:
         """End a session; what of its sandbox could not be removed yet, in words, mostly nothing."""
         live = self._live.get(session_id)
         if live is None or live.session.owner != principal.name:
+            found = self._store.get(session_id, principal.name)
+            other = self._store.elsewhere(found) if found is not None else None
+            if found is not None and other is not None and found.phase is not Phase.ENDED:
+                raise refusals.elsewhere(session_id, other)
             raise refusals.not_found(session_id)
         await self._ender.end(live, BY_OWNER)
         return live.left
+
+    def _lost(self, session: Session) -> None:
+        """Another gateway has ended a session of ours, since it took this one for dead."""
+        live = self._live.get(session.session_id)
+        if live is not None and live.session.sandbox_id == session.sandbox_id:
+            self._tasks.spawn(self._ender.end(live, session.ended_reason))
 
     async def destroy_all(self, reason: str) -> None:
         """End every session, for a gateway that is told to leave nothing."""

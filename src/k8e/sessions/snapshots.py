@@ -14,7 +14,7 @@ import logging
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 from k8e import database, disk, errors
+from k8e.database import DONE, Done
 from k8e.link import FrameSink
 from k8e.model import MIB, Principal, Session, check_snapshot_name, words_from_json
 from k8e.sessions import archives, tasks
@@ -81,8 +82,45 @@ class Snapshot:
         }
 
 
-class SnapshotStore:
-    """The snapshots of one gateway."""
+class SnapshotStore(Protocol):
+    """The rows of snapshots of one gateway, or of several that share a database."""
+
+    def close(self) -> None: ...
+
+    def get(self, owner: str, name: str) -> Snapshot | None: ...
+
+    def of_owner(self, owner: str) -> list[Snapshot]:
+        """All of an owner, without the layers of what is elsewhere: those may be many."""
+        ...
+
+    def owners(self) -> set[str]: ...
+
+    def used(self, owner: str) -> int:
+        """Bytes of all snapshots of an owner."""
+        ...
+
+    def count(self, owner: str) -> int: ...
+
+    def with_blobs(self) -> list[Snapshot]:
+        """Those whose archive is in the folder of this gateway."""
+        ...
+
+    def place(self, snapshot: Snapshot) -> str:
+        """The gateway in whose folder the archive is; empty for this one."""
+        ...
+
+    def insert(self, snapshot: Snapshot, *, replace: bool) -> Awaitable[None]:
+        """Write one down, in the place of that of the same name or (Conflict) only if it is free.
+
+        One statement: whoever looks finds the old one or the new one.
+        """
+        ...
+
+    def delete(self, owner: str, name: str) -> Awaitable[None]: ...
+
+
+class SqliteSnapshotStore:
+    """The rows of snapshots of one gateway, in a file."""
 
     def __init__(self, path: Path) -> None:
         self._db = database.connect(path, MIGRATIONS, durable=True)
@@ -90,11 +128,7 @@ class SnapshotStore:
     def close(self) -> None:
         self._db.close()
 
-    def insert(self, snapshot: Snapshot, *, replace: bool) -> None:
-        """Write one down, in the place of that of the same name or (Conflict) only if it is free.
-
-        One statement: whoever looks finds the old one or the new one.
-        """
+    def insert(self, snapshot: Snapshot, *, replace: bool) -> Done[None]:
         values = (
             snapshot.owner,
             snapshot.name,
@@ -114,23 +148,26 @@ class SnapshotStore:
             )
         except sqlite3.IntegrityError:
             raise taken(snapshot.name) from None
+        return DONE
 
-    def delete(self, owner: str, name: str) -> None:
+    def delete(self, owner: str, name: str) -> Done[None]:
         self._db.execute("DELETE FROM snapshots WHERE owner=? AND name=?", (owner, name))
+        return DONE
+
+    def place(self, snapshot: Snapshot) -> str:
+        return ""
 
     def get(self, owner: str, name: str) -> Snapshot | None:
         found = self._select("owner=? AND name=?", owner, name)
         return found[0] if found else None
 
     def of_owner(self, owner: str) -> list[Snapshot]:
-        """All of an owner, without the layers of what is elsewhere: those may be many."""
         return self._select("owner=? ORDER BY created_at, name", owner, columns=_BRIEF)
 
     def owners(self) -> set[str]:
         return {row[0] for row in self._db.execute("SELECT DISTINCT owner FROM snapshots")}
 
     def used(self, owner: str) -> int:
-        """Bytes of all snapshots of an owner."""
         query = "SELECT COALESCE(SUM(size_bytes), 0) FROM snapshots WHERE owner=?"
         return self._db.execute(query, (owner,)).fetchone()[0]
 
@@ -193,15 +230,25 @@ class Snapshots:
     """The snapshots of a gateway, in a folder that is made when the first one is."""
 
     def __init__(
-        self, data_dir: Path, source: Source, *, max_bytes: int, min_free: int = 0
+        self,
+        data_dir: Path,
+        source: Source,
+        *,
+        max_bytes: int,
+        min_free: int = 0,
+        store: SnapshotStore | None = None,
     ) -> None:
-        """``min_free`` bytes of the disk are left to others, however much an owner may have."""
+        """``min_free`` bytes of the disk are left to others, however much an owner may have.
+
+        Without a ``store``, rows are in a file that is made with the first snapshot.
+        """
         self._min_free = min_free
         self._folder = data_dir / "snapshots"
         self._database = data_dir / "snapshots.db"
         self._source = source
         self._max_bytes = max_bytes
-        self._opened: SnapshotStore | None = None
+        self._opened = store
+        self._shared = store is not None
         self._writing: Counter[str] = Counter()  # bytes of an owner that are being written
         # One save of a session at a time: each holds a thread and some MiB, and reads the same.
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -210,6 +257,8 @@ class Snapshots:
 
     async def start(self) -> None:
         """Remove what a gateway before us left half done."""
+        if self._shared:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
         if not self._folder.is_dir():
             return  # nobody has ever saved anything
         known = {item.blob: item for item in self._store.with_blobs()}
@@ -217,7 +266,7 @@ class Snapshots:
         for blob in set(known) - found:
             lost = known[blob]
             log.error("the archive of snapshot %s is gone, so it is forgotten", lost.name)
-            self._store.delete(lost.owner, lost.name)
+            await self._store.delete(lost.owner, lost.name)
 
     def close(self) -> None:
         if self._opened is not None:
@@ -228,7 +277,7 @@ class Snapshots:
     def _store(self) -> SnapshotStore:
         if self._opened is None:
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            self._opened = SnapshotStore(self._database)
+            self._opened = SqliteSnapshotStore(self._database)
         return self._opened
 
     # Finding.
@@ -251,6 +300,12 @@ class Snapshots:
             raise errors.InvalidRequest(
                 f"snapshot {name!r} is only a name here: its content was never saved",
                 hint=f"k8e sandbox snapshot save --replace ID {name} saves some under it",
+            )
+        place = self._store.place(found)
+        if place:
+            raise errors.Conflict(
+                f"the archive of snapshot {name!r} is on gateway {place}",
+                hint="restore it there; archives are not shared between gateways",
             )
         return found
 
@@ -315,13 +370,13 @@ class Snapshots:
                     blob=writer.name,
                 )
                 before = self._store.get(owner, name)
-                self._store.insert(saved, replace=replace)
+                await self._store.insert(saved, replace=replace)
                 writer.kept = True
         except OSError as error:
             raise _disk(error) from None
         finally:
             quota.close()
-        if before is not None:
+        if before is not None and not self._store.place(before):
             await self._remove(before.blob)
         return saved, warning
 
@@ -343,8 +398,9 @@ class Snapshots:
     async def delete(self, owner: str, name: str) -> None:
         """Delete one; readers that have it open read on."""
         found = self.get(owner, name)
-        self._store.delete(owner, name)
-        await self._remove(found.blob)
+        await self._store.delete(owner, name)
+        if not self._store.place(found):  # else its gateway sweeps it away when it starts
+            await self._remove(found.blob)
 
     async def evict(self, owner: str) -> None:
         """Delete all of an owner that is no more."""
@@ -358,7 +414,7 @@ class Snapshots:
 
     # K8E's registry.
 
-    def put(self, owner: str, name: str, layers: Sequence[str]) -> Snapshot:
+    async def put(self, owner: str, name: str, layers: Sequence[str]) -> Snapshot:
         """Remember a name for content that is kept elsewhere."""
         before = self._store.get(owner, check_snapshot_name(name))
         if before is not None and before.blob:
@@ -372,7 +428,7 @@ class Snapshots:
             raise errors.InvalidRequest(f"a layer is a digest of at most {MAX_DIGEST} characters")
         self._check_count(owner, before)
         named = Snapshot(owner=owner, name=name, created_at=time.time(), layers=tuple(layers))
-        self._store.insert(named, replace=True)
+        await self._store.insert(named, replace=True)
         return named
 
     # Restoring.

@@ -1,15 +1,20 @@
-"""Where sessions are written down: SQLite in the data folder."""
+"""Where sessions are written down: what every store of them does, and SQLite in the data folder.
+
+Reads answer at once, on the event loop. A write takes its place among the others when it is asked
+for; its caller awaits the commit before it tells anybody.
+"""
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from k8e import database, errors
+from k8e.database import DONE, Done
 from k8e.model import Phase, Session, SessionSpec, words_from_json
 from k8e.sessions import live
 
@@ -89,20 +94,124 @@ _COLUMNS = (
 )
 
 
-class SessionStore:
-    """The sessions of one gateway, or of several that share the file."""
+class Elsewhere(NamedTuple):
+    """The gateway that has a session which is not this gateway's."""
+
+    name: str
+    address: str
+    """Where its gRPC endpoint is, as it says; empty if it has none."""
+
+
+class Most(NamedTuple):
+    """How many sessions a principal and one of its tenants may have over all gateways; 0: any."""
+
+    principal: int = 0
+    tenant: int = 0
+
+
+ANY_NUMBER = Most()
+
+
+class SessionStore(Protocol):
+    """The sessions of one gateway, or of several that share a database."""
+
+    on_forget: list[Callable[[str], None]]
+    """Called with the sandbox of each session that can no longer be asked about."""
+    on_lost: list[Callable[[Session], None]]
+    """Called with each session of this gateway that another one has ended."""
+    most_of: Callable[[Session], Most]
+    """How many sessions the holder of one may have over all gateways; asked where there are more
+    than one, since no gateway alone can count them."""
+
+    def close(self) -> None: ...
+
+    # Reading.
+
+    def half_ended(self) -> dict[str, str]:
+        """This gateway's sessions whose removal had begun, and why."""
+        ...
+
+    def half_allowed(self) -> list[Session]:
+        """Its sessions of which it was written what they may reach, and perhaps no more."""
+        ...
+
+    def unended(self) -> list[Session]:
+        """All sessions of this gateway that have not ended."""
+        ...
+
+    def sandboxes(self, owner: str = "") -> list[str]:
+        """The sandboxes of all sessions, also of those that have ended; of ``owner``, if given."""
+        ...
+
+    def get(self, session_id: str, owner: str = "") -> Session | None:
+        """The session that has this id, else the one that had it last; of ``owner``, if given."""
+        ...
+
+    def find_request(self, owner: str, request_id: str) -> Session | None:
+        """The session that lives or is being made for a request."""
+        ...
+
+    def of_owner(self, owner: str, *, ended: bool = False) -> list[Session]: ...
+
+    def elsewhere(self, session: Session) -> Elsewhere | None:
+        """The other gateway that has a session; None if this one has it."""
+        ...
+
+    def others(self) -> Iterable[Session]:
+        """The sessions of all other gateways that have not ended."""
+        ...
+
+    async def settled(self, session: Session) -> Session:
+        """A session that another gateway is making, once it is made or has ended."""
+        ...
+
+    # Writing.
+
+    def insert(self, session: Session) -> Awaitable[None]:
+        """Write a new session down; Conflict if its id, request or auto place is taken."""
+        ...
+
+    def activate(self, session: Session) -> Awaitable[Session]:
+        """CREATING → ACTIVE, in the sandbox that it got."""
+        ...
+
+    def set_phase(self, session_id: str, phase: Phase) -> Awaitable[None]:
+        """ACTIVE ↔ PAUSED; nothing else becomes either of them here."""
+        ...
+
+    def begin_end(self, session_id: str, reason: str) -> Awaitable[None]:
+        """Write down that a session is being removed, before anything of it is."""
+        ...
+
+    def end(self, session_id: str, reason: str, at: float) -> Awaitable[None]: ...
+
+    def extend(self, session_id: str, expires_at: float, deadline: float) -> Awaitable[None]: ...
+
+    def allow(
+        self, session: Session, words: tuple[str, ...], *, under_way: bool = False
+    ) -> Awaitable[None]:
+        """Write down what a session may reach; ``under_way`` until the kernel says so too."""
+        ...
+
+    def forget_ended(self, before: float, owner: str = "") -> Awaitable[None]:
+        """Forget what ended before a date, and the oldest where ``owner`` or all have too many."""
+        ...
+
+
+class SqliteSessionStore:
+    """The sessions of one gateway, in a file."""
 
     def __init__(self, path: Path) -> None:
         self._db = database.connect(path, MIGRATIONS, durable=False)
         self._ends = 0
         self.on_forget: list[Callable[[str], None]] = []
-        """Called with the sandbox of each session that can no longer be asked about."""
+        self.on_lost: list[Callable[[Session], None]] = []  # there is nobody to lose one to
+        self.most_of: Callable[[Session], Most] = lambda _: ANY_NUMBER
 
     def close(self) -> None:
         self._db.close()
 
-    def insert(self, session: Session) -> None:
-        """Write a new session down; Conflict if its id, request or auto place is taken."""
+    def insert(self, session: Session) -> Done[None]:
         try:
             self._insert(session)
         except sqlite3.IntegrityError:
@@ -114,6 +223,7 @@ class SessionStore:
             # An id means one session to its owner, the newest. What others had under it is theirs.
             ours = (session.session_id, session.owner)
             self._forget("session_id=? AND owner=?", *ours)
+        return DONE
 
     def _insert(self, session: Session) -> None:
         self._db.execute(
@@ -138,63 +248,61 @@ class SessionStore:
             ),
         )
 
-    def activate(self, session: Session) -> Session:
-        """CREATING → ACTIVE, in the sandbox that it got."""
+    def activate(self, session: Session) -> Done[Session]:
         self._db.execute(
             "UPDATE sessions SET phase='active', sandbox_id=? "
             "WHERE session_id=? AND phase='creating'",
             (session.sandbox_id, session.session_id),
         )
-        return replace(session, phase=Phase.ACTIVE)
+        return Done(replace(session, phase=Phase.ACTIVE))
 
-    def set_phase(self, session_id: str, phase: Phase) -> None:
-        """ACTIVE ↔ PAUSED; nothing else becomes either of them here."""
+    def set_phase(self, session_id: str, phase: Phase) -> Done[None]:
         self._db.execute(
             "UPDATE sessions SET phase=? WHERE session_id=? AND phase IN ('active', 'paused')",
             (str(phase), session_id),
         )
+        return DONE
 
-    def begin_end(self, session_id: str, reason: str) -> None:
-        """Write down that a session is being removed, before anything of it is."""
+    def begin_end(self, session_id: str, reason: str) -> Done[None]:
         self._db.execute(
             "UPDATE sessions SET ending=? WHERE session_id=? AND phase != 'ended'",
             (reason, session_id),
         )
+        return DONE
 
     def half_ended(self) -> dict[str, str]:
-        """Sessions whose removal had begun, and why."""
         query = "SELECT session_id, ending FROM sessions WHERE ending != '' AND phase != 'ended'"
         return dict(self._db.execute(query))
 
-    def end(self, session_id: str, reason: str, at: float) -> None:
+    def end(self, session_id: str, reason: str, at: float) -> Done[None]:
         self._db.execute(
             "UPDATE sessions SET phase='ended', ended_reason=?, ended_at=? "
             "WHERE session_id=? AND phase != 'ended'",
             (reason, at, session_id),
         )
+        return DONE
 
-    def extend(self, session_id: str, expires_at: float, deadline: float) -> None:
+    def extend(self, session_id: str, expires_at: float, deadline: float) -> Done[None]:
         self._db.execute(
             "UPDATE sessions SET expires_at=?, deadline=? WHERE session_id=? AND phase != 'ended'",
             (expires_at, deadline, session_id),
         )
+        return DONE
 
-    def allow(self, session: Session, words: tuple[str, ...], *, under_way: bool = False) -> None:
-        """Write down what a session may reach; ``under_way`` until the kernel says so too.
-
-        By its sandbox: that takes a while, and somebody else may have its id by then.
-        """
+    def allow(
+        self, session: Session, words: tuple[str, ...], *, under_way: bool = False
+    ) -> Done[None]:
+        # By its sandbox: that takes a while, and somebody else may have its id by then.
         self._db.execute(
             "UPDATE sessions SET allowed_hosts=?, rebinding=? WHERE sandbox_id=?",
             (json.dumps(words), int(under_way), session.sandbox_id),
         )
+        return DONE
 
     def half_allowed(self) -> list[Session]:
-        """Sessions of which it was written what they may reach, and perhaps no more."""
         return self._select("rebinding=1 AND phase != 'ended'")
 
-    def forget_ended(self, before: float, owner: str = "") -> None:
-        """Forget what ended before a date, and the oldest where ``owner`` or all have too many."""
+    def forget_ended(self, before: float, owner: str = "") -> Done[None]:
         self._forget("ended_at < ?", before)
         newest = "SELECT ended_at FROM sessions WHERE phase='ended'"
         last = "ORDER BY ended_at DESC LIMIT 1 OFFSET ?"
@@ -203,6 +311,7 @@ class SessionStore:
         self._ends += 1
         if self._ends % ENDS_BETWEEN == 0:  # to count all of them takes a while
             self._forget(f"ended_at <= ({newest} {last})", MAX_ENDED)
+        return DONE
 
     def _forget(self, condition: str, *values: Any) -> None:
         query = f"DELETE FROM sessions WHERE phase='ended' AND {condition} RETURNING sandbox_id"  # noqa: S608 - our constants
@@ -211,14 +320,12 @@ class SessionStore:
                 tell(sandbox_id)
 
     def sandboxes(self, owner: str = "") -> list[str]:
-        """The sandboxes of all sessions, also of those that have ended; of ``owner``, if given."""
         if owner:
             query = "SELECT sandbox_id FROM sessions WHERE owner=?"
             return [row[0] for row in self._db.execute(query, (owner,))]
         return [row[0] for row in self._db.execute("SELECT sandbox_id FROM sessions")]
 
     def get(self, session_id: str, owner: str = "") -> Session | None:
-        """The session that has this id, else the one that had it last; of ``owner``, if given."""
         newest = "ORDER BY phase='ended', ended_at DESC LIMIT 1"
         mine = "session_id=? AND owner=?" if owner else "session_id=?"
         rows = self._select(f"{mine} {newest}", session_id, *((owner,) if owner else ()))
@@ -234,6 +341,15 @@ class SessionStore:
 
     def unended(self) -> list[Session]:
         return self._select("phase != 'ended'")
+
+    def elsewhere(self, session: Session) -> Elsewhere | None:
+        return None  # nobody else uses the file
+
+    def others(self) -> Iterable[Session]:
+        return ()
+
+    async def settled(self, session: Session) -> Session:
+        return session
 
     def _select(self, condition: str, *values: Any) -> list[Session]:
         if not database.is_text(*values):

@@ -82,7 +82,7 @@ class Children:
 
     async def catch_up(self, parent: Live, child: Live) -> None:
         """Give a new child what its parent got while it was being made."""
-        self.extend(parent, before=child.session.deadline)
+        await self.extend(parent, before=child.session.deadline)
         async with parent.policy:  # a change that is under way may not have seen this child
             words = parent.session.allowed_hosts
             if words != child.session.allowed_hosts:
@@ -94,15 +94,15 @@ class Children:
         failed: errors.K8eError | None = None
         family = (live, *live.children)
         for one in family:  # before the kernel knows: a gateway after us would go on with it
-            self._store.allow(one.session, words, under_way=True)
+            await self._store.allow(one.session, words, under_way=True)
         for one in family:
             try:
                 await self._network.bind(one.session.sandbox_id, policy)
             except errors.K8eError as error:
                 failed = failed or error  # a stricter policy must not stop half-way
-                self._store.allow(one.session, one.session.allowed_hosts)
+                await self._store.allow(one.session, one.session.allowed_hosts)
                 continue
-            self._store.allow(one.session, words)
+            await self._store.allow(one.session, words)
             one.session = replace(one.session, allowed_hosts=words)
         if failed is not None:
             raise failed
@@ -116,12 +116,12 @@ class Children:
                 hint=f"k8e sandbox extend {live.parent.session.session_id} first",
             )
 
-    def extend(self, parent: Live, before: float) -> None:
+    async def extend(self, parent: Live, before: float) -> None:
         """Let children that would have lived as long as their parent go on to do so."""
         expires_at, deadline = parent.session.expires_at, parent.session.deadline
-        for child in parent.children:
+        for child in list(parent.children):
             if child.session.deadline >= before or child.session.deadline > deadline:
-                self._store.extend(child.session.session_id, expires_at, deadline)
+                await self._store.extend(child.session.session_id, expires_at, deadline)
                 child.session = replace(child.session, expires_at=expires_at, deadline=deadline)
                 child.schedule()
 

@@ -29,6 +29,12 @@ export class SessionNotFound extends K8eError {
   override name = "SessionNotFound";
 }
 
+/** The session's sandbox is on another gateway; the message names it and its address. */
+export class SessionElsewhere extends K8eError {
+  override readonly code: string = "session_elsewhere";
+  override name = "SessionElsewhere";
+}
+
 /** The session is frozen: nothing can be done in it before it is resumed. */
 export class SessionPaused extends K8eError {
   override readonly code: string = "session_paused";
@@ -113,6 +119,12 @@ export class StateUnusable extends K8eError {
   override name = "StateUnusable";
 }
 
+/** The database does not answer; what was asked for is not written down, so it is not done. */
+export class StoreUnreachable extends K8eError {
+  override readonly code: string = "store_unreachable";
+  override name = "StoreUnreachable";
+}
+
 /** The caller is not allowed to do this. */
 export class Denied extends K8eError {
   override readonly code: string = "denied";
@@ -175,6 +187,7 @@ export class GatewayUnreachable extends K8eError {
 export const BY_CODE: Readonly<Record<string, typeof K8eError>> = {
   invalid_request: InvalidRequest,
   session_not_found: SessionNotFound,
+  session_elsewhere: SessionElsewhere,
   session_paused: SessionPaused,
   exec_not_found: ExecNotFound,
   context_not_found: ContextNotFound,
@@ -189,6 +202,7 @@ export const BY_CODE: Readonly<Record<string, typeof K8eError>> = {
   timed_out: TimedOut,
   conflict: Conflict,
   state_unusable: StateUnusable,
+  store_unreachable: StoreUnreachable,
   denied: Denied,
   limit_exceeded: LimitExceeded,
   runtime_unusable: RuntimeUnusable,

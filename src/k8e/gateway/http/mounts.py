@@ -36,7 +36,10 @@ class DialectMount(NamedTuple):
     """Whether every path below its own is the dialect's too; it answers those that lead nowhere."""
 
 
-MOUNTS = {"/mcp": DialectMount("k8e.mcp.http")}
+MOUNTS = {
+    "/mcp": DialectMount("k8e.mcp.http"),
+    "/agent-sandbox": DialectMount("k8e.agent_sandbox.http", below=True),
+}
 """The dialects by their paths, which end without a slash."""
 MAX_REQUESTS = 256
 """Requests of one caller under way, streams included."""

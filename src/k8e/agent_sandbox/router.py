@@ -1,0 +1,114 @@
+"""The router: from a request's headers to a sandbox of its caller, and back.
+
+On one machine, both runtimes' routes are answered here; see :mod:`k8e.agent_sandbox.python_runtime`
+for why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+
+from starlette.types import Message, Receive, Scope, Send
+
+from k8e import errors
+from k8e.agent_sandbox import python_runtime, status, target
+from k8e.agent_sandbox.answers import Answer, Refusal, refusal_of
+from k8e.agent_sandbox.bodies import Left, TooLarge
+from k8e.agent_sandbox.claims import Claims
+from k8e.agent_sandbox.client import InsideClient
+from k8e.agent_sandbox.paths import Outside
+from k8e.agent_sandbox.python_runtime import PythonRuntime
+from k8e.agent_sandbox.target import Target
+
+log = logging.getLogger(__name__)
+
+MAX_KNOWN = 4096
+"""Sandboxes whose namespace is remembered."""
+EXPECTED = (Refusal, TooLarge, Outside, errors.K8eError, OSError)
+HEALTH = "/healthz"
+
+
+class Router:
+    """Serves the sandboxes of one caller."""
+
+    def __init__(self, client: InsideClient, claims: Claims) -> None:
+        self._claims = claims
+        self._python = PythonRuntime(client)
+        self._namespaces: OrderedDict[str, str] = OrderedDict()
+
+    async def __call__(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = Answer(send)
+        try:
+            if path == HEALTH and scope["method"] == "GET":
+                await answer.tell({"status": "ok"})
+            else:
+                await self._serve(path, scope, receive, answer)
+        except Left:
+            return
+        except EXPECTED as error:
+            if answer.begun:
+                raise Broken from error
+            refused = refusal_of(error)
+            await answer.tell({"detail": str(refused)}, refused.code)
+
+    async def _serve(self, path: str, scope: Scope, receive: Receive, answer: Answer) -> None:
+        asked = target.parse(scope["headers"])
+        await self._check(asked)
+        limit = asyncio.timeout(asked.seconds)
+        try:
+            async with limit:
+                await self._forward(asked, path, scope, receive, _Timed(answer, limit))
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            seconds = f"{asked.seconds:g}"
+            raise Refusal(504, f"the sandbox did not answer within {seconds} seconds") from None
+
+    async def _forward(
+        self, asked: Target, path: str, scope: Scope, receive: Receive, answer: Answer
+    ) -> None:
+        if asked.port == python_runtime.PORT and python_runtime.is_route(path):
+            await self._python.serve(asked.sandbox, path, scope, receive, answer)
+        else:
+            raise Refusal(404, f"port {asked.port} of the sandbox is not served at {path[:200]}")
+
+    async def _check(self, asked: Target) -> None:
+        """Refuse a sandbox that is not the caller's, or of another namespace.
+
+        What is remembered is never an admission: each operation asks the gateway again whose the
+        session is.
+        """
+        known = self._namespaces.get(asked.sandbox)
+        if known is None:
+            try:
+                session = await self._claims.session(asked.namespace, asked.sandbox)
+            except status.ApiError:
+                raise _unknown(asked) from None
+            known = self._namespaces[asked.sandbox] = session.tenant_id
+            if len(self._namespaces) > MAX_KNOWN:
+                self._namespaces.popitem(last=False)
+        if known != asked.namespace or asked.uid not in ("", asked.sandbox):
+            raise _unknown(asked)
+
+
+class Broken(Exception):
+    """An answer ended in the middle; its connection is cut off, so that the client notices."""
+
+
+class _Timed(Answer):
+    """An answer whose time counts only until it begins."""
+
+    def __init__(self, answer: Answer, limit: asyncio.Timeout) -> None:
+        super().__init__(answer.send)
+        self._limit = limit
+
+    async def send(self, message: Message) -> None:
+        if not self.begun and not self._limit.expired():
+            self._limit.reschedule(None)
+        await super().send(message)
+
+
+def _unknown(asked: Target) -> Refusal:
+    return Refusal(404, f"there is no sandbox {asked.sandbox} in the namespace {asked.namespace}")

@@ -1,0 +1,1 @@
+"""Stores in PostgreSQL, for several gateways on one database; imported only where one is set."""
