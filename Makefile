@@ -82,6 +82,7 @@ test: setup test-packages components ## Run the tests (as root all of them; PYTE
 
 test-long: setup test-packages components ## What takes too long for make test; writes tests/cluster/*.json (LONG_ARGS="--kills 100")
 	$(PY) -m tests.cluster.loops $(LONG_ARGS)
+	$(PY) -m tests.controller.loops
 	nice -n 10 $(PY) -m k8e components install kubernetes-tests >/dev/null
 	ended=0; $(PY) -m tests.cluster.kubernetes_tests || ended=$$?; $(PY) docs/generate.py; exit $$ended
 

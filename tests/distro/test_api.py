@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from k8e.distro import api, certificates
+from k8e.distro import certificates
 from k8e.distro.certificates import Authority, Subject
+from k8e.kubernetes import api
 
 pytestmark = pytest.mark.anyio
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"

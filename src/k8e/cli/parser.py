@@ -89,6 +89,8 @@ COMMANDS = {
     "server": "server",
     "agent": "server",
     "token": "token",
+    "controller": "controller",
+    "manifests": "manifests",
 }
 
 
@@ -237,7 +239,9 @@ def _begins_with_command(arguments: list[str]) -> bool:
 def _parse_all(parser: Parser, arguments: list[str]) -> argparse.Namespace:
     """Parse; unknown arguments are an error of the command that was given them."""
     options, unknown = parser.parse_known_args(arguments)
-    if unknown:
+    if getattr(options, "takes_unknown", False):
+        options.unknown = unknown
+    elif unknown:
         parser.set_defaults(answers_ok=options.answers_ok)
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     return options

@@ -12,8 +12,8 @@ from k8e.cli import output
 from k8e.cli.parser import Commands
 
 if TYPE_CHECKING:
-    from k8e.distro.api import Api
     from k8e.distro.layout import Layout
+    from k8e.kubernetes.api import Api
 
 
 def add_token(commands: Commands) -> None:
@@ -103,7 +103,7 @@ def _answer(
     options: argparse.Namespace, work: Callable[[Api, Layout], Awaitable[dict[str, Any]]]
 ) -> int:
     from k8e.distro import layout as places
-    from k8e.distro.api import by_kubeconfig
+    from k8e.kubernetes.api import by_kubeconfig
 
     layout = places.Layout(Path(options.data_dir) if options.data_dir else places.DATA)
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from string import Template
 
 from k8e.distro import manifests, runtime_classes
-from k8e.distro.api import Object
 from k8e.distro.components import COMPONENTS
 from k8e.distro.configuration import Configuration
 from k8e.distro.runtime_classes import Runtime
+from k8e.kubernetes.api import Object
 
 _FOLDER = Path(__file__).parent / "addon_manifests"
 _FILES = {"coredns": "coredns", "metrics-server": "metrics-server", "local-path": "local-path"}

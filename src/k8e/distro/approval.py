@@ -21,8 +21,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509.oid import NameOID
 
 from k8e.distro import tokens
-from k8e.distro.api import Api, ApiError, ApiUnreachable, Object, entries
 from k8e.distro.configuration import Configuration
+from k8e.kubernetes.api import Api, ApiError, ApiUnreachable, Object, entries
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ import subprocess
 from pathlib import Path
 
 from k8e.distro import kernel_settings, node
-from k8e.distro.api import Api, Object, entries
 from k8e.distro.node import Node
+from k8e.kubernetes.api import Api, Object, entries
 
 log = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from k8e.distro import approval, manifests
-from k8e.distro.api import Object
 from k8e.distro.configuration import Configuration
 from k8e.distro.node import Node
 from k8e.distro.supervisor import Component
+from k8e.kubernetes.api import Object
 
 _RBAC = "rbac.authorization.k8s.io"
 _UNIFIED = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))

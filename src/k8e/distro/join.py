@@ -25,11 +25,11 @@ from cryptography.hazmat.primitives import serialization
 
 from k8e import errors
 from k8e.distro import approval, certificates, cluster_objects, kubeconfigs, tokens
-from k8e.distro.api import Api, ApiError, Object, by_certificate, entries, section
 from k8e.distro.certificates import Authority, Subject
 from k8e.distro.configuration import Configuration
 from k8e.distro.layout import Layout, write_private
 from k8e.distro.node import Node
+from k8e.kubernetes.api import Api, ApiError, Object, by_certificate, entries, section
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from typing import Any
 import yaml
 
 from k8e import errors
-from k8e.distro.api import Api, ApiError, Object, entries
 from k8e.distro.layout import Layout, write_private
+from k8e.kubernetes.api import Api, ApiError, Object, entries
 
 log = logging.getLogger(__name__)
 

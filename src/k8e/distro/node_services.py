@@ -20,10 +20,10 @@ from k8e.distro import (
     node,
     runtime_classes,
 )
-from k8e.distro.api import Api, Object, by_kubeconfig, entries
 from k8e.distro.node import Node
 from k8e.distro.runtime_classes import Missing, Runtime
 from k8e.distro.supervisor import Supervisor
+from k8e.kubernetes.api import Api, Object, by_kubeconfig, entries
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,6 @@ from k8e.distro import (
     preflight,
     tokens,
 )
-from k8e.distro.api import Api, ApiError, ApiUnreachable, Object, by_kubeconfig
 from k8e.distro.approval import Approver, component_group, component_user
 from k8e.distro.certificates import Subject
 from k8e.distro.configuration import Configuration
@@ -32,6 +31,7 @@ from k8e.distro.layout import COMMANDS, Layout, write_private
 from k8e.distro.node import Node
 from k8e.distro.node_services import NodeServices, Tell, persist
 from k8e.distro.supervisor import Supervisor
+from k8e.kubernetes.api import Api, ApiError, ApiUnreachable, Object, by_kubeconfig
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from k8e import errors
 from k8e.distro import basic_network, launch, supervisor
-from k8e.distro.api import Api, Object, by_certificate, by_kubeconfig, entries, section
 from k8e.distro.layout import Layout
 from k8e.distro.node_services import is_ready
+from k8e.kubernetes.api import Api, Object, by_certificate, by_kubeconfig, entries, section
 
 _SECONDS = 10.0
 _ENDPOINTS = "/apis/cilium.io/v2/ciliumendpoints"

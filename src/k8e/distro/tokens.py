@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from k8e import errors
 from k8e.distro import certificates
-from k8e.distro.api import Api, ApiError, Object
 from k8e.distro.layout import Layout, write_private
+from k8e.kubernetes.api import Api, ApiError, Object
 
 PREFIX = "K10"
 NODE_TOKEN = "the token in server/node-token"  # noqa: S105 - a description

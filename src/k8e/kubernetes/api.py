@@ -1,6 +1,7 @@
 """The Kubernetes API over a few connections: small enough for a supervisor that idles.
 
-Only what the distribution itself needs: requests, server-side apply, and following a list.
+Only what our own programs need: requests, server-side apply, and following a list. A controller's
+caches stand on :meth:`Api.lines` (``k8e.controller.cache``).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import ssl
+import time
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ _SECONDS = 30.0
 _WATCH_SECONDS = 240
 _CHUNK = 1 << 16
 _MOST_IDLE = 4
+_TOKEN_SECONDS = 60.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0
 NOT_FOUND, CONFLICT, GONE = 404, 409, 410
 
@@ -91,14 +94,27 @@ class Api:
     """One caller at one API server."""
 
     def __init__(
-        self, server: str, identity: Certificate | ssl.SSLContext, *, token: str = ""
+        self,
+        server: str,
+        identity: Certificate | ssl.SSLContext,
+        *,
+        token: str | Callable[[], str] = "",
+        most_idle: int = _MOST_IDLE,
+        reuse_for_posts: bool = False,
     ) -> None:
+        """A caller; ``token`` may be a function, since tokens of service accounts are renewed.
+
+        A POST on a connection that the server has just closed is lost without a trace of whether
+        it was done. Callers who can live with that (whose names are chosen before, so that a
+        second POST conflicts) save a TLS handshake each time by ``reuse_for_posts``.
+        """
         self.server = server.rstrip("/")
         parts = urlsplit(self.server)
         self._host, self._port = parts.hostname or "", parts.port or 6443
         self._identity = identity
         self._context = identity if isinstance(identity, ssl.SSLContext) else identity.context()
         self._token = token
+        self._most_idle, self._reuse_for_posts = most_idle, reuse_for_posts
         self._plurals: dict[tuple[str, str], tuple[str, bool]] = {}
         self._idle: list[_Connection] = []
 
@@ -125,7 +141,7 @@ class Api:
 
     async def _exchange(self, method: str, path: str, data: bytes, kind: str) -> tuple[int, bytes]:
         self._renew()
-        while self._idle and method != "POST":
+        while self._idle and (method != "POST" or self._reuse_for_posts):
             connection = self._idle.pop()
             # The server may have closed it meanwhile; whatever else was done can be done twice.
             with contextlib.suppress(OSError, h11.ProtocolError, EOFError):
@@ -142,7 +158,7 @@ class Api:
         except BaseException:
             connection.close()
             raise
-        if connection.again() and len(self._idle) < _MOST_IDLE:
+        if connection.again() and len(self._idle) < self._most_idle:
             self._idle.append(connection)
         else:
             connection.close()
@@ -165,8 +181,8 @@ class Api:
 
     def _headers(self, data: bytes, kind: str) -> list[tuple[str, str]]:
         headers = [("Host", f"{self._host}:{self._port}"), ("Accept", "application/json")]
-        if self._token:
-            headers.append(("Authorization", f"Bearer {self._token}"))
+        if token := self._token if isinstance(self._token, str) else self._token():
+            headers.append(("Authorization", f"Bearer {token}"))
         if data:
             headers += [("Content-Type", kind), ("Content-Length", str(len(data)))]
         return headers
@@ -219,7 +235,7 @@ class Api:
         while True:
             asked = {**query, "watch": "1", "allowWatchBookmarks": "true"}
             asked |= {"resourceVersion": version, "timeoutSeconds": str(_WATCH_SECONDS)}
-            async with contextlib.aclosing(self._lines(_with(path, asked))) as lines:
+            async with contextlib.aclosing(self.lines(_with(path, asked))) as lines:
                 async for line in lines:
                     event: Object = json.loads(line)
                     found: Object = event["object"]
@@ -229,8 +245,14 @@ class Api:
                     if event["type"] != "BOOKMARK":
                         yield event["type"], found
 
-    async def _lines(self, path: str) -> AsyncGenerator[bytes]:
-        """An answer that goes on for minutes, line by line."""
+    async def lines(
+        self, path: str, *, quiet_seconds: float = _WATCH_SECONDS + _SECONDS
+    ) -> AsyncGenerator[bytes]:
+        """An answer that goes on for minutes, line by line.
+
+        It is given up where nothing at all was said for ``quiet_seconds``: a server that vanished
+        without closing the connection would be listened to for ever.
+        """
         try:
             async with asyncio.timeout(_SECONDS):
                 connection = await self._connect()
@@ -243,8 +265,12 @@ class Api:
                 answer = b"".join([part async for part in connection.body()])
                 raise ApiError(status, _decode(answer), f"watching {path.partition('?')[0]}")
             rest = b""
-            async with asyncio.timeout(_WATCH_SECONDS + _SECONDS):
+            async with asyncio.timeout(quiet_seconds) as patience:
                 async for part in connection.body():
+                    patience.reschedule(asyncio.get_running_loop().time() + quiet_seconds)
+                    if b"\n" not in part:
+                        rest += part
+                        continue
                     *lines, rest = (rest + part).split(b"\n")
                     for line in lines:
                         yield line
@@ -378,29 +404,84 @@ def by_certificate(server: str, *, authority: Path, certificate: Path, key: Path
 
 
 def by_kubeconfig(path: Path) -> Api:
-    """The caller of a kubeconfig that this program wrote."""
-    import base64
-    import os
-    import tempfile
+    """The caller of a kubeconfig's current context."""
+    server, identity, token = read_kubeconfig(path)
+    return Api(server, identity, token=token)
 
+
+Token = str | Callable[[], str]
+
+
+def read_kubeconfig(path: Path) -> tuple[str, Certificate | ssl.SSLContext, Token]:
+    """Server, certificate and token of a kubeconfig's current context."""
     import yaml
 
     config: Any = yaml.safe_load(path.read_bytes())
-    cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
-    if "client-certificate" in user:
-        return by_certificate(
-            cluster["server"],
-            authority=Path(cluster["certificate-authority"]),
-            certificate=Path(user["client-certificate"]),
-            key=Path(user["client-key"]),
+    named = section(_named(config.get("contexts"), config.get("current-context")), "context")
+    cluster = _named(config["clusters"], named.get("cluster"))["cluster"]
+    user = section(_named(config["users"], named.get("user")), "user")
+    if "exec" in user or "auth-provider" in user:
+        raise errors.InvalidRequest(
+            f"the kubeconfig {path} gets its credentials from another program",
+            hint="use one with a client certificate or a token",
         )
-    authority = base64.b64decode(cluster["certificate-authority-data"]).decode()
-    context = ssl.create_default_context(cadata=authority)
+    token: Token = str(user.get("token") or "")
+    if file := user.get("tokenFile"):
+        token = TokenFile(path.parent / file)
+    server = str(cluster["server"])
+    if not urlsplit(server).port:
+        server = f"{server.rstrip('/')}:443"
+    return server, _identity(cluster, user, path), token
+
+
+def _identity(cluster: Object, user: Object, path: Path) -> Certificate | ssl.SSLContext:
+    files = (cluster, "certificate-authority"), (user, "client-certificate"), (user, "client-key")
+    if all(part.get(name) and not part.get(f"{name}-data") for part, name in files):
+        authority, certificate, key = (path.parent / part[name] for part, name in files)
+        return Certificate(authority=authority, certificate=certificate, key=key)
+    known = _content(cluster, "certificate-authority", path).decode()
+    context = ssl.create_default_context(cadata=known or None)
+    if content := _content(user, "client-certificate", path):
+        _load_pair(context, content, _content(user, "client-key", path))
+    return context
+
+
+def _named(listed: Any, name: str | None) -> Object:
+    """The entry of a kubeconfig's list with this name; the first where none is named."""
+    found = [item for item in entries({"in": listed}, "in") if name in (None, "", item["name"])]
+    return found[0] if found else {}
+
+
+def _content(part: Object, name: str, config: Path) -> bytes:
+    """What a kubeconfig has in itself or in a file beside it; empty if neither."""
+    import base64
+
+    if data := part.get(f"{name}-data"):
+        return base64.b64decode(data)
+    return (config.parent / part[name]).read_bytes() if part.get(name) else b""
+
+
+def _load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
+    import os
+    import tempfile
+
     # The library takes a client's certificate from a file alone.
     with tempfile.NamedTemporaryFile(suffix=".pem") as pair:
         os.fchmod(pair.fileno(), 0o600)
-        pair.write(base64.b64decode(user["client-certificate-data"]))
-        pair.write(base64.b64decode(user["client-key-data"]))
+        pair.write(certificate + b"\n" + key)
         pair.flush()
         context.load_cert_chain(pair.name)
-    return Api(cluster["server"], context)
+
+
+class TokenFile:
+    """A token that somebody renews, such as the kubelet that of a service account."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read, self._at = "", float("-inf")
+
+    def __call__(self) -> str:
+        now = time.monotonic()
+        if now - self._at > _TOKEN_SECONDS:
+            self._read, self._at = self._path.read_text("ascii").strip(), now
+        return self._read

@@ -1,0 +1,1 @@
+"""The Kubernetes API, for the distribution and for the controller of sandboxes."""
