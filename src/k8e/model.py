@@ -107,6 +107,14 @@ class Role(enum.StrEnum):
     ADMIN = "admin"
 
 
+class Scope(NamedTuple):
+    """What a caller with a token may do: some operations, on one session."""
+
+    session_id: str
+    operations: frozenset[str]
+    """Names of operations of the gateway and of guests."""
+
+
 @dataclass(frozen=True)
 class Principal:
     """Who is calling."""
@@ -118,6 +126,8 @@ class Principal:
     """What people call it, if that is something else; somebody else may be called so later."""
     rate: float = 0
     """Calls per second, if this one has a limit of its own."""
+    scope: Scope | None = None
+    """All that it may do, where it came with a token; None for everything that its roles allow."""
 
     @property
     def shown(self) -> str:

@@ -23,9 +23,9 @@ from k8e.auth.tokens import (
     Grant,
     KeyRing,
     SharedSecret,
-    TokenRefused,
     Tokens,
 )
+from k8e.errors import TokenRefused
 
 SECRET = "0123456789abcdef-FEDCBA9876543210-zyx"
 GRANT = Grant(

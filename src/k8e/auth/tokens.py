@@ -23,8 +23,11 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from k8e import errors
 from k8e.auth.token_store import RevocationStore, SigningKey, SigningKeyStore
+from k8e.errors import TokenRefused
 
 ISSUER = "k8e"
+REST_AUDIENCE = "k8e-rest"
+"""The audience of tokens for the gateway's own REST."""
 DEFAULT_TTL = 3600.0
 MIN_TTL, MAX_TTL = 60.0, 24 * 3600.0
 LEEWAY = 10.0
@@ -48,10 +51,6 @@ _WELL_KNOWN = (
 _TTL = re.compile(r"(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,9})s?)?", re.ASCII)
 _KID = re.compile(r"[A-Za-z0-9_-]{8,64}")
 _REQUIRED = ("iss", "aud", "sub", "iat", "nbf", "exp", "jti")
-
-
-class TokenRefused(Exception):
-    """The token is not good; the text says why."""
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,8 @@ from k8e.model import Phase, Session, check_tenant, new_id
 
 CONVERSATION_LABEL, USER_LABEL = "k8e/conversation", "k8e/user"
 """Labels of a session that is the sandbox of a conversation."""
+OF_ONE_SANDBOX = (CONVERSATION_LABEL, USER_LABEL)
+"""Labels that a sub-agent does not get from its parent."""
 MAX_NAME = 128
 KEEP_SECONDS = 30 * 24 * 3600.0
 """How long a conversation without a sandbox is remembered."""
