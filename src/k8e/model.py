@@ -49,6 +49,12 @@ def new_id(prefix: str) -> str:
     return f"{prefix}-" + base64.b32encode(secrets.token_bytes(15))[:20].decode().lower()
 
 
+# No slash: they name folders and objects of a storage, too.
+CONVERSATION_NAME = "[A-Za-z0-9][A-Za-z0-9._:@+=~-]*"
+"""Ids of conversations and of their users."""
+MAX_CONVERSATION_NAME = 128
+
+
 def check_id(value: str, what: str) -> str:
     """``value`` if it is a lowercase DNS label of at most 50 characters."""
     fits = 0 < len(value) <= MAX_ID and set(value) <= _LABEL_CHARS
