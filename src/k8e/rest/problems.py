@@ -87,6 +87,7 @@ def _made(status: int, code: str, detail: str, hint: str, request_id: str) -> Pr
         code=code,
         hint=hint,
         request_id=request_id,
+        errors=None,
     )
 
 

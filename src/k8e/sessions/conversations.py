@@ -163,8 +163,8 @@ def check_name(value: str, what: str) -> str:
     if len(value) > MAX_CONVERSATION_NAME or not _NAME.fullmatch(value):
         raise errors.InvalidRequest(
             f"{what} {value[:80]!r} cannot be used",
-            hint=f"use 1 to {MAX_CONVERSATION_NAME} letters, digits and . _ : @ + = ~ -, and begin with a "
-            "letter or digit",
+            hint=f"use 1 to {MAX_CONVERSATION_NAME} letters, digits and . _ : @ + = ~ -, and begin "
+            "with a letter or digit",
         )
     return value
 
