@@ -69,6 +69,8 @@ class TokenDesk:
         self._opened: Tokens | None = None
         self._conversations: Conversations | None = None
         self._store_closers: list[Callable[[], None]] = []
+        self.on_revoke: list[Callable[[str], None]] = []
+        """Called with each subject whose tokens were revoked here."""
         self.namespace = settings.sandbox_namespace
         self.ttl = tokens.parse_ttl(settings.token_ttl)
         # At the start, so that a key that anybody can guess keeps a gateway from starting.
@@ -105,6 +107,12 @@ class TokenDesk:
     ) -> Issued:
         """A token for one sandbox."""
         return await self.tokens.mint(grant_of(session, operations, audience), ttl)
+
+    async def revoke(self, name: str) -> None:
+        """Refuse all tokens of a subject that were issued until now."""
+        await self.tokens.revoke(name)
+        for tell in self.on_revoke:
+            tell(name)
 
     async def recognise(self, token: str) -> tuple[Principal, Grant]:
         """Who calls with a token, and what it says; TokenRefused if it is not good for REST."""
@@ -151,6 +159,7 @@ class SandboxTokens:
         self._tasks: set[asyncio.Task[None]] = set()
         sessions.give_tokens(self._first)
         sessions.on_end.append(self._ended)
+        desk.on_revoke.append(self._revoked)
         sessions.events.observers.append(self._on_event)
 
     def start(self) -> None:
@@ -204,6 +213,12 @@ class SandboxTokens:
     def _on_event(self, session: Session, kind: str, *_: object) -> None:
         if kind == "session.resumed" and has_token(session):
             self._spawn(session)
+
+    def _revoked(self, name: str) -> None:
+        """Sandboxes whose own tokens went with the others get new ones."""
+        for session in self._sessions.alive():
+            if has_token(session) and name in grant_of(session, READING, "").subjects():
+                self._spawn(session)
 
     def _ended(self, session: Session) -> None:
         if (timer := self._timers.pop(session.session_id, None)) is not None:
@@ -278,7 +293,7 @@ class TokenCalls:
                 hint="k8e sandbox api-key create NAME --role admin makes a key of one",
             )
         named = _subject(call, owner, self._desk.namespace)
-        await self._desk.tokens.revoke(tokens.EVERYTHING if everything else named)
+        await self._desk.revoke(tokens.EVERYTHING if everything else named)
         return {"revoked_at": time.time()}
 
     @operation(roles=ADMIN, audit=WritesRow("token.key_rotated", ("at_once",), ("kid",)))
@@ -293,7 +308,7 @@ class TokenCalls:
         at_once = call.get("at_once") is True
         kid = await signer.rotate(at_once=at_once)
         if at_once:  # other gateways remember the old keys for a moment
-            await self._desk.tokens.revoke(tokens.EVERYTHING)
+            await self._desk.revoke(tokens.EVERYTHING)
         return {"kid": kid}
 
     @operation(roles=PUBLIC, audit=NoRow.READS, limit=Limit.NONE, session="")

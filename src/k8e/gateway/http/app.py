@@ -220,8 +220,6 @@ class App:
             error.hint = error.hint or (
                 "open the conversation again, which gives a new token; or show the API key"
             )
-            if not self._gateway.keys.attempts.failed(peer.rpartition(":")[0]):
-                raise self._stranger(peer) from None
             raise
         principal = tokens.with_rate(principal, self._gateway.keys)
         limit = asyncio.timeout(max(0.0, grant.expires_at - time.time()) + tokens.EXPIRY_SLACK)

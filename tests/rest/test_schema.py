@@ -1,0 +1,79 @@
+"""What schemathesis makes of the description: nothing that it sends gets another answer.
+
+It sends valid and invalid requests, as somebody with an API key, to a gateway that runs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, settings
+from schemathesis import GenerationMode
+
+from k8e.rest import openapi
+from k8e.rest.routes import ROUTES
+from tests.rest import gateways
+from tests.rest.gateways import Rest
+
+pytestmark = pytest.mark.timeout(300)
+
+EXAMPLES = 12
+"""For each route and mode; always the same ones."""
+SCHEMA = schemathesis.openapi.from_dict(openapi.describe())
+SCHEMA.config.generation.update(modes=[GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+
+
+@pytest.fixture(scope="module")
+def keyed(rest: Rest) -> Rest:
+    return rest.key("tester")
+
+
+@pytest.fixture(scope="module")
+def known(keyed: Rest) -> str:
+    """A sandbox, so that not all that is sent ends at one that is not there."""
+    return str(keyed.open("schema")["sandbox_id"])
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
+def test_no_request_gets_an_answer_that_is_not_described(
+    keyed: Rest, known: str, route: Any
+) -> None:
+    operation = SCHEMA[route.path][route.method]
+    strategy = operation.as_strategy() | operation.as_strategy(
+        generation_mode=GenerationMode.NEGATIVE
+    )
+    headers = {"Authorization": keyed.http.headers["authorization"]}
+    ours = {"sandbox_id": known} if route.names else {}
+
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @_given(strategy)
+    def attempt(case: Any) -> None:
+        _tame(case)
+        if ours and len(str(case.path_parameters.get("sandbox_id", ""))) % 2:
+            case.path_parameters.update(ours)
+        case.call_and_validate(
+            base_url=keyed.gateway.root, headers=headers, timeout=gateways.PATIENCE
+        )
+
+    attempt()
+
+
+def _tame(case: Any) -> None:
+    """What it runs must end soon, and it must not end or pause what the others need."""
+    if isinstance(case.body, dict) and isinstance(case.body.get("timeout"), (int, float)):
+        case.body["timeout"] = min(case.body["timeout"], 2)
+
+
+def _given(strategy: Any) -> Any:
+    from hypothesis import given
+
+    return given(case=strategy)
