@@ -6,11 +6,13 @@ import base64
 import concurrent.futures
 import json
 import os
+import ssl
 from typing import Any
 
 import httpx2
 import pytest
 
+from k8e.gateway import tls
 from tests.rest import gateways
 from tests.rest.gateways import Rest
 
@@ -271,6 +273,21 @@ def test_every_answer_has_the_id_of_its_request_which_is_in_log_and_audit(
     assert "POST /sandbox/{sandbox_id}/exec 200, request my-request.1" in log
     odd = {"x-request-id": "x" * 65}
     assert rest.ask("GET", "/sandbox", headers=odd).headers["x-request-id"].startswith("req-")
+
+
+def test_on_an_address_that_others_reach_only_tls_is_spoken() -> None:
+    with gateways.started(K8E_HTTP="0.0.0.0:0") as rest:
+        assert rest.gateway.root.startswith("https://0.0.0.0:")
+        port = rest.gateway.root.rpartition(":")[2]
+        authority = rest.gateway.place.data / "tls" / tls.CA_CERT
+        secured = ssl.create_default_context(cafile=str(authority))
+        key = rest.key("remote").http.headers["authorization"]
+        with httpx2.Client(base_url=f"https://127.0.0.1:{port}", verify=secured) as client:
+            assert client.get("/sandbox", headers={"authorization": key}).status_code == 200
+            # Who is at the other end of TLS is nobody's to say by an address.
+            gateways.problem(client.get("/sandbox"), 401)
+        with pytest.raises(httpx2.HTTPError):
+            httpx2.get(f"http://127.0.0.1:{port}/sandbox")
 
 
 # Requests that are malformed.

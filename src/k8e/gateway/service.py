@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict
@@ -291,6 +292,11 @@ class Gateway:
             PoolCalls(sessions),
         ):
             self.operations.add(capability)
+
+    @functools.cached_property
+    def certificates(self) -> tls.Certificates:
+        """The gateway's own certificate, for gRPC and HTTP."""
+        return tls.Certificates(self.settings.data_dir / "tls", tls.names_of(self.settings))
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run ``work`` beside the caller; the gateway holds on to it until it is done."""

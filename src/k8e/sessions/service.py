@@ -405,7 +405,8 @@ class Sessions:
     async def requested(self, principal: Principal, request_id: str) -> Session | None:
         """The session that was made for a request before, once it is there."""
         if (task := self._maker.task(f"request {principal.name} {request_id}")) is not None:
-            return await asyncio.shield(task)
+            with contextlib.suppress(errors.Conflict):  # another gateway was quicker
+                return await asyncio.shield(task)
         known = self._store.find_request(principal.name, request_id)
         return await self._store.settled(known) if known is not None else None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import Generator
 
 import uvicorn
@@ -20,7 +21,10 @@ CLOSE_SECONDS = 1  # for the last bytes of them
 class UvicornServer(uvicorn.Server):
     """Serves until it is told to stop; signals are the gateway's."""
 
-    def __init__(self, gateway: Gateway, door: HostPolicy) -> None:
+    def __init__(
+        self, gateway: Gateway, door: HostPolicy, context: ssl.SSLContext | None = None
+    ) -> None:
+        """With a ``context``, it speaks TLS."""
         self.told = asyncio.Event()
         self._app = App(gateway, door)
         config = uvicorn.Config(
@@ -37,6 +41,8 @@ class UvicornServer(uvicorn.Server):
             proxy_headers=False,
             timeout_graceful_shutdown=CLOSE_SECONDS,
         )
+        config.load()
+        config.ssl = context
         super().__init__(config)
 
     @contextlib.contextmanager
