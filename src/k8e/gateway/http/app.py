@@ -240,7 +240,10 @@ class App:
         """
         names = {name.lower() for name, _ in scope["headers"]}
         if b"origin" in names or any(name.startswith(b"sec-fetch-") for name in names):
-            raise UnknownPeer("this is no service for web pages")
+            raise UnknownPeer(
+                "without a credential, a request with Origin or Sec-Fetch headers is refused: web "
+                "pages send them, and so does fetch of Node.js"
+            )
         kind = access.content_type(scope["headers"])
         if kind in _SIMPLE:
             raise UnknownPeer(
