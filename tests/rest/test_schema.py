@@ -16,6 +16,7 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, settings
 from schemathesis import GenerationMode
+from schemathesis.specs.openapi.checks import ignored_auth
 
 from k8e.rest import openapi
 from k8e.rest.routes import ROUTES
@@ -37,7 +38,7 @@ def keyed() -> Generator[Rest]:
         yield rest.key("tester")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def known(keyed: Rest) -> str:
     """A sandbox, so that not all that is sent ends at one that is not there."""
     return str(keyed.open("schema")["sandbox_id"])
@@ -68,17 +69,36 @@ def test_no_request_gets_an_answer_that_is_not_described(
         if ours and len(str(case.path_parameters.get("sandbox_id", ""))) % 2:
             case.path_parameters.update(ours)
         case.call_and_validate(
-            base_url=keyed.gateway.root, headers=headers, timeout=gateways.PATIENCE
+            base_url=keyed.gateway.root,
+            headers=headers,
+            timeout=gateways.PATIENCE,
+            # After some requests without a credential the answer is 429; test_sandboxes.py has it.
+            excluded_checks=[ignored_auth],
         )
 
     attempt()
 
 
 def _tame(case: Any) -> None:
-    """What it runs must end soon."""
+    """What it runs must end soon, and what no schema can say must be right.
+
+    A cursor is only good if an answer gave it; runtimes are those of the machine; what may be
+    reached is said in a language of its own, which tests/egress has.
+    """
+    if case.query:
+        case.query.pop("cursor", None)
     body: Any = case.body
-    if isinstance(body, dict) and isinstance(body.get("timeout"), (int, float)):
+    if not isinstance(body, dict):
+        return
+    if isinstance(body.get("timeout"), (int, float)):
         body["timeout"] = min(body["timeout"], 2)
+    if case.meta.generation.mode is not GenerationMode.POSITIVE:
+        return
+    for name in ("runtime", "remove"):
+        body.pop(name, None)
+    for name in ("allowed_hosts", "add"):
+        if isinstance(body.get(name), list):
+            body[name] = ["example.com" if isinstance(word, str) else word for word in body[name]]
 
 
 def _given(strategy: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 from k8e.model import CONVERSATION_NAME, MAX_CONVERSATION_NAME, MAX_ID
 
@@ -23,7 +23,7 @@ Name = Annotated[
 Id = Annotated[str, StringConstraints(pattern=ID_PATTERN, min_length=1, max_length=MAX_ID)]
 Plain = Annotated[str, StringConstraints(pattern=PLAIN)]
 Path = Annotated[str, StringConstraints(pattern=PLAIN, min_length=1, max_length=4096)]
-Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
+Seconds = Annotated[float, Field(ge=1, le=MAX_SECONDS)]
 Status = Literal["creating", "running", "paused", "ended"]
 Encoding = Literal["utf-8", "base64"]
 Language = Literal["bash", "python", "node", "ts"]
@@ -31,6 +31,14 @@ Word = Annotated[str, StringConstraints(min_length=1, max_length=300, pattern=PL
 Variables = dict[
     Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=200)], Plain
 ]
+
+
+def _whole(value: object) -> object:
+    """``8.0`` is a whole number in JSON, however it is written."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+AS_WHOLE = BeforeValidator(_whole)
 
 
 class Model(BaseModel):
@@ -65,7 +73,7 @@ class ListQuery(Model):
     conversation_id: Name | None = Field(None, description="only that of this conversation")
     tenant: Id | None = Field(None, description="only those of this tenant")
     status: Status | None = Field(None, description="only those in this state")
-    limit: Annotated[int, Field(ge=1, le=500)] = Field(50, description="at most so many")
+    limit: Annotated[int, Field(ge=1, le=500), AS_WHOLE] = Field(50, description="at most so many")
     cursor: Annotated[str, Field(max_length=200)] | None = Field(
         None, description="where the page before this one ended"
     )
@@ -73,6 +81,25 @@ class ListQuery(Model):
 
 class Run(Model):
     """A command, or source code, to run to its end. One of command and code."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [
+                {
+                    "required": ["command"],
+                    "properties": {
+                        "command": {"type": ["string", "array"]},
+                        "code": {"type": "null"},
+                        "language": {"type": "null"},
+                    },
+                },
+                {
+                    "required": ["code"],
+                    "properties": {"code": {"type": "string"}, "command": {"type": "null"}},
+                },
+            ]
+        }
+    )
 
     command: (
         Annotated[Plain, StringConstraints(min_length=1, pattern=r"\S", max_length=1 << 20)]
@@ -92,7 +119,7 @@ class Run(Model):
     encoding: Encoding = Field(
         "utf-8", description="how output is written: as text, or any bytes as base64"
     )
-    output_limit: Annotated[int, Field(ge=1, le=MAX_OUTPUT)] = Field(
+    output_limit: Annotated[int, Field(ge=1, le=MAX_OUTPUT), AS_WHOLE] = Field(
         1 << 20, description="bytes of each stream that the answer has; no limit for a stream"
     )
 
@@ -113,7 +140,7 @@ class FolderQuery(Model):
     """A folder of the sandbox."""
 
     path: Path = Field("/workspace", description="absolute, or relative to /workspace")
-    depth: Annotated[int, Field(ge=1, le=100)] = Field(1, description="levels of folders")
+    depth: Annotated[int, Field(ge=1, le=100), AS_WHOLE] = Field(1, description="levels of folders")
 
 
 class Extend(Model):
@@ -138,13 +165,15 @@ class ChangeEgress(Model):
 class EventsQuery(Model):
     """Which events are listed."""
 
-    limit: Annotated[int, Field(ge=1, le=1000)] = Field(100, description="the newest, so many")
+    limit: Annotated[int, Field(ge=1, le=1000), AS_WHOLE] = Field(
+        100, description="the newest, so many"
+    )
 
 
 class Expose(Model):
     """A port of the sandbox that is to be reached on the gateway's machine."""
 
-    port: Annotated[int, Field(ge=1, le=65535)]
+    port: Annotated[int, Field(ge=1, le=65535), AS_WHOLE]
 
 
 class IssueToken(Model):
