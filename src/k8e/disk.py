@@ -48,7 +48,7 @@ def nearly_full(free: int, least: int, what: str) -> errors.LimitExceeded:
         f"disk is nearly full: the data folder of the gateway has {free >> 20} MiB left; {what} "
         f"{least >> 20} MiB (K8E_MIN_FREE_DISK)",
         hint="destroy sessions, remove snapshots (k8e sandbox snapshot list) and images "
-        "(k8e image prune), or have whoever runs the gateway give its data folder a larger disk",
+        "(k8e image prune), or ask the gateway's operator for a larger disk for its data folder",
     )
 
 
