@@ -79,13 +79,13 @@ def link(line: bytes) -> ChainLink | None:
 
 
 def is_whole(line: bytes, found: ChainLink) -> bool:
-    """Whether a line is what its hash says."""
+    """Whether a line matches its own hash."""
     return hashlib.sha256(line[:-_TAIL]).hexdigest() == found.hash
 
 
 @dataclass(frozen=True)
 class Filter:
-    """The rows that a query wants; an empty field means all of them."""
+    """The rows that a query wants; an empty field matches all."""
 
     session: str = ""
     principal: str = ""
@@ -121,7 +121,7 @@ class Filter:
 
 
 def _is_of(principal: str, wanted: str) -> bool:
-    """Whether it is this one; ``key:NAME`` means every key that ever had the name."""
+    """Whether a name matches; ``key:NAME`` means every key that ever had the name."""
     return principal == wanted or principal.startswith(f"{wanted}:")
 
 
