@@ -41,7 +41,7 @@ ONLY_ROOT = {"hoard.watchers": _COUNTED}
 
 
 def why_unheld(behaviour: str, runtime: str) -> str:
-    """Why a promise cannot be kept by this user's sandboxes; nothing if it can."""
+    """Why this user's sandboxes cannot keep a promise; empty if they can."""
     known: dict[str, str] = {}
     if runtime == "container" and rootless.inside() is not None:
         known |= ONLY_ROOT
@@ -72,7 +72,7 @@ class Verdict(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one behaviour."""
+    """The result of one behaviour."""
 
     behaviour: Behaviour
     verdict: Verdict
