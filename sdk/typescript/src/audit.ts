@@ -18,7 +18,7 @@ export interface AuditRow {
   /** Like `exec.started`. */
   readonly action: string;
   readonly outcome: "allowed" | "denied";
-  /** Who; empty if that is not known. */
+  /** The principal; empty if it is not known. */
   readonly principal: string;
   /** How that is known: `socket`, `loopback`, `key`, `certificate`, or `gateway`. */
   readonly via: string;

@@ -31,7 +31,7 @@ const MAX_RECORD = 8 << 20;
 /** A value that code in a context showed: the last expression, or what `display` was given. */
 export class Result {
   readonly type = "result";
-  /** Every way in which it can be looked at, by media type; pictures and PDF as bytes. */
+  /** Every representation that it has, by media type; pictures and PDF as bytes. */
   readonly data: Readonly<Record<string, string | Uint8Array>>;
   /** Whether it is the value of the last expression. */
   readonly isMainResult: boolean;

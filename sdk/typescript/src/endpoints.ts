@@ -2,7 +2,7 @@
  * Which gateway a client talks to, and with which credentials.
  *
  * The order is: argument, `K8E_SANDBOX_ENDPOINT`, the profile that was asked for, the current profile, this
- * host's own gateway. What a profile has to show is shown to its own endpoint only.
+ * host's own gateway. The credentials of a profile are sent to its own endpoint only.
  *
  * @module
  */
@@ -20,7 +20,7 @@ const FILES = [".k8e/sandbox/profiles.yaml", ".k8e/config.yaml"];
 
 /** Where a gateway is. */
 export interface Endpoint {
-  /** Path of a unix socket; nothing is started if nobody listens there. */
+  /** Path of a unix socket; no gateway is started if none listens there. */
   readonly socket: string;
   /** Host and port of a gRPC endpoint. Neither: this host's gateway, started when needed. */
   readonly target: string;

@@ -38,7 +38,7 @@ export {
   ToolFailed,
 } from "./generated/errors.ts";
 
-const STATUS_HINT = "k8e status tells how the gateway is; its log is gateway.log in the data folder";
+const STATUS_HINT = "k8e status shows the gateway's state; its log is gateway.log in the data folder";
 
 /** No gateway runs on this machine, and none can be started. */
 export class NoGateway extends GatewayUnreachable {

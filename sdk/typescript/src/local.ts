@@ -68,7 +68,7 @@ function refusal(path: string, error: NodeJS.ErrnoException): Error {
   if (error.code === "ENOENT" || error.code === "ECONNREFUSED") return new NobodyListens();
   return new GatewayUnreachable(`the gateway's socket ${path} cannot be used: ${error.message}`, {
     cause: error,
-    hint: "k8e status tells how the gateway is; K8E_RUN_DIR names the folder of its socket",
+    hint: "k8e status shows the gateway's state; K8E_RUN_DIR names the folder of its socket",
   });
 }
 

@@ -49,7 +49,7 @@ export interface SessionOptions extends CallOptions {
   snapshot?: string | undefined;
   /** What is put into /workspace. */
   manifest?: readonly ManifestEntry[] | undefined;
-  /** What it is made from; what else is said here wins over what the template says. */
+  /** What it is made from; the other options here win over the template's. */
   template?: string | undefined;
   /** Variables that are secrets, such as `{ TOKEN: "github" }` or `{ TOKEN: "github:key" }`. */
   secrets?: Readonly<Record<string, string>> | undefined;

@@ -18,7 +18,7 @@ export interface Snapshot {
   readonly sizeBytes: number;
   /** Of its archive; empty if only a name is known here, and no content. */
   readonly digest: string;
-  /** The session that it was made of. */
+  /** The session that it was made from. */
   readonly sessionId: string;
   readonly layers: readonly string[];
 }

@@ -20,7 +20,7 @@ export interface Template {
   readonly source: string;
   readonly description: string;
   readonly runtime: string;
-  /** `host`, `dir:/PATH`, `tar:/PATH` or `image:REFERENCE`; paths are told admins only. */
+  /** `host`, `dir:/PATH`, `tar:/PATH` or `image:REFERENCE`; only admins see paths. */
   readonly rootfs: string;
   readonly limits: Readonly<Record<string, number>>;
   readonly env: Readonly<Record<string, string>>;
@@ -33,7 +33,7 @@ export interface Template {
   readonly warm: Readonly<Record<string, readonly string[]>>;
   /** `min` and `max` of the sandboxes that are kept ready. */
   readonly pool: Readonly<Record<string, number>>;
-  /** Why it cannot be used; then nothing else is told but its name and source. */
+  /** Why it cannot be used; then only its name and source are set besides. */
   readonly error: string;
   /** Changes with whatever a ready sandbox is made of. */
   readonly digest: string;

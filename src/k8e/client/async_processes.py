@@ -1,4 +1,4 @@
-"""The handle of a program that is talked to while it runs, for the asynchronous client."""
+"""The handle of an interactive program, for the asynchronous client."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from k8e.client.results import ExecEvent, ExecResult, Foreground
 
 
 class AsyncProcess(RunHandle):
-    """A program that runs, to be written to and read from. Made by :meth:`AsyncSandboxClient.open`.
+    """A running program to write to and read from. Made by :meth:`AsyncSandboxClient.open`.
 
     Leaving its ``async with`` block kills it. A write never waits for a reader, because what the
     program prints meanwhile is kept, up to 64 MiB.
@@ -46,7 +46,7 @@ class AsyncProcess(RunHandle):
     # Writing.
 
     async def write(self, data: str | bytes) -> None:
-        """Send input. Waits while the program lags a MiB behind; BrokenPipeError if it has ended.
+        """Send input. Waits while the program is 1 MiB behind; BrokenPipeError if it has ended.
 
         Raises LimitExceeded if 64 MiB of output wait to be read.
         """
@@ -59,7 +59,7 @@ class AsyncProcess(RunHandle):
     # Reading.
 
     async def __aiter__(self) -> AsyncGenerator[ExecEvent]:
-        """What it prints as it comes and, last, its exit. Leaving the loop does not disturb it."""
+        """Iterate over its output and, last, its exit. Leaving the loop does not disturb it."""
         while (event := await self._conversation.drive(self._exchange.next_event())) is not None:
             yield event
 
@@ -75,7 +75,7 @@ class AsyncProcess(RunHandle):
         return await self._conversation.drive(self._exchange.read_until(requests.as_bytes(marker)))
 
     async def wait(self) -> ExecResult:
-        """Wait for its end; what came of it, with the output that was not read before."""
+        """Wait for its end; return the result, with the output that was not read before."""
         return await self._conversation.drive(self._exchange.wait())
 
     # Control.
@@ -85,12 +85,12 @@ class AsyncProcess(RunHandle):
         await self._call(operations.call(self._about("resize", rows=rows, cols=columns)))
 
     async def signal(self, number: int, *, foreground: bool = False) -> None:
-        """Send a signal to its process group, or to the one in front of its terminal."""
+        """Send a signal to its process group, or to the foreground group of its terminal."""
         call = self._about("signal", signal=number, foreground=foreground)
         await self._call(operations.call(call))
 
     async def foreground(self) -> Foreground:
-        """Which process group is in front of its terminal, and whether that waits for input."""
+        """The foreground process group of its terminal, and whether that waits for input."""
         return await self._call(exchange.foreground_group(self._about("foreground")))
 
     async def kill(self) -> None:

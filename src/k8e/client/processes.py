@@ -1,5 +1,5 @@
 # Generated from async_processes.py by tools/generate_client.py (`make gen`); changes belong there.
-"""The handle of a program that is talked to while it runs, for the synchronous client."""
+"""The handle of an interactive program, for the synchronous client."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from k8e.client.results import ExecEvent, ExecResult, Foreground
 
 
 class Process(RunHandle):
-    """A program that runs, to be written to and read from. Made by :meth:`SandboxClient.open`.
+    """A running program to write to and read from. Made by :meth:`SandboxClient.open`.
 
     Leaving its ``with`` block kills it. A write never waits for a reader, because what the
     program prints meanwhile is kept, up to 64 MiB.
@@ -47,7 +47,7 @@ class Process(RunHandle):
     # Writing.
 
     def write(self, data: str | bytes) -> None:
-        """Send input. Waits while the program lags a MiB behind; BrokenPipeError if it has ended.
+        """Send input. Waits while the program is 1 MiB behind; BrokenPipeError if it has ended.
 
         Raises LimitExceeded if 64 MiB of output wait to be read.
         """
@@ -60,7 +60,7 @@ class Process(RunHandle):
     # Reading.
 
     def __iter__(self) -> Generator[ExecEvent]:
-        """What it prints as it comes and, last, its exit. Leaving the loop does not disturb it."""
+        """Iterate over its output and, last, its exit. Leaving the loop does not disturb it."""
         while (event := self._conversation.drive(self._exchange.next_event())) is not None:
             yield event
 
@@ -76,7 +76,7 @@ class Process(RunHandle):
         return self._conversation.drive(self._exchange.read_until(requests.as_bytes(marker)))
 
     def wait(self) -> ExecResult:
-        """Wait for its end; what came of it, with the output that was not read before."""
+        """Wait for its end; return the result, with the output that was not read before."""
         return self._conversation.drive(self._exchange.wait())
 
     # Control.
@@ -86,12 +86,12 @@ class Process(RunHandle):
         self._call(operations.call(self._about("resize", rows=rows, cols=columns)))
 
     def signal(self, number: int, *, foreground: bool = False) -> None:
-        """Send a signal to its process group, or to the one in front of its terminal."""
+        """Send a signal to its process group, or to the foreground group of its terminal."""
         call = self._about("signal", signal=number, foreground=foreground)
         self._call(operations.call(call))
 
     def foreground(self) -> Foreground:
-        """Which process group is in front of its terminal, and whether that waits for input."""
+        """The foreground process group of its terminal, and whether that waits for input."""
         return self._call(exchange.foreground_group(self._about("foreground")))
 
     def kill(self) -> None:
