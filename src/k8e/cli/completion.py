@@ -30,7 +30,7 @@ _WORDS = {
 }
 _LOCAL_FILES = ("file", "secret_file", "apikey_file", "data_dir", "tls_cert", "tls_key")
 MANY = 6  # how many places are completed of an argument that can be repeated
-_NEW_ID = "k8e sandbox create"  # where an id is chosen, not found
+_NEW_ID = "k8e sandbox create"  # where an id is chosen, not searched for
 _BY_DEST = {"session_id": "sessions", "approval_id": "approvals", "template": "templates"}
 
 
@@ -74,7 +74,7 @@ def completion(options: argparse.Namespace) -> int:
 
 
 def walk_parser(parser: argparse.ArgumentParser, path: str) -> Iterator[Command]:
-    """A command and all below it."""
+    """A command and all commands below it."""
     shown = [item for item in parser._actions if item.help != argparse.SUPPRESS]
     groups = [item for item in shown if isinstance(item, argparse._SubParsersAction)]
     flags: dict[str, str] = {}
@@ -111,7 +111,7 @@ def _kind(item: argparse.Action, path: str) -> str:
 
 
 def ids(what: str) -> list[str]:
-    """Ids of a gateway that runs; nothing if there is none, or it does not answer at once."""
+    """Ids from a running gateway; nothing if there is none, or it does not answer at once."""
     import signal
 
     def give_up(*_: object) -> None:
@@ -149,8 +149,8 @@ def _ask(what: str) -> list[str]:
     return [str(item[key]) for item in running.result[what]]
 
 
-# K8E's long names, offered only to who has begun one: they would stand between `k8e sand` TAB and
-# `k8e sandbox`, which is what everybody means.
+# K8E's long names, offered only after their first letters: they would stand between `k8e sand` TAB
+# and `k8e sandbox`, which nearly everyone means.
 _LONG = "sandbox-"
 # Names that no shell uses for itself: zsh has $path, $words and $commands of its own.
 _WALK = """\
@@ -371,7 +371,7 @@ def show(_: argparse.Namespace) -> int:
 
 
 def build() -> dict[str, Any]:
-    """Every command below ``k8e sandbox`` in K8E's form, with flags as they are without hyphens."""
+    """Every command below ``k8e sandbox`` in K8E's form, with its flags without hyphens."""
     known = list(walk_parser(cli_parser.build(), "k8e"))
     texts = {f"{item.path} {name}": text for item in known for name, text in item.below.items()}
     commands = [

@@ -66,30 +66,30 @@ def add_sandbox_mcp(commands: Commands) -> None:
         metavar="FILE",
         help="the CA of a gateway elsewhere; with --tls-key our certificate [K8E_SANDBOX_CERT]",
     )
-    parser.add_argument("--tls-key", metavar="FILE", help="the key of it [K8E_SANDBOX_KEY]")
+    parser.add_argument("--tls-key", metavar="FILE", help="its key [K8E_SANDBOX_KEY]")
     parser.add_argument(
         "--http", action="store_true", help="serve HTTP instead of stdin and stdout"
     )
     parser.add_argument(
         "--http-addr",
         metavar="HOST:PORT",
-        help="where (:8811, on this machine alone) [K8E_SANDBOX_MCP_ADDR]",
+        help="its address (:8811, on this machine alone) [K8E_SANDBOX_MCP_ADDR]",
     )
     parser.add_argument(
         "--http-host",
         action="append",
         metavar="NAME",
-        help="a further name by which clients may call the server; repeatable",
+        help="another name by which clients may call the server; repeatable",
     )
     parser.add_argument(
         "--http-insecure",
         action="store_true",
-        help="listen for other machines without TLS: who hears the network has the token",
+        help="listen for other machines without TLS: others on the network can read the token",
     )
     parser.add_argument(
         "--allowed-hosts",
         action="append",
         metavar="HOSTS",
-        help="what agents may give their sessions to reach without asking a person, beside what "
-        "the gateway allows by default; a comma list, repeatable",
+        help="hosts that agents may allow their sessions without asking a person, beside the "
+        "gateway's default; a comma list, repeatable",
     )

@@ -1,4 +1,4 @@
-"""``k8e token``: with what machines join the cluster of this server."""
+"""``k8e token``: tokens with which machines join the cluster of this server."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def add_token(commands: Commands) -> None:
     delete_parser.add_argument("id", metavar="ID", help="its first six characters")
     rotate_parser = below.add(
         "rotate",
-        "replace the token in server/node-token; the old one ends within ten seconds",
+        "replace the token in server/node-token; the old one is invalid within ten seconds",
         "k8e token rotate",
         rotate,
     )
