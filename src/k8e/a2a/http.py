@@ -37,7 +37,7 @@ class Problem(Exception):
 
 
 class CallerLeft(Exception):
-    """The caller hung up before its answer was ready."""
+    """The caller disconnected before its answer was ready."""
 
 
 class CallerClient(AsyncSandboxClient):
@@ -62,7 +62,7 @@ class App:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
-        """Everything that lives as long as the app: its tasks and their sandboxes end with it."""
+        """Run everything that lives as long as the app: tasks and their sandboxes end with it."""
         async with self._client:
             try:
                 yield
@@ -126,7 +126,7 @@ class App:
 
 
 async def _while_there(receive: Receive, answer: Coroutine[Any, Any, T]) -> T:
-    """Wait for an answer as long as the caller does; the task that it is about goes on.
+    """Wait for an answer as long as the caller does; the task that it concerns goes on.
 
     Raises:
         CallerLeft: the caller hung up.

@@ -38,7 +38,7 @@ def check(host: str, *, insecure: bool) -> None:
         return
     if not insecure:
         raise errors.Denied(
-            f"{host} can be reached from other machines, and the token would come in clear text",
+            f"{host} can be reached from other machines, and the token would travel in clear text",
             hint="listen on 127.0.0.1 behind a proxy with TLS; in a network where nobody else can "
             "listen --http-insecure allows it",
         )

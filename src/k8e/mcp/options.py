@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 class Options:
-    """How to reach a gateway, and what agents may have."""
+    """The gateway, and the hosts that agents may have."""
 
     def __init__(
         self,

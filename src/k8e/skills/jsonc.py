@@ -15,7 +15,7 @@ from k8e import errors
 
 
 class UnreadableConfiguration(errors.InvalidRequest):
-    """A configuration cannot be changed safely, because of something at a line of it."""
+    """A configuration cannot be changed safely, because of something on a line of it."""
 
     def __init__(self, problem: str, line: int, advice: str = "") -> None:
         super().__init__(f"line {line}: {problem}", hint=advice)
@@ -32,7 +32,7 @@ def line_start(text: str, at: int) -> int:
 
 
 def line_end(text: str, at: int) -> int:
-    """Where the line break is that ends the line, or the end of the text."""
+    """The position of the line break that ends the line, or the end of the text."""
     found = text.find("\n", at)
     if found < 0:
         return len(text)
@@ -52,13 +52,13 @@ _STRING = json.JSONDecoder(strict=False).decode
 
 
 class Node(NamedTuple):
-    """A value, and where it stands in the text."""
+    """A value, and its position in the text."""
 
     start: int
     end: int
     value: Any
     members: list[Member] | None = None
-    """What an object has; None for everything that is none."""
+    """The members of an object; None for other values."""
 
     def find(self, key: str) -> Member | None:
         return next((item for item in self.members or [] if item.key == key), None)
@@ -82,7 +82,7 @@ class Comment(NamedTuple):
 
 
 def parse_jsonc(text: str) -> Node | None:
-    """The value of a text; None if it has none, only spaces and comments."""
+    """The value of a text; None if it has only spaces and comments."""
     reader = _Reader(text)
     at = reader.skip(1 if text.startswith("\ufeff") else 0)
     if at == len(text):
@@ -123,7 +123,7 @@ class _Reader:
         return UnreadableConfiguration(what, line_of(self._text, at))
 
     def skip(self, at: int) -> int:
-        """Where the next thing stands that is neither space nor comment."""
+        """The position of the next token that is neither space nor comment."""
         while True:
             at = self._space(at)
             if not self._text.startswith(("//", "/*"), at):
@@ -168,7 +168,9 @@ class _Reader:
         try:
             return end + 1, _STRING(self._text[at : end + 1])
         except json.JSONDecodeError as error:
-            raise self.problem(at, f"the string that begins here is none: {error.msg}") from None
+            raise self.problem(
+                at, f"the string that begins here is not valid: {error.msg}"
+            ) from None
 
     def _array(self, at: int, depth: int) -> Node:
         values: list[Any] = []
@@ -202,7 +204,7 @@ class _Reader:
         return Node(at, here + 1, value, members)
 
     def _next(self, end: int, close: str) -> tuple[int, int]:
-        """Where the next element or the end stands, and where the comma was."""
+        """The position of the next element or the end, and of the comma before it."""
         here = self.skip(end)
         if self._text[here : here + 1] == ",":
             return self.skip(here + 1), here
@@ -213,7 +215,7 @@ class _Reader:
 
 _INDENT = re.compile(r"[ \t]*")
 _USUAL_INDENT = "  "
-_MOVE = "make it an object ({}), or take it away, and run this again"
+_MOVE = "make it an object ({}), or remove it, and run this again"
 
 
 def data(text: str) -> dict[str, Any]:
@@ -229,19 +231,21 @@ def read(text: str, path: tuple[str, ...], name: str) -> dict[str, Any] | None:
     if found is None:
         return None
     if found.node.members is None:
-        raise UnreadableConfiguration(f"{name!r} is no object", line_of(text, found.start), _MOVE)
+        raise UnreadableConfiguration(
+            f"{name!r} is not an object", line_of(text, found.start), _MOVE
+        )
     return dict(found.node.value)
 
 
 def has(text: str, path: tuple[str, ...]) -> bool:
-    """Whether the object is there that entries stand in."""
+    """Whether the object that holds the entries exists."""
     return _holder(text, path) is not None
 
 
 def put(
     text: str, path: tuple[str, ...], name: str, entry: Mapping[str, Any], drop: Collection[str]
 ) -> str:
-    """Make the entry say this. Keys of it that are neither ours nor in ``drop`` stay."""
+    """Set the entry. Keys of it that are neither ours nor in ``drop`` stay."""
     now = read(text, path, name)
     if now is None:
         return _insert(text, path, name, entry)
@@ -258,7 +262,7 @@ def put(
 
 
 def remove(text: str, path: tuple[str, ...], name: str, *, emptied: bool = False) -> str:
-    """Take the entry away; with ``emptied`` also the object that held it, if nothing is left."""
+    """Remove the entry; with ``emptied`` also the object that held it, if nothing is left."""
     holder = _holder(text, path)
     if holder is None or holder.find(name) is None:
         return text
@@ -275,7 +279,7 @@ def _holder(text: str, path: tuple[str, ...]) -> Node | None:
         return None
     if node.members is None:
         raise UnreadableConfiguration(
-            "the file's value is no object", line_of(text, node.start), _MOVE
+            "the file's value is not an object", line_of(text, node.start), _MOVE
         )
     for key in path:
         member = node.find(key)
@@ -284,7 +288,7 @@ def _holder(text: str, path: tuple[str, ...]) -> Node | None:
         node = member.node
         if node.members is None:
             raise UnreadableConfiguration(
-                f"{key!r} is no object", line_of(text, member.start), _MOVE
+                f"{key!r} is not an object", line_of(text, member.start), _MOVE
             )
     return node
 
@@ -299,7 +303,7 @@ def _members(text: str, path: tuple[str, ...]) -> Node:
 
 
 class _Style:
-    """How a file is written, as far as new lines of it should look the same."""
+    """The style of a file, for new lines of it."""
 
     def __init__(self, indent: str, newline: str, colon: str, *, lines: bool) -> None:
         self.indent, self.newline, self.colon, self.lines = indent, newline, colon, lines
@@ -313,7 +317,7 @@ class _Style:
 
 
 def _unit(text: str, root: Node | None) -> str:
-    """What one more level is indented by."""
+    """The indentation of one more level."""
     for member in (root.members if root is not None else None) or []:
         if _begins_its_line(text, member.start):
             return _indent_at(text, member.start) or _USUAL_INDENT
@@ -325,7 +329,7 @@ def _begins_its_line(text: str, at: int) -> bool:
 
 
 def _indent_at(text: str, at: int) -> str:
-    """The indentation of the line that something stands on."""
+    """The indentation of the line at a position."""
     found = _INDENT.match(text, line_start(text, at))
     return "" if found is None else found[0]
 
@@ -339,7 +343,7 @@ def _render(value: Any, style: _Style, indent: str) -> str:
 
 
 def _insert(text: str, path: tuple[str, ...], key: str, value: Any) -> str:
-    """Add a key at the end of an object, and the objects around it that are not there yet."""
+    """Add a key at the end of an object, and the objects around it that are missing."""
     if parse_jsonc(text) is None:
         newline = newline_of(text)
         before = text + newline if text and not text.endswith("\n") else text
@@ -372,7 +376,7 @@ def _insert_first(text: str, holder: Node, style: _Style, key: str, value: Any) 
 
 
 def _insert_beside(text: str, last: Member, style: _Style, key: str, value: Any) -> str:
-    """In an object on one line: on the same line."""
+    """Insert into an object on one line: on the same line."""
     flat = _Style(style.indent, style.newline, style.colon, lines=False)
     space = "" if flat.colon == ":" else " "
     shown = _member(key, value, flat, "")
@@ -386,7 +390,7 @@ def _insert_beside(text: str, last: Member, style: _Style, key: str, value: Any)
 def _insert_below(
     text: str, holder: Node, last: Member, style: _Style, key: str, value: Any
 ) -> str:
-    """On lines of its own, behind a comment that stands behind the last one."""
+    """Insert on lines of their own, behind a comment after the last one."""
     indent = _indent_at(text, last.start)
     added = style.newline + indent + _member(key, value, style, indent)
     end = last.node.end if last.comma < 0 else last.comma + 1
@@ -401,7 +405,7 @@ def _member(key: str, value: Any, style: _Style, indent: str) -> str:
 
 
 def _end_of_remark(text: str, start: int, end: int) -> int:
-    """Behind the comments that begin on this line."""
+    """The position behind the comments that begin on this line."""
     at = start
     stop = line_end(text, start)
     for comment in comments(text, start, end):
@@ -413,7 +417,7 @@ def _end_of_remark(text: str, start: int, end: int) -> int:
 
 
 def _last_line_end(text: str, start: int, end: int) -> int:
-    """The end of the last line between two places that has something on it, or the first's."""
+    """The end of the last non-empty line between two positions, or the first's."""
     at = start
     for comment in comments(text, start, end):
         at = comment.end
