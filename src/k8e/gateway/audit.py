@@ -24,7 +24,7 @@ MAX_WAIT = 30.0  # seconds
 
 
 def attach(gateway: Gateway, trail: Trail) -> None:
-    """Let ``trail`` see everything that this gateway does, whichever dialect asks for it."""
+    """Let ``trail`` record everything that this gateway does, whichever dialect asks for it."""
     gateway.sessions.events.observers.append(trail.event)
     gateway.sessions.events.gates.append(trail.admit)
     gateway.on_refusal.append(trail.refused)

@@ -1,4 +1,4 @@
-"""The unix socket: local clients speak frames, and the kernel says who they are."""
+"""The unix socket: local clients speak frames, and the kernel identifies them."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ log = logging.getLogger(__name__)
 
 _PEER = struct.Struct("3i")  # pid, uid, gid
 MAX_SILENT = 512
-"""Connections that have not said anything yet; beyond that, the oldest of them ends."""
+"""Connections that have sent nothing yet; beyond that number, the oldest of them is closed."""
 
 
 class Known(NamedTuple):
-    """A caller, and how we know it."""
+    """A caller, and how it was identified."""
 
     principal: Principal
     caller: AuditCaller
@@ -39,7 +39,7 @@ class LocalProtocol(asyncio.Protocol):
     def __init__(
         self, gateway: Gateway, known: Known | None = None, admission: Admission | None = None
     ) -> None:
-        """``known`` is who calls, where the kernel need not be asked.
+        """``known`` is the caller, if the kernel need not be asked.
 
         ``admission`` has places for connections that say nothing.
         """
@@ -106,7 +106,7 @@ class LocalProtocol(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _say_goodbye(self) -> None:
-        """Tell which calls were read, so that a client can send the others to the next gateway."""
+        """Report which calls were read, so that a client can send the others elsewhere."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
             self._outgoing.send(wire.GOODBYE, 0, wire.CREDIT_BODY.pack(self._last))
