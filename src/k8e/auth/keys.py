@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from k8e import errors
-from k8e.auth.rates import Attempts
+from k8e.auth.rates import FailureRates
 from k8e.auth.store import Key, KeyStore
 from k8e.model import Principal, Role, new_id
 
@@ -64,7 +64,7 @@ class Keys:
 
     def __init__(self, store: KeyStore) -> None:
         self._store = store
-        self.attempts = Attempts()
+        self.attempts = FailureRates()
         self._open: dict[int, set[asyncio.Timeout]] = {}
         self.on_end: list[Callable[[Key], None]] = []
         """Called with each key that was deleted or rotated."""

@@ -64,7 +64,7 @@ REFILL = 0.5  # … and how many more each second
 MAX_ADDRESSES = 4096
 
 
-class Attempts:
+class FailureRates:
     """A token bucket per address; the address that was quiet for longest is forgotten first."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from k8e import errors
 from k8e.cli import fast, output
 from k8e.cli.parser import Commands
 from k8e.skills import agents, install
-from k8e.skills.agents import Agent, Scope
+from k8e.skills.agents import Scope, SupportedAgent
 from k8e.skills.install import InstallOutcome
 
 AGENTS = ("claude", "kiro", "gemini", "codex", "cursor", "vscode", "all")
@@ -97,7 +97,7 @@ def _scope(options: argparse.Namespace) -> Scope:
     return Scope(Path.home(), project, os.environ)
 
 
-def _choose(options: argparse.Namespace, scope: Scope) -> list[Agent]:
+def _choose(options: argparse.Namespace, scope: Scope) -> list[SupportedAgent]:
     unknown = [name for name in options.agents if name not in AGENTS]
     if unknown:
         raise errors.InvalidRequest(

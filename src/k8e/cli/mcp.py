@@ -11,7 +11,7 @@ from k8e.cli import parser as cli_parser
 from k8e.cli import sessions
 from k8e.cli.parser import Commands
 from k8e.mcp import stdio
-from k8e.mcp.options import Options
+from k8e.mcp.options import McpOptions
 
 TLS_VARIABLES = ("K8E_SANDBOX_CERT", "K8E_SANDBOX_KEY")
 ADDRESS_VARIABLE = "K8E_SANDBOX_MCP_ADDR"
@@ -27,7 +27,7 @@ def serve(options: argparse.Namespace) -> int:
     for variable, path in zip(TLS_VARIABLES, (options.tls_cert, options.tls_key), strict=True):
         if path:
             os.environ[variable] = path
-    chosen = Options(
+    chosen = McpOptions(
         endpoint=given.get("endpoint"),
         api_key=sessions.api_key(options),
         profile=given.get("profile"),

@@ -42,7 +42,7 @@ class Pair(NamedTuple):
         return issued.public_key() == private.public_key()
 
 
-class Certificate(NamedTuple):
+class LoginCertificate(NamedTuple):
     """The result of a login."""
 
     certificate: str
@@ -141,14 +141,14 @@ def pair_of(private: bytes, device: str = "k8e") -> Pair:
 
 def login(
     endpoint: Endpoint, csr: str, device: str, ca: bytes | None, seconds: float = SECONDS
-) -> Certificate:
+) -> LoginCertificate:
     """A client certificate for the key (or the old certificate) that ``endpoint`` has."""
     with _service(endpoint, ca) as (service, messages):
         asked = messages.LoginRequest(
             csr=csr, device_name=device, client_version=_version.__version__
         )
         told = service.Login(asked, metadata=remote.metadata(endpoint), timeout=seconds)
-    return Certificate(told.cert, told.valid_days, told.ca_cert)
+    return LoginCertificate(told.cert, told.valid_days, told.ca_cert)
 
 
 def check(endpoint: Endpoint, ca: bytes | None) -> None:

@@ -145,7 +145,7 @@ def check_name(name: str) -> str:
     return name
 
 
-class Target:
+class CopyTarget:
     """The target of a copy. Its parent folder must exist, and may be reached through links."""
 
     def __init__(self, path: str) -> None:
@@ -251,7 +251,7 @@ class Scratch:
             self._folder = -1
 
 
-class PlainTarget(Target):
+class PlainTarget(CopyTarget):
     """A target on systems that cannot hold folders open (Windows): one file, no folders."""
 
     def __init__(self, path: str) -> None:
@@ -290,9 +290,9 @@ class PlainScratch(Scratch):
             self._beside.unlink(missing_ok=True)
 
 
-def open_target(path: str) -> Target:
+def open_target(path: str) -> CopyTarget:
     """The target of a copy, by the best means of this system."""
-    return Target(path) if _POSIX else PlainTarget(path)
+    return CopyTarget(path) if _POSIX else PlainTarget(path)
 
 
 @contextlib.contextmanager
@@ -338,7 +338,7 @@ def download(
     found: FileEntry = yield Ask(operations.stat(call))
     if found.type not in ("dir", "file"):
         raise errors.InvalidRequest(f"{path} is a {found.type[:20]}, which cannot be copied")
-    place: Target = yield Do(functools.partial(open_target, os.fspath(target)))
+    place: CopyTarget = yield Do(functools.partial(open_target, os.fspath(target)))
     try:
         copy = _Copy(session_id, place, tally)
         if found.type == "file":
@@ -392,7 +392,7 @@ def stays_inside(parts: Parts, target: str) -> bool:
 class _Copy:
     """One running copy."""
 
-    def __init__(self, session_id: str, target: Target, tally: Tally) -> None:
+    def __init__(self, session_id: str, target: CopyTarget, tally: Tally) -> None:
         self._session_id = session_id
         self._target = target
         self._tally = tally

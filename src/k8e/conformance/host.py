@@ -84,7 +84,7 @@ async def runtimes(host: Host, asked: Sequence[str] | None) -> list[Runtime]:
 
 async def results(
     host: Host, runtime: Runtime, ids: Iterable[str]
-) -> AsyncGenerator[runner.Result]:
+) -> AsyncGenerator[runner.BehaviourResult]:
     """The results of the behaviours; afterwards nothing of their sandboxes may be left."""
     folders = (host.settings.data_dir, host.settings.run_dir)
     recorded = Recorded(runtime)

@@ -169,7 +169,7 @@ class _Kept:
     until: float
 
 
-class Cache:
+class AnswerCache:
     """The answers of one sandbox. The oldest go where there are too many."""
 
     def __init__(

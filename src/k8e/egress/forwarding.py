@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from k8e import errors
-from k8e.egress.netlink import Link, Netlink
+from k8e.egress.netlink import Netlink, NetworkLink
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ def undo(netlink: Netlink) -> None:
             _write(f"ipv4/conf/{link.name}/tag", 0)
 
 
-def is_uplink(link: Link) -> bool:
+def is_uplink(link: NetworkLink) -> bool:
     return link.name.startswith(PREFIX)
 
 
@@ -127,7 +127,7 @@ class _Switch:
 
 
 def _per_interface(
-    switch: _Switch, links: list[Link], ways: set[int]
+    switch: _Switch, links: list[NetworkLink], ways: set[int]
 ) -> tuple[tuple[str, ...], Guard]:
     """The interfaces to switch, among those that lead to the world, and the guards they need."""
     if _read(switch.host):  # its owner made it a router: nothing to switch or to guard
@@ -144,7 +144,7 @@ def _per_interface(
 # One switch for all of IPv6.
 
 
-def _whole_host(links: list[Link], with6: set[int]) -> list[Link]:
+def _whole_host(links: list[NetworkLink], with6: set[int]) -> list[NetworkLink]:
     """The interfaces between which nothing was forwarded before; none on a host that is a router.
 
     Those that came later are left alone where a container system may have made them, because it
@@ -176,7 +176,7 @@ def _switch_host6() -> None:
     _write_all((f"ipv6/conf/{name}/accept_ra" for name in listening), 1)
 
 
-def _undo_host6(netlink: Netlink, links: list[Link]) -> None:
+def _undo_host6(netlink: Netlink, links: list[NetworkLink]) -> None:
     with6 = _with6(netlink.addresses())
     later = [link.name for link in links if link.index in with6 and not _bits(link.name) & _V6]
     later = [name for name in later if name != "lo"]

@@ -251,11 +251,11 @@ class Netlink:
         """Everything of one kind that the kernel has, as message bodies."""
         return dump(self._socket, kind, body)
 
-    def links(self) -> list[Link]:
+    def links(self) -> list[NetworkLink]:
         """All links of this namespace."""
         return [_link(body) for body in self.dump(RTM_GETLINK, _link_body())]
 
-    def link(self, index: int) -> Link:
+    def link(self, index: int) -> NetworkLink:
         """One link as it really is: :meth:`links` may include changes that are still to come."""
         return _link(self._get(RTM_GETLINK, _link_body(index)))
 
@@ -333,7 +333,7 @@ _DUMPS = 5  # times that something is read again because it changed meanwhile
 
 
 @dataclass(frozen=True)
-class Link:
+class NetworkLink:
     """A network interface."""
 
     index: int
@@ -349,11 +349,11 @@ class Link:
     hardware: bytes
 
 
-def _link(body: bytes) -> Link:
+def _link(body: bytes) -> NetworkLink:
     _, _, index, flags, _ = _LINK.unpack_from(body)
     values = attributes(body[_LINK.size :])
     info = attributes(values.get(IFLA_LINKINFO, b""))
-    return Link(
+    return NetworkLink(
         index=index,
         name=values[IFLA_IFNAME].rstrip(b"\0").decode(errors="surrogateescape"),
         running=bool(flags & IFF_RUNNING),

@@ -189,24 +189,24 @@ _ACCEPT_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
-class Decision:
+class ProxyDecision:
     """Whether a connection may be made: ``allowed``, ``refused``, or ``peek`` first."""
 
     verdict: str
     reason: str = ""
 
 
-ALLOWED, PEEK = Decision("allowed"), Decision("peek")
+ALLOWED, PEEK = ProxyDecision("allowed"), ProxyDecision("peek")
 
 
-def refused(reason: str) -> Decision:
-    return Decision("refused", reason)
+def refused(reason: str) -> ProxyDecision:
+    return ProxyDecision("refused", reason)
 
 
 # Called with the client's address, the destination, and the name that the client gave: None before
 # it gave one. The callee must make sure that the address belongs to the name, and logs denials. The
 # last argument says whether the connection exists, and is only judged again.
-Decide = Callable[[str, Address, int, Said | None, bool], Decision]
+Decide = Callable[[str, Address, int, Said | None, bool], ProxyDecision]
 _Look = Callable[[bytes, int], Peeked | None]
 TellTooMany = Callable[[str, Address, int], None]
 
@@ -368,7 +368,9 @@ class Proxy:
         if not others:
             del self._by_source[connection.source]
 
-    def _ask(self, connection: _Connection, said: Said | None, *, again: bool = False) -> Decision:
+    def _ask(
+        self, connection: _Connection, said: Said | None, *, again: bool = False
+    ) -> ProxyDecision:
         here, there, port = connection.source, connection.destination, connection.port
         try:
             return self._decide(here, there, port, said, again)

@@ -10,12 +10,12 @@ import dns.name
 
 from k8e.egress import denials, dns_answers, rules
 from k8e.egress.denials import DenialRecord, Ledger
-from k8e.egress.dns_answers import Cache, CacheKey, DnsAnswer, NameBudget, Rate
+from k8e.egress.dns_answers import AnswerCache, CacheKey, DnsAnswer, NameBudget, Rate
 from k8e.egress.nflog import Packet
 from k8e.egress.nftables import Element
 from k8e.egress.pins import PinPlan, Pins, Ports
 from k8e.egress.policy import Address, Policy, is_public
-from k8e.egress.proxy import ALLOWED, PEEK, Decision, refused
+from k8e.egress.proxy import ALLOWED, PEEK, ProxyDecision, refused
 from k8e.egress.router import Slot
 from k8e.egress.rules import BoundPolicy
 from k8e.egress.sniff import Said
@@ -32,14 +32,14 @@ CARRIED_SECONDS = 60  # what was open stays so no longer than that after a chang
 class SandboxEgress:
     """One attached sandbox."""
 
-    def __init__(self, sandbox_id: str, slot: Slot, cache: Cache | None = None) -> None:
+    def __init__(self, sandbox_id: str, slot: Slot, cache: AnswerCache | None = None) -> None:
         self.sandbox_id = sandbox_id
         self.slot = slot
         self.bound = BoundPolicy()
         self.binding = asyncio.Lock()
         """Held while a policy is being bound."""
         self.budget = NameBudget()
-        self.cache = Cache() if cache is None else cache
+        self.cache = AnswerCache() if cache is None else cache
         self.pending: dict[CacheKey, asyncio.Task[DnsAnswer | None]] = {}
         """Questions that are on their way to the world."""
         self.rate = Rate(MAX_QUESTIONS, 2 * MAX_QUESTIONS)
@@ -148,7 +148,7 @@ class SandboxEgress:
 
     def decide(
         self, address: Address, port: int, said: Said | None, *, again: bool = False
-    ) -> Decision:
+    ) -> ProxyDecision:
         """Whether a connection of a strict sandbox may be made, or continue (``again``).
 
         The proxy asks. One that is there outlives the answer that led to its address.

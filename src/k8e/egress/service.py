@@ -12,17 +12,17 @@ from typing import Any
 from k8e import errors, metrics
 from k8e.egress import denials, dns_answers, namespaces, networks, nftables, pins, rules, uplink
 from k8e.egress.dns import Responder, Upstream
-from k8e.egress.dns_answers import Cache, Share
+from k8e.egress.dns_answers import AnswerCache, Share
 from k8e.egress.nflog import PacketLog
 from k8e.egress.nftables import Element, NftFailed
 from k8e.egress.policy import Address, Network, Policy
-from k8e.egress.proxy import PEEK, Decision, Proxy, refused
+from k8e.egress.proxy import PEEK, Proxy, ProxyDecision, refused
 from k8e.egress.records import NetworkRecord, NetworkRecords
 from k8e.egress.router import MAX_SLOTS, Router, Slot
 from k8e.egress.rules import BoundPolicy
 from k8e.egress.sandbox import SandboxEgress
 from k8e.egress.sniff import Said
-from k8e.egress.uplink import Watcher
+from k8e.egress.uplink import NetworkWatcher
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Egress:
         self._log: PacketLog | None = None
         self._uplink = ""
         self._connecting = asyncio.Lock()
-        self._watchers: list[Watcher] = []
+        self._watchers: list[NetworkWatcher] = []
         self._near: list[Network] | None = None
         self._changed = False  # since mending began
         self._mending: asyncio.Task[None] | None = None
@@ -181,7 +181,7 @@ class Egress:
         return self._router.namespace(slot)
 
     def _new_client(self, sandbox_id: str, slot: Slot) -> SandboxEgress:
-        return SandboxEgress(sandbox_id, slot, Cache(self._answers))
+        return SandboxEgress(sandbox_id, slot, AnswerCache(self._answers))
 
     def _know(self, client: SandboxEgress, index: int) -> None:
         self._clients[client.sandbox_id] = client
@@ -330,9 +330,9 @@ class Egress:
             if self._home != self._world:
                 await asyncio.to_thread(uplink.seal, self._world)
             if not self._watchers:  # before anything that could change meanwhile
-                self._watchers.append(Watcher(self._world, self._on_change))
+                self._watchers.append(NetworkWatcher(self._world, self._on_change))
                 if self._home != self._world:  # an address that this host gets is out of reach too
-                    self._watchers.append(Watcher(self._home, self._on_change, rules=False))
+                    self._watchers.append(NetworkWatcher(self._home, self._on_change, rules=False))
                 for watcher in self._watchers:
                     watcher.start()
             await self._mend()
@@ -405,7 +405,7 @@ class Egress:
 
     def _decide(
         self, source: str, destination: Address, port: int, said: Said | None, again: bool
-    ) -> Decision:
+    ) -> ProxyDecision:
         client = self._by_address.get(source)
         if client is None:
             return refused("unknown sandbox")

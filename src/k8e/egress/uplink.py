@@ -32,7 +32,7 @@ from k8e import errors
 from k8e.egress import firewalls, forwarding, namespaces, rules
 from k8e.egress.firewalls import Firewall
 from k8e.egress.forwarding import Guard, Switches
-from k8e.egress.netlink import EVERYWHERE, Link, Netlink, Route, messages
+from k8e.egress.netlink import EVERYWHERE, Netlink, NetworkLink, Route, messages
 from k8e.egress.nftables import Nftables
 from k8e.egress.policy import Address, Network
 
@@ -252,7 +252,7 @@ def _families(name: str) -> set[int]:
     return {4}
 
 
-def _links() -> dict[str, Link]:
+def _links() -> dict[str, NetworkLink]:
     with _opened() as netlink:
         return {link.name: link for link in netlink.links()}
 
@@ -368,7 +368,7 @@ _PROTOCOLS = (
 _NFT_KINDS = frozenset(firewalls.NFT | kind for kind in (2, 3, 5, 6, 8))
 
 
-class Watcher:
+class NetworkWatcher:
     """Calls ``on_change`` on the running loop, once for all changes that come together."""
 
     def __init__(self, world: Path, on_change: Callable[[], object], *, rules: bool = True) -> None:

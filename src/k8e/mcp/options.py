@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from k8e.mcp.client import ToolClient
 
 
-class Options:
+class McpOptions:
     """The gateway, and the hosts that agents may have."""
 
     def __init__(

@@ -24,7 +24,7 @@ from k8e.mcp import catalog
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from k8e.mcp.options import Options
+    from k8e.mcp.options import McpOptions
 
 
 HANDSHAKE_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
@@ -283,7 +283,7 @@ def _load(loaded: int) -> None:
         os.close(loaded)
 
 
-def serve(options: Options) -> int:
+def serve(options: McpOptions) -> int:
     """Serve the client at our stdin and stdout until it leaves; the exit code."""
     reader, writer = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDONLY)

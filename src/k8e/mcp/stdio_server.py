@@ -21,7 +21,7 @@ from mcp.shared.message import SessionMessage
 from pydantic import ValidationError
 
 from k8e.mcp import server, stdio
-from k8e.mcp.options import Options
+from k8e.mcp.options import McpOptions
 from k8e.mcp.server import World
 from k8e.mcp.stdio import LineRefusal, Opening, TooLong
 
@@ -32,7 +32,7 @@ Incoming = MemoryObjectSendStream[SessionMessage | Exception]
 Outgoing = MemoryObjectReceiveStream[SessionMessage]
 
 
-def run(opening: Opening, options: Options) -> int:
+def run(opening: Opening, options: McpOptions) -> int:
     """Serve until the client leaves or we are told to."""
     logging.basicConfig(level=logging.WARNING, format="k8e sandbox-mcp: %(message)s")
     with contextlib.suppress(asyncio.CancelledError):
@@ -40,7 +40,7 @@ def run(opening: Opening, options: Options) -> int:
     return 0
 
 
-async def _main(opening: Opening, options: Options) -> None:
+async def _main(opening: Opening, options: McpOptions) -> None:
     world = World(client=options.client(), allowed_hosts=options.allowed_hosts)
     built = server.build(world, lambda _: "")
     to_server, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)

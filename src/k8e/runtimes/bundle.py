@@ -91,7 +91,7 @@ READ_ONLY = "/proc/bus /proc/fs /proc/irq /proc/sys /proc/sysrq-trigger".split()
 
 
 @dataclass(frozen=True)
-class Layout:
+class BundleLayout:
     """The places on the host of the parts of one sandbox."""
 
     rootfs: Path
@@ -192,7 +192,7 @@ def _tmpfs(folder: MemoryFolder) -> dict[str, Any]:
     }
 
 
-def _mounts(layout: Layout, flavour: Flavour, limits: Limits) -> list[dict[str, Any]]:
+def _mounts(layout: BundleLayout, flavour: Flavour, limits: Limits) -> list[dict[str, Any]]:
     mounts: list[dict[str, Any]] = [
         {
             "destination": "/proc",
@@ -245,7 +245,7 @@ def make_resources(flavour: Flavour, limits: Limits) -> dict[str, Any]:
     }
 
 
-def _process(layout: Layout, flavour: Flavour, *, limits_itself: bool) -> dict[str, Any]:
+def _process(layout: BundleLayout, flavour: Flavour, *, limits_itself: bool) -> dict[str, Any]:
     held = ("bounding", "effective", "permitted")
     python = ["/usr/bin/python3"] if layout.python is None else layout.python.argv
     locale = HOST_LOCALE if layout.python is None else IMAGE_LOCALE
@@ -270,7 +270,7 @@ def _process(layout: Layout, flavour: Flavour, *, limits_itself: bool) -> dict[s
 
 def make_config(
     sandbox_id: str,
-    layout: Layout,
+    layout: BundleLayout,
     flavour: Flavour,
     limits: Limits,
     network: str = "",

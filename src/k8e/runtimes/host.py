@@ -342,7 +342,7 @@ class Host:
         whole = (folder for folder in folders if (folder / "node_modules/tsx").is_dir())
         return next(whole, None) or next((item for item in folders if item.is_dir()), None)
 
-    def layout(self, record: SandboxRecord) -> bundle.Layout:
+    def layout(self, record: SandboxRecord) -> bundle.BundleLayout:
         """The layout of a sandbox; makes the shared folders at first use."""
         with self._lock:
             if self._guest is None or not self._guest.exists():
@@ -352,7 +352,7 @@ class Host:
                 self._locales = rootfs.archive(self.settings.data_dir / "locales")
         root, python = self._root(record)
         folder = self.folder(record.sandbox_id)
-        return bundle.Layout(
+        return bundle.BundleLayout(
             rootfs=root,
             bound=[] if record.root else rootfs.bound_folders(),
             guest=self._guest,

@@ -109,7 +109,7 @@ Ended = Callable[[int, bytes], None]
 """Called with the last frame of an operation; the kind is 0 if its caller left before."""
 
 
-class Entry(NamedTuple):
+class JournalEntry(NamedTuple):
     """The functions that note the start and the end of an operation, where these are noted."""
 
     start: Callable[[], None] | None = None
@@ -119,19 +119,19 @@ class Entry(NamedTuple):
 
 def entry_for(
     events: Events, session: Session, call: dict[str, Any], observer: ExecObserver
-) -> Entry:
+) -> JournalEntry:
     """The entry of an operation; gives an exec or a context an id where it has none."""
     if call["op"] == "exec":
         exec_id = call["id"] = call.get("id") or os.urandom(8).hex()
         ended = partial(_exec_ended, events, session, exec_id, observer)
-        return Entry(partial(_exec_started, events, session, call), ended)
+        return JournalEntry(partial(_exec_started, events, session, call), ended)
     if call["op"] == "attach":
-        return Entry(ended=partial(attached, events, session, str(call.get("id")), observer))
+        return JournalEntry(ended=partial(attached, events, session, str(call.get("id")), observer))
     note = _ENTRIES.get(call["op"])
-    return Entry(ended=note(events, session, call)) if note is not None else _NO_ENTRY
+    return JournalEntry(ended=note(events, session, call)) if note is not None else _NO_ENTRY
 
 
-_NO_ENTRY = Entry()
+_NO_ENTRY = JournalEntry()
 
 
 # Execs.

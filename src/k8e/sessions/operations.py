@@ -411,7 +411,7 @@ def _unanswered(call: dict[str, Any]) -> errors.TimedOut:
     )
 
 
-class Operations:
+class GuestOperations:
     """Starts operations on the guests of all sessions."""
 
     def __init__(

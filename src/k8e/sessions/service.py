@@ -27,7 +27,7 @@ from k8e.sessions.launch import Launcher
 from k8e.sessions.lifetime import BY_OWNER, Evictions, LifetimeWatch, SessionEnder
 from k8e.sessions.live import Live
 from k8e.sessions.network import Network
-from k8e.sessions.operations import Operations
+from k8e.sessions.operations import GuestOperations
 from k8e.sessions.pause import Pauses
 from k8e.sessions.pool import PoolPolicy, WarmPool
 from k8e.sessions.quotas import QuotaHolder, Quotas
@@ -221,7 +221,7 @@ class Sessions:
         self._lifetimes = LifetimeWatch(self._tasks.spawn, self._ender.end)
         self._greed = GreedWatch(runtimes, self._live, self._ender.end)
         self._intents = Intents(settings.run_dir / "intents")
-        self.operations = Operations(
+        self.operations = GuestOperations(
             self.events,
             self._network,
             self._intents,

@@ -40,7 +40,7 @@ class Scope(NamedTuple):
         return self.project or self.home
 
 
-class Agent(NamedTuple):
+class SupportedAgent(NamedTuple):
     """One agent."""
 
     name: str
@@ -133,7 +133,7 @@ _SERVERS = ("mcpServers",)
 AGENTS = {
     agent.name: agent
     for agent in (
-        Agent(
+        SupportedAgent(
             "claude",
             _claude,
             _claude_skills,
@@ -141,7 +141,7 @@ AGENTS = {
             _writer("${{{}}}", types=True),
             (".claude", ".claude.json"),
         ),
-        Agent(
+        SupportedAgent(
             "kiro",
             _below(".kiro/settings/mcp.json", ".kiro/settings/mcp.json"),
             _below(".kiro/skills", ".kiro/skills"),
@@ -149,7 +149,7 @@ AGENTS = {
             _writer("${{{}}}"),
             (".kiro",),
         ),
-        Agent(
+        SupportedAgent(
             "gemini",
             _below(".gemini/settings.json", ".gemini/settings.json"),
             _below(".gemini/skills", ".gemini/skills"),
@@ -157,7 +157,7 @@ AGENTS = {
             _writer("${{{}}}", url="httpUrl"),  # its "url" is the old SSE
             (".gemini",),
         ),
-        Agent(
+        SupportedAgent(
             "codex",
             _codex,
             _below(".agents/skills", ".agents/skills"),
@@ -166,7 +166,7 @@ AGENTS = {
             (".codex",),
             toml=True,
         ),
-        Agent(
+        SupportedAgent(
             "cursor",
             _below(".cursor/mcp.json", ".cursor/mcp.json"),
             _below(".cursor/skills", ".cursor/skills"),
@@ -174,7 +174,7 @@ AGENTS = {
             _writer("${{env:{}}}"),
             (".cursor",),
         ),
-        Agent(
+        SupportedAgent(
             "vscode",
             _vscode,
             _below(".copilot/skills", ".github/skills"),

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, cast
 
 from k8e import errors, rights
 from k8e.skills import agents, files, jsonc, servers, toml
-from k8e.skills.agents import NAME, SKILL, Agent, Scope, ServerEntry
+from k8e.skills.agents import NAME, SKILL, Scope, ServerEntry, SupportedAgent
 from k8e.skills.files import FoundFile
 from k8e.skills.jsonc import UnreadableConfiguration, line_of
 
@@ -159,7 +159,7 @@ class Edit(NamedTuple):
 
 
 def install_entry(
-    agent: Agent, found: FoundFile, server: ServerEntry, receipt: Receipt | None
+    agent: SupportedAgent, found: FoundFile, server: ServerEntry, receipt: Receipt | None
 ) -> Edit:
     text = _text(found)
     editor = _editor(agent)
@@ -179,7 +179,7 @@ def install_entry(
     return Edit(text, after, base, made, exact)
 
 
-def uninstall_entry(agent: Agent, found: FoundFile, receipt: Receipt | None) -> Edit:
+def uninstall_entry(agent: SupportedAgent, found: FoundFile, receipt: Receipt | None) -> Edit:
     text = _text(found)
     editor = _editor(agent)
     with _Naming(found):
@@ -200,7 +200,7 @@ def _says(now: dict[str, Any] | None, wanted: dict[str, Any], ours: tuple[str, .
     return now is not None and {key: now[key] for key in now if key in ours} == wanted
 
 
-def _editor(agent: Agent) -> ModuleType:
+def _editor(agent: SupportedAgent) -> ModuleType:
     return toml if agent.toml else jsonc
 
 
@@ -216,7 +216,11 @@ def _text(found: FoundFile) -> str:
 
 
 def _check(
-    editor: ModuleType, agent: Agent, before: str, after: str, wanted: dict[str, Any] | None
+    editor: ModuleType,
+    agent: SupportedAgent,
+    before: str,
+    after: str,
+    wanted: dict[str, Any] | None,
 ) -> None:
     """Read the result: our entry is there (or gone), and nothing else is different."""
     holder = agent.holder[0]
@@ -315,7 +319,7 @@ class InstallOutcome(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    agent: Agent
+    agent: SupportedAgent
     scope: Scope
     found: FoundFile
     edit: Edit
@@ -332,7 +336,7 @@ class _Plan(NamedTuple):
         return f"{self.agent.name}:{self.agent.config(self.scope)}"
 
 
-def choose(names: list[str], scope: Scope, *, everything: bool) -> list[Agent]:
+def choose(names: list[str], scope: Scope, *, everything: bool) -> list[SupportedAgent]:
     """The named agents; ``all`` are those that are used here."""
     some = bool(names) and agents.ALL not in names
     return [
@@ -342,10 +346,12 @@ def choose(names: list[str], scope: Scope, *, everything: bool) -> list[Agent]:
     ]
 
 
-def _again(act: Callable[[Agent, Scope, bool], InstallOutcome]) -> Callable[..., InstallOutcome]:
+def _again(
+    act: Callable[[SupportedAgent, Scope, bool], InstallOutcome],
+) -> Callable[..., InstallOutcome]:
     """Repeat everything if a running agent has written its own files meanwhile."""
 
-    def wrapped(agent: Agent, scope: Scope, *, dry: bool = False) -> InstallOutcome:
+    def wrapped(agent: SupportedAgent, scope: Scope, *, dry: bool = False) -> InstallOutcome:
         for _ in range(ATTEMPTS - 1):
             with contextlib.suppress(errors.Conflict):
                 return act(agent, scope, dry)
@@ -356,7 +362,7 @@ def _again(act: Callable[[Agent, Scope, bool], InstallOutcome]) -> Callable[...,
 
 
 @_again
-def install(agent: Agent, scope: Scope, dry: bool) -> InstallOutcome:
+def install(agent: SupportedAgent, scope: Scope, dry: bool) -> InstallOutcome:
     """Install the MCP server and the skill for an agent."""
     # With the rights of the home's owner: the receipts can name only that user's files, too.
     with rights.of_master(scope.home):
@@ -374,7 +380,7 @@ def install(agent: Agent, scope: Scope, dry: bool) -> InstallOutcome:
 
 
 @_again
-def uninstall(agent: Agent, scope: Scope, dry: bool) -> InstallOutcome:
+def uninstall(agent: SupportedAgent, scope: Scope, dry: bool) -> InstallOutcome:
     """Remove what was installed; the rest of the files stays as it is."""
     # With the rights of the home's owner: the receipts can name only that user's files, too.
     with rights.of_master(scope.home), _locked(scope.home, dry=dry):
@@ -406,7 +412,9 @@ def _locked(home: Path, *, dry: bool) -> Generator[None]:
         os.close(handle)
 
 
-def _plan(agent: Agent, scope: Scope, receipts: Receipts, server: ServerEntry | None) -> _Plan:
+def _plan(
+    agent: SupportedAgent, scope: Scope, receipts: Receipts, server: ServerEntry | None
+) -> _Plan:
     """Find everything that can go wrong before anything is changed."""
     config = agent.config(scope)
     receipt = receipts.get(f"{agent.name}:{config}")

@@ -51,7 +51,7 @@ _LITERALS = {"true": True, "false": False, "null": None}
 _STRING = json.JSONDecoder(strict=False).decode
 
 
-class Node(NamedTuple):
+class JsonNode(NamedTuple):
     """A value, and its position in the text."""
 
     start: int
@@ -69,7 +69,7 @@ class Member(NamedTuple):
 
     start: int
     key: str
-    node: Node
+    node: JsonNode
     comma: int
     """Where the comma behind it stands; -1 if there is none."""
 
@@ -81,7 +81,7 @@ class Comment(NamedTuple):
     end: int
 
 
-def parse_jsonc(text: str) -> Node | None:
+def parse_jsonc(text: str) -> JsonNode | None:
     """The value of a text; None if it has only spaces and comments."""
     reader = _Reader(text)
     at = reader.skip(1 if text.startswith("\ufeff") else 0)
@@ -137,7 +137,7 @@ class _Reader:
         found = _SPACE.match(self._text, at)
         return at if found is None else found.end()
 
-    def value(self, at: int, depth: int) -> Node:
+    def value(self, at: int, depth: int) -> JsonNode:
         if depth > MAX_DEPTH:
             raise self.problem(at, f"it is nested more than {MAX_DEPTH} deep")
         first = self._text[at : at + 1]
@@ -147,11 +147,11 @@ class _Reader:
             return self._array(at, depth)
         if first == '"':
             end, string = self._string(at)
-            return Node(at, end, string)
+            return JsonNode(at, end, string)
         if found := _NUMBER.match(self._text, at):
-            return Node(at, found.end(), json.loads(found[0]))
+            return JsonNode(at, found.end(), json.loads(found[0]))
         if (word := _WORD.match(self._text, at)) and word[0] in _LITERALS:
-            return Node(at, word.end(), _LITERALS[word[0]])
+            return JsonNode(at, word.end(), _LITERALS[word[0]])
         raise self.problem(at, self._surprise(at, "a value"))
 
     def _surprise(self, at: int, wanted: str) -> str:
@@ -172,16 +172,16 @@ class _Reader:
                 at, f"the string that begins here is not valid: {error.msg}"
             ) from None
 
-    def _array(self, at: int, depth: int) -> Node:
+    def _array(self, at: int, depth: int) -> JsonNode:
         values: list[Any] = []
         here = self.skip(at + 1)
         while self._text[here : here + 1] != "]":
             node = self.value(here, depth + 1)
             values.append(node.value)
             here, _ = self._next(node.end, "]")
-        return Node(at, here + 1, values)
+        return JsonNode(at, here + 1, values)
 
-    def _object(self, at: int, depth: int) -> Node:
+    def _object(self, at: int, depth: int) -> JsonNode:
         members: list[Member] = []
         seen: dict[str, int] = {}
         here = self.skip(at + 1)
@@ -201,7 +201,7 @@ class _Reader:
             members.append(Member(here, key, node, comma))
             here = following
         value = {member.key: member.node.value for member in members}
-        return Node(at, here + 1, value, members)
+        return JsonNode(at, here + 1, value, members)
 
     def _next(self, end: int, close: str) -> tuple[int, int]:
         """The position of the next element or the end, and of the comma before it."""
@@ -273,7 +273,7 @@ def remove(text: str, path: tuple[str, ...], name: str, *, emptied: bool = False
     return text
 
 
-def _holder(text: str, path: tuple[str, ...]) -> Node | None:
+def _holder(text: str, path: tuple[str, ...]) -> JsonNode | None:
     node = parse_jsonc(text)
     if node is None:
         return None
@@ -293,7 +293,7 @@ def _holder(text: str, path: tuple[str, ...]) -> Node | None:
     return node
 
 
-def _members(text: str, path: tuple[str, ...]) -> Node:
+def _members(text: str, path: tuple[str, ...]) -> JsonNode:
     found = _holder(text, path)
     assert found is not None  # noqa: S101 - the callers have just seen it there
     return found
@@ -316,7 +316,7 @@ class _Style:
         return cls(_unit(text, root), newline_of(text), colon[1:], lines=lines)
 
 
-def _unit(text: str, root: Node | None) -> str:
+def _unit(text: str, root: JsonNode | None) -> str:
     """The indentation of one more level."""
     for member in (root.members if root is not None else None) or []:
         if _begins_its_line(text, member.start):
@@ -360,7 +360,7 @@ def _insert(text: str, path: tuple[str, ...], key: str, value: Any) -> str:
     return _insert_below(text, holder, last, style, key, value)
 
 
-def _insert_first(text: str, holder: Node, style: _Style, key: str, value: Any) -> str:
+def _insert_first(text: str, holder: JsonNode, style: _Style, key: str, value: Any) -> str:
     outer = _indent_at(text, holder.start)
     if not style.lines:
         at = holder.end - 1
@@ -388,7 +388,7 @@ def _insert_beside(text: str, last: Member, style: _Style, key: str, value: Any)
 
 
 def _insert_below(
-    text: str, holder: Node, last: Member, style: _Style, key: str, value: Any
+    text: str, holder: JsonNode, last: Member, style: _Style, key: str, value: Any
 ) -> str:
     """Insert on lines of their own, behind a comment after the last one."""
     indent = _indent_at(text, last.start)
@@ -427,7 +427,7 @@ def _last_line_end(text: str, start: int, end: int) -> int:
 # Removing.
 
 
-def _without(text: str, holder: Node, key: str) -> str:
+def _without(text: str, holder: JsonNode, key: str) -> str:
     members = holder.members or []
     index = next(at for at, item in enumerate(members) if item.key == key)
     member = members[index]

@@ -49,7 +49,7 @@ NAMES = {
 PATIENCE = 20.0
 
 
-class Authority:
+class FarAuthority:
     """Certificates for the tenants, all by one authority."""
 
     def __init__(self, folder: Path) -> None:
@@ -212,7 +212,7 @@ class Far:
         self.server_names: list[str] = []
         self.callers: queue.Queue[socket.socket] = queue.Queue()
         self.closing = threading.Event()
-        self.authority = Authority(folder)
+        self.authority = FarAuthority(folder)
         for name in TENANTS:
             self.authority.identity(name)
         internet.own(*PUBLIC, *METADATA, *PRIVATE)

@@ -273,7 +273,7 @@ server.serve_forever()
 """
 
 
-class HttpAnswer(NamedTuple):
+class VisitAnswer(NamedTuple):
     """An HTTP answer."""
 
     status: int
@@ -291,7 +291,7 @@ class ExposedDoor:
 
     def ask(
         self, path: str = "/", headers: dict[str, str] | None = None, *, token: bool = True
-    ) -> HttpAnswer:
+    ) -> VisitAnswer:
         """One request on a connection of its own."""
         given = {**(headers or {}), **(self.exposed.headers if token else {})}
         host, port = self.url.hostname or "", self.url.port
@@ -299,7 +299,7 @@ class ExposedDoor:
         try:
             connection.request("GET", path, headers=given)
             found = connection.getresponse()
-            return HttpAnswer(found.status, found.headers, found.read().decode("utf-8", "replace"))
+            return VisitAnswer(found.status, found.headers, found.read().decode("utf-8", "replace"))
         finally:
             connection.close()
 
