@@ -13,7 +13,7 @@ export interface Recipe {
   readonly name: string;
 }
 
-/** A named recipe that sessions are made from. What it does not say is empty. */
+/** A named recipe that sessions are made from. Fields that it does not set are empty. */
 export interface Template {
   readonly name: string;
   /** `file`, `api` or `built-in`. */
