@@ -1,7 +1,7 @@
 """Operations on a session's guest: checked, started, relayed without being decoded, and noted.
 
 Between the arrival of a client's frame and the guest, a call passes ``gateway/frames.py``, which
-finds the session; this module, from ``Operations.open_now`` on; and the link. ``journal.py``
+finds the session; this module, from ``GuestOperations.open_now`` on; and the link. ``journal.py``
 decides what an operation leaves in the events.
 """
 
@@ -89,6 +89,8 @@ def check_run(call: dict[str, Any]) -> None:
 
 
 # Values from clients have no static type; everything is checked here.
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false
 
 
 OPERATIONS = frozenset(
