@@ -465,7 +465,7 @@ def test_file_that_changes_in_the_last_moment_is_not_overwritten(
 
     count: list[int] = []
     monkeypatch.setattr(files, "_keep", meanwhile)
-    with pytest.raises(errors.Conflict, match="changed by somebody else"):
+    with pytest.raises(errors.Conflict, match="changed by another program"):
         world.install(CLAUDE)
     assert len(count) == install.ATTEMPTS
     assert config.read_bytes() == f'{{"agent": "was here {len(count) - 1} times"}}'.encode()

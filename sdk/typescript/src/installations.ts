@@ -100,7 +100,7 @@ function changeable(path: string, found: Stats): string {
   if (found.uid !== 0 && found.uid !== uid()) return `${path} belongs to uid ${found.uid}`;
   if (found.isSymbolicLink()) return ""; // its folder says who may replace it
   const isSticky = found.isDirectory() && (found.mode & 0o1000) !== 0;
-  return (found.mode & 0o022) !== 0 && !isSticky ? `others may change ${path} (chmod go-w ${path})` : "";
+  return (found.mode & 0o022) !== 0 && !isSticky ? `other users may change ${path} (chmod go-w ${path})` : "";
 }
 
 function upwards(path: string): string[] {

@@ -22,7 +22,16 @@ from pathlib import Path
 from k8e import errors, settings
 from k8e._version import __version__
 
-PARTS = ("cryptography", "dns", "h11", "mcp", "prometheus_client", "starlette", "uvicorn")
+PARTS = (
+    "cryptography",
+    "dns",
+    "h11",
+    "mcp",
+    "prometheus_client",
+    "python_multipart",
+    "starlette",
+    "uvicorn",
+)
 """The packages without which no gateway starts; those of the extra ``gateway``."""
 ASK_SECONDS = 20.0
 MAX_SCRIPT = 8192  # bytes of a command that are examined
