@@ -27,8 +27,8 @@ def document(host: str) -> str:
 def url(host: str) -> str:
     """The URL of calls, with the name by which the caller reached us.
 
-    The endpoint listens on loopback, without TLS. Whoever names us otherwise comes through a proxy,
-    which has TLS.
+    The endpoint listens on loopback, without TLS. A caller that names us otherwise comes through a
+    proxy, which has TLS.
     """
     name = host if host.endswith("]") else host.rpartition(":")[0] or host
     return f"{'http' if access.is_loopback(name) else 'https'}://{host}{ENDPOINT}"

@@ -129,7 +129,7 @@ def _token_file() -> str:
 def _wait(sock: _socket.socket) -> None:
     """Wait until the gateway ends: we ask nothing, so the only message is its goodbye.
 
-    A gateway in the background leaves when nobody is connected and it has nothing to do.
+    A gateway in the background ends when no client is connected and it has nothing to do.
     """
     import select
 

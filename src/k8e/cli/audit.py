@@ -111,7 +111,7 @@ _TIME = "an age (30s, 15m, 2h, 7d), a date and time, or unix time"
 def add_audit(commands: Commands) -> None:
     wanted = Parser(add_help=False, argument_default=argparse.SUPPRESS)
     wanted.add_argument("--session", metavar="ID", help="what happened to one session")
-    wanted.add_argument("--principal", metavar="NAME", help="what somebody did")
+    wanted.add_argument("--principal", metavar="NAME", help="the actions of one principal")
     wanted.add_argument("--since", metavar="TIME", help=f"not before: {_TIME}")
     wanted.add_argument("--until", metavar="TIME", help="before that time")
     wanted.add_argument("--action", metavar="NAME", help="one action, or all of a kind: 'exec.*'")

@@ -54,7 +54,7 @@ def _starting_alone(config: settings.Settings) -> Generator[None]:
             ),
         ) from None
     try:
-        # Whoever holds it is done within START_SECONDS, or dead.
+        # The process that holds it is done within START_SECONDS, or dead.
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
     finally:

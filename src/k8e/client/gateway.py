@@ -92,7 +92,7 @@ class GatewayClient(Caller):
     ) -> Approval:
         """Ask for approval of ``action``, and wait for the decision.
 
-        A yes is good for one action, once. Nobody deciding within ``timeout`` seconds raises
+        A yes is good for one action, once. No decision within ``timeout`` seconds raises
         :class:`k8e.errors.TimedOut`.
 
         Args:

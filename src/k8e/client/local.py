@@ -44,7 +44,7 @@ def default_socket() -> bytes:
 
 
 def dial(path: bytes | str) -> _socket.socket:
-    """A connected socket whose other end is ours; Refused where nobody listens."""
+    """A connected socket whose other end is ours; NoGateway where none listens."""
     if not _CAN_SERVE:
         raise unreachable(
             "this host cannot run sandboxes: that needs Linux",

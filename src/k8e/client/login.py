@@ -60,7 +60,7 @@ def fetch_ca(target: str, expected: str) -> bytes:
     """The CA of a gateway, if it is the expected one. Nothing secret is sent for it.
 
     Raises:
-        Denied: it is another one, so there may be somebody in between.
+        Denied: it is another one, so another server may be in between.
     """
     wanted = expected.lower().replace(":", "").removeprefix("sha256")
     if len(wanted) != 64 or set(wanted) - set("0123456789abcdef"):
@@ -80,13 +80,13 @@ def fetch_ca(target: str, expected: str) -> bytes:
         raise errors.Denied(
             f"the CA of {target} has another fingerprint: {fingerprint(told)}",
             hint="compare it with k8e gateway fingerprint on the gateway's machine; if they "
-            "differ, somebody is in between",
+            "differ, another server is in between",
         )
     return ssl.DER_cert_to_PEM_cert(der).encode()
 
 
 def _shown(target: str) -> str:
-    """The certificate that a server presents, whoever it is."""
+    """The certificate that a server presents, whatever server it is."""
     host, _, port = target.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -43,7 +43,7 @@ def _plan(seconds: float, device: str) -> bytes:
 def begin(endpoint: Endpoint) -> threading.Thread | None:
     """Renew the certificate for an endpoint if it is time, in the background.
 
-    It does not fail: whoever calls has something else to do.
+    It does not fail: its caller has something else to do.
     """
     try:
         if not is_due(endpoint):

@@ -65,7 +65,7 @@ class NameBudget:
 
     A question is written down as who reads it could: how long it came after the one before, of
     which kind, whether its name is a new one, and then its letters or which of the known names. In
-    no code can all questions be shorter, so nobody can say more than was paid for.
+    no code can all questions be shorter, so no question can say more than was paid for.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -123,8 +123,8 @@ class Rate:
 class Share:
     """A resource that all sandboxes share; each may take as much as it leaves to others.
 
-    One sandbox gets half of it at most, two get a third each. ``least`` is everybody's own, however
-    many others have come before.
+    One sandbox gets half of it at most, two get a third each. ``least`` is guaranteed to each,
+    however many others have come before.
     """
 
     def __init__(self, total: int, each: int, least: int = 0) -> None:

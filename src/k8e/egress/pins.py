@@ -222,8 +222,8 @@ class Pins:
     ) -> list[Element]:
         """Take over an earlier gateway's pins: addresses, groups and seconds; groups and ports.
 
-        Nobody knows any more which names led there. What makes no sense or is too much comes back,
-        to be removed.
+        The names that led there are not known any more. What makes no sense or is too much comes
+        back, to be removed.
         """
         now = self._clock()
         self._generation = generation

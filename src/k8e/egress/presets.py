@@ -126,7 +126,7 @@ def ask_pip() -> PackageSource:
     deadline = time.monotonic() + ASK_SECONDS
     limits = [str(FETCH_SECONDS), str(MAX_PAGE), str(MAX_ASKED), str(_NO_PIP)]
     for python in pythons():
-        # Isolated: a folder "pip" where somebody may write is not pip.
+        # Isolated: a folder "pip" in a place that others can write to is not pip.
         done = _run([python, "-I", "-c", _ASK_PIP, *limits], deadline)
         if done.code == _NO_PIP:
             continue

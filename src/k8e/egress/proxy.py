@@ -244,7 +244,7 @@ class _Opening:
     kept: bytes = b""
     until: Until = None
     extra: int = 0
-    """Bytes behind the request, which nobody gets."""
+    """Bytes behind the request, which are discarded."""
 
 
 class Proxy:

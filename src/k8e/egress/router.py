@@ -302,10 +302,10 @@ def _ways(slot: Slot) -> list[Route]:
     """Routes that make the router the only neighbour of a sandbox.
 
     The kernel remembers every address that it takes for a neighbour, in one table for all
-    namespaces: who could fill it would cut everybody off. So no network is on the link. Groups are
-    sent to the router too, since each would be a neighbour of its own. IPv4 takes whatever it finds
-    no route for as a neighbour, if a program names the link and asks for no routing; for that, and
-    nothing else, every address is the sandbox's own.
+    namespaces: a sandbox that could fill it would cut all others off. So no network is on the link.
+    Groups are sent to the router too, since each would be a neighbour of its own. IPv4 takes
+    whatever it finds no route for as a neighbour, if a program names the link and asks for no
+    routing; for that, and nothing else, every address is the sandbox's own.
     """
     routers = [Route(_alone(address).network) for address in slot.routers]
     by = slot.routers

@@ -300,8 +300,8 @@ def table(name: str, plan: Switches) -> tuple[str, str, int]:
 def _chains(name: str, plan: Switches) -> dict[str, list[str]]:
     """Rules by the heads of their chains.
 
-    Addresses of the host are refused before anybody translates them: a port that a container
-    publishes is one of them. What somebody translates nevertheless is refused, wherever it leads.
+    Addresses of the host are refused before any translation: a port that a container publishes is
+    one of them. Packets that are translated nevertheless are refused, wherever they lead.
     """
     came, goes = f'iifname "{name}"', f'oifname "{name}"'
     discovery = "icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert } accept"

@@ -448,7 +448,7 @@ class Exec:
 
 
 KEEP_SECONDS = 600  # how long a finished exec can still be read
-KEEP_BACKGROUND = 24 * 3600  # the same, for one that nobody waited for
+KEEP_BACKGROUND = 24 * 3600  # the same, for a background run
 KEEP_COUNT = 64
 KEEP_BYTES = 4 << 20
 STARTS = 4  # many programs that were started at once, after which their ends are reported

@@ -506,7 +506,7 @@ def _exit_code(code: Any) -> int:
 
 
 def _refuse_input(prompt: object = "", /) -> str:
-    raise EOFError("input() has nobody to ask: a context has no stdin")
+    raise EOFError("input() cannot be used: a context has no stdin")
 
 
 def start_kernel(control: int) -> None:

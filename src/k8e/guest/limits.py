@@ -1,6 +1,6 @@
 """Limits of the session that a program has met, as far as the sandbox can tell.
 
-Nobody tells who was refused what, so this looks at what is full when a program fails, and at its
+The kernel does not report refusals, so this looks at what is full when a program fails, and at its
 last words. What the kernel of the host counts, the gateway adds.
 """
 

@@ -1,9 +1,9 @@
 """Starting programs as the sandbox's unprivileged user.
 
-Nothing here forks: vfork costs a third of that in gVisor. A vforked child can only inherit its
-ids, or drop to the *real* ones (``posix_spawn`` with RESETIDS), so the guest lends its ids for the
-moment of the spawn. That is safe: the saved id stays root's, so nobody of the user's uid may trace
-the guest, and the kernel delivers no signal to a PID 1 that has no handler for it (in gVisor,
+Nothing here forks: vfork costs a third of that in gVisor. A vforked child can only inherit its ids,
+or drop to the *real* ones (``posix_spawn`` with RESETIDS), so the guest lends its ids for the
+moment of the spawn. That is safe: the saved id stays root's, so no process of the user's uid may
+trace the guest, and the kernel delivers no signal to a PID 1 that has no handler for it (in gVisor,
 isolation.py sees to that). At exec the saved id follows the effective one, and with
 no-new-privileges the program cannot get anything back.
 
@@ -471,7 +471,7 @@ def _save_script(code: bytes, exec_id: str, cwd: str) -> str | None:
 
     A script has a ``__file__``, lines in its tracebacks, and functions that other processes find.
     It is beside the user's files, because imports are looked for beside the script. The name is
-    always the same, so that tracebacks are; but never that of somebody's file.
+    always the same, so that tracebacks are; but never the name of a user's file.
     """
     try:
         try:

@@ -169,7 +169,7 @@ def _alike(folder: str, look: tuple[Any, ...] | None) -> list[int]:
 def signal_foreground(target: Exec, number: int) -> int:
     """Signal the foreground group; its id is as programs see it.
 
-    Where nobody tells who that is, the terminal itself sends what a key stands for (Ctrl-C), and
+    Where that group is not known, the terminal itself sends the signal of a key (Ctrl-C), and
     all other signals go to the newest group: nearly always what a shell waits for.
     """
     _check_terminal(target)

@@ -1,8 +1,8 @@
 """The bytes that guest, gateway and local clients exchange: frames, and the values inside them.
 
 A frame is a nine-byte header (body length, kind, channel) and a body. A channel is one operation on
-one connection, numbered by whoever opens it with CALL. Bodies of CALL, RESULT, ERROR and EXIT are
-packed values; the others are raw bytes that nobody on the way decodes.
+one connection, numbered by the end that opens it with CALL. Bodies of CALL, RESULT, ERROR and EXIT
+are packed values; the others are raw bytes that are not decoded on the way.
 
 The value format is ours because both ends of the hot path start in milliseconds: ``json`` alone
 doubles the start-up of the CLI, and ``marshal`` must never see hostile input. Nothing here trusts

@@ -130,7 +130,7 @@ class ImageStore:
     def keep(self, folder: Path, diff_id: str, size: int) -> None:
         """Make a scratch folder the layer of this digest; on disk before it is visible.
 
-        Unless nobody wants it any more, which a pull that failed does not.
+        Unless it is not wanted any more, because the pull failed.
         """
         (folder / "size").write_text(str(size), "ascii")
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

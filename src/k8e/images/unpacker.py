@@ -343,7 +343,7 @@ def _mode(member: tarfile.TarInfo) -> int:
 
     All files belong to root on the host, and to nobody in the sandbox's user namespace, so that
     only the rights of others count there. Writing needs no right: the root is read-only, and on
-    the host nobody else shall do it. Nor does a program get rights by being started.
+    the host no other program should. Nor does a program get rights by being started.
     """
     shift = 6 if member.uid == USER else 3 if member.gid == USER else 0
     others = member.mode >> shift & 0o5

@@ -345,7 +345,7 @@ async def _wait(call: ToolCall, pending: Approval) -> dict[str, Any]:
                 )
         return _told(deciding.result())
     except errors.TimedOut:
-        return _told(pending, note=f"Nobody decided yet. {how_to_approve(call, pending)}")
+        return _told(pending, note=f"There is no decision yet. {how_to_approve(call, pending)}")
     finally:
         await _stop(deciding)
 

@@ -393,7 +393,7 @@ MORE_TOOLS: dict[str, dict[str, Any]] = {
     "sandbox_expose": tool(
         "Expose a port",
         "Give the user a local URL for a server that listens in the sandbox. The URL has a token: "
-        "whoever has it can use the server.",
+        "anyone who has it can use the server.",
         takes(
             "port",
             port=number("where the server listens in the sandbox", minimum=1, maximum=65535),
@@ -416,7 +416,7 @@ MORE_TOOLS: dict[str, dict[str, Any]] = {
     ),
     "sandbox_allow_hosts": tool(
         "Ask for hosts",
-        "Ask a person to let a session reach more hosts; taking hosts away needs nobody. Without a "
+        "Ask a person to let a session reach more hosts; removing some needs no approval. Without a "
         "person in reach it gives an approval_id: show the user the note, then call again with "
         "approval_id and the same hosts.",
         takes(

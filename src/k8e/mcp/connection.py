@@ -168,9 +168,9 @@ class ConnectionSessions:
 class ClientDesks:
     """The sessions of clients without a connection, by the name that each client gives itself.
 
-    The newest version of the protocol has no sessions: each request is by itself, and says only
-    who the client is. All requests here have shown the same credential, so whoever gives itself
-    the name of another client is the same principal, and takes nothing from anybody else.
+    The newest version of the protocol has no sessions: each request is by itself, and says only who
+    the client is. All requests here have shown the same credential, so a client that takes the name
+    of another one is the same principal, and takes nothing from other principals.
     """
 
     def __init__(self, client: ToolClient) -> None:

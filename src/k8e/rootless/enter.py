@@ -69,7 +69,7 @@ def enter(run_dir: Path, *, detach: bool, shared: bool = True) -> None:
 
     The one that called it becomes the machine's view of the new one: it passes signals on and ends
     as that one does. With ``detach`` it ends at once. The network stays that of the machine.
-    Without ``shared``, nobody else may be in there.
+    Without ``shared``, no other process may be in there.
     """
     global _outer_pid, _use
     run_dir = run_dir.absolute()

@@ -51,7 +51,7 @@ def find_ids(kind: str, uid: int) -> IdRange:
             f"{ID_FILES[kind]} sets aside {found.count or 'no'} ids for the user {name}, and a "
             f"gateway that is not root needs {LEAST} or more",
             hint=f"sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {name} "
-            "(choose numbers that nobody else has there), or run k8e as root",
+            "(choose numbers that no other user has there), or run k8e as root",
         )
     return found
 
@@ -100,11 +100,11 @@ class Holder:
 def ensure(run_dir: Path, *, shared: bool = True) -> tuple[Holder, int]:
     """The holder of a run folder, made if there is none; concurrent callers get the same one.
 
-    The number is a descriptor: while it is open, nobody lets that holder end. Without ``shared``
-    nobody else may use it.
+    The number is a descriptor: while it is open, the holder is not ended. Without ``shared``
+    no other process may use it.
 
     Raises:
-        Conflict: somebody else uses it.
+        Conflict: another process uses it.
     """
     with _alone(run_dir):
         use = _use(run_dir, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
@@ -352,7 +352,7 @@ def _be_holder(run_dir: Path, hears: int, says: int) -> None:
     _mount(None, b"/", None, MS_REC | MS_SLAVE)
     _mount(b"/proc/self/ns/net", bytes(run_dir / WORLD), None, MS_BIND)
     _mount(b"proc", b"/proc", b"proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
-    # Whoever loses its parent in here is ours, and so is its end: the kernel sees to it.
+    # Orphans in here become our children, and end with us: the kernel sees to it.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     fifo = os.open(run_dir / "holder.fifo", os.O_RDWR)
     nothing = os.open(os.devnull, os.O_WRONLY)

@@ -58,7 +58,7 @@ async def adopt(store: SessionStore, runtimes: Runtimes) -> list[tuple[Session, 
 async def finish_policies(store: SessionStore, network: Network, alive: Mapping[str, Live]) -> None:
     """Finish changes of policy that an earlier gateway wrote down but may not have applied.
 
-    Before anybody is served: what a session says that it may reach, and what it does, is the same.
+    Before any client is served: a session's recorded policy and the one in force are the same then.
     """
     for session in store.half_allowed():
         live = alive.get(session.session_id)

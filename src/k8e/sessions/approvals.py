@@ -102,7 +102,7 @@ class Approver:
         if len(self._wrong) >= MAX_WRONG:
             raise errors.LimitExceeded(
                 f"{MAX_WRONG} wrong secrets within {WRONG_SECONDS:g} s",
-                hint="wait a minute; somebody may be guessing",
+                hint="wait a minute; another client may be guessing",
             )
 
 
@@ -252,7 +252,7 @@ class Approvals:
     ) -> Approval:
         """Decide yes or no, once.
 
-        With the approver's role, on anybody's action; else as the gateway's owner, with the
+        With the approver's role, on any caller's action; else as the gateway's owner, with the
         approver's secret. Where there is no such secret, the decision is only advisory.
         """
         _check_text(reason or "-", "the reason", MAX_REASON)
@@ -347,7 +347,7 @@ class Approvals:
         """Delete a session's approvals, and end all waits for them."""
         try:
             self._store.forget_sandbox(session.sandbox_id)
-        except sqlite3.Error:  # nobody can act on them: sandboxes have their ids once
+        except sqlite3.Error:  # no one can act on them: sandboxes' ids are not used again
             log.exception("approvals of session %s could not be removed", session.session_id)
         # Waits for other sessions' approvals find nothing changed.
         for approval_id in list(self._waiting):

@@ -262,7 +262,7 @@ class SessionMaker:
     ) -> None:
         """Give a sandbox its policy and its session, both at once; neither runs anything.
 
-        Until then the kernel refuses everything, and nobody can ask the guest for a program.
+        Until then the kernel refuses everything, and no client can ask the guest for a program.
         """
         spec, cwd = session.spec, kin.cwd if kin else ""
         env, secrets = {**spec.env, **terms.secrets}, hidden(terms.secrets)

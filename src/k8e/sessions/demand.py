@@ -45,7 +45,7 @@ def check_total(least: int, total: int) -> None:
 def share(total: int, wishes: Sequence[tuple[int, int]]) -> list[int]:
     """Divide ``total``: each pool has a minimum, and a number that it would like to have.
 
-    What all want at least comes first. Then nobody gets more than another, unless that one has all
+    What all want at least comes first. Then none gets more than another, unless that one has all
     that it wishes for; what cannot be divided goes to those who come first.
     """
     least = _level([least for least, _ in wishes], total)

@@ -223,7 +223,7 @@ class Events:
 
         ``kind`` is a constant like ``noun.verb``. Texts are cut at 1 KiB, lists at 32 items. Never
         pass values of environment variables, contents of files or input. It does not fail: a disk
-        that is full must not stop whoever could make room.
+        that is full must not stop operations that make room.
         """
         if not _ENVELOPE.isdisjoint(fields):
             raise TypeError(f"an event has {', '.join(sorted(_ENVELOPE))} already")
@@ -345,7 +345,7 @@ class Events:
         kept = {self._path(sandbox_id).name for sandbox_id in known}
         for path in self._folder.iterdir():
             if path.name not in kept:
-                with contextlib.suppress(OSError):  # a folder, perhaps: somebody else's
+                with contextlib.suppress(OSError):  # perhaps a folder of another program
                     path.unlink()
 
     def close(self) -> None:
@@ -360,7 +360,7 @@ class Events:
             opened.close()
 
     def _path(self, sandbox_id: str) -> Path:
-        # Whoever looks for what is left of a sandbox, by its id, means other things than this.
+        # Searches for the remains of a sandbox, by its id, do not mean this file.
         return self._folder / f"{sandbox_id.removeprefix('sb-')}.jsonl"
 
     # Reading.

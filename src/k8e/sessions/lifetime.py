@@ -225,7 +225,7 @@ class Evictions:
     async def evict(self, owner: str, reason: str) -> int:
         """End all sessions of an owner, also those that are being made; return how many there were.
 
-        Once begun it is done to the end, though whoever asked for it goes away: a key may delete
+        Once begun it runs to the end, even if its caller disconnects: a key may delete
         itself.
         """
         self._gone.add(owner)
@@ -255,7 +255,7 @@ class Evictions:
     async def sweep(self, gone: set[str]) -> None:
         """Remove what an earlier gateway left of owners that are known to be removed.
 
-        Not of everybody whom nobody knows: the list of keys may have been lost, and put back later.
+        Not of all unknown owners: the list of keys may have been lost, and put back later.
         """
         owners = {live.session.owner for live in self._live.values()}
         owners |= self._snapshots.owners() | self._secrets.owners()

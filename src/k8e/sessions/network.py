@@ -264,7 +264,7 @@ class Network:
     def add_denials(body: bytes, found: list[dict[str, Any]], lacks: str = "") -> bytes:
         """Add refusals to an EXIT; unchanged if there are none.
 
-        ``lacks`` is why there is no network: nobody saw what a program tried, but if it failed,
+        ``lacks`` is why there is no network: no one saw what a program tried, but if it failed,
         that may be why.
         """
         if not found and b"denials" not in body and not lacks:

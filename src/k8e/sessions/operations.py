@@ -400,7 +400,7 @@ SAFER = ("attach", "interrupt_context", "remove", "remove_context", "signal")
 EVERYTHING = 1 << 62  # a number that no output reaches: its reader gets the exit alone
 ANSWER_SECONDS = 15.0
 WAIT_GRACE = 5.0
-"""Seconds that a guest has to say that nobody came, after the time for that is over."""
+"""Seconds that a guest has to report that no server came, after the time for that is over."""
 MOST_WATCHED = 1024
 """Execs of one session whose end is waited for though their clients have left. That of further ones
 is noted with the session's: a guest that never ends any must not fill the gateway."""

@@ -83,7 +83,7 @@ def put(
 def remove(text: str, path: tuple[str, ...], name: str, *, emptied: bool = False) -> str:
     """Remove the table, with the tables below it.
 
-    There is nothing else to empty: a table around it is there only where somebody wrote it.
+    There is nothing else to empty: a table around it exists only if a user wrote it.
     """
     del emptied
     table = (*path, name)
