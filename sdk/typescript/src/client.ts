@@ -617,7 +617,7 @@ export class SandboxClient implements AsyncDisposable {
 
   // The gateway.
 
-  /** Rows of the audit trail, oldest first; your own, if you are no admin. */
+  /** Rows of the audit trail, oldest first; your own, if you are not an admin. */
   async audit(wanted: AuditFilter = {}): Promise<AuditRow[]> {
     return auditRows(await this.call(auditCall(wanted), wanted));
   }

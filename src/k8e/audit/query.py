@@ -118,7 +118,7 @@ def following(folder: Path, wanted: Filter, cursor: str, limit: int) -> Page:
 def parse_cursor(cursor: str) -> tuple[int, int]:
     found = _CURSOR.fullmatch(cursor or "0:0")
     if found is None:
-        raise errors.InvalidRequest("this is no cursor", hint="leave it out, and start again")
+        raise errors.InvalidRequest("this is not a cursor", hint="leave it out, and start again")
     return int(found[1]), int(found[2])
 
 
@@ -206,7 +206,7 @@ class _Chain:
     def add(self, line: bytes, where: str) -> None:
         found = rows.link(line)
         if found is None:
-            self.problems.append(f"{where} has a line that is no row")
+            self.problems.append(f"{where} has a line that is not a row")
             return
         if not rows.is_whole(line, found):
             self.problems.append(f"row {found.seq} is not what its hash says")

@@ -70,7 +70,7 @@ def _members(detail: dict[str, str]) -> str:
 
 
 def link(line: bytes) -> ChainLink | None:
-    """The place of a line (without its end) in the chain; None if it is no row."""
+    """The place of a line (without its end) in the chain; None if it is not a row."""
     seq = _SEQ.match(line)
     hashes = _HASH.fullmatch(line, len(line) - _TAIL - _PREV) if len(line) > _TAIL + _PREV else None
     if seq is None or hashes is None:
@@ -95,7 +95,7 @@ class Filter:
     """One action, or all that begin with what stands before a ``*``."""
     denied: bool = False
     of: str = ""
-    """Only rows of this principal and of its sessions, for a caller who is no admin."""
+    """Only rows of this principal and of its sessions, for a caller who is not an admin."""
 
     def needles(self) -> list[bytes]:
         """Bytes that each matching line contains, since searching for bytes is quick."""

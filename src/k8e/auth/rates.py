@@ -4,8 +4,7 @@ The operator sets a caller's rate (``K8E_CALL_RATE``, or the key's own); no head
 chooses the bucket. The local user has none, because it would only slow itself down.
 
 A key has 256 random bits, so it cannot be guessed; and many people may share an address. So a flood
-from an address is told to stop, and costs next to nothing, while a good key from there goes on
-working.
+from an address is refused, and costs next to nothing, while a good key from there goes on working.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ MIGRATIONS = (
     """,
 )
 MAX_CERTIFICATES = 4096
-"""Of one key: the newest. Who may log in could otherwise fill the disk with them."""
+"""Of one key: the newest. Otherwise logins could fill the disk with them."""
 _COLUMNS = "key_id, name, roles, created_at, expires_at, revoked_at, owner, max_sessions, rate"
 
 

@@ -56,7 +56,7 @@ class Stop(BaseException):
 
 
 def serve(options: argparse.Namespace) -> int:
-    """Print where the gateway serves A2A, and keep the gateway running until we are told to end."""
+    """Print where the gateway serves A2A, and keep the gateway running until we are stopped."""
     if sys.platform != "linux":
         raise errors.InvalidRequest("a gateway needs Linux", hint=_ELSEWHERE)
     with contextlib.closing(_dial(options.addr)) as sock:

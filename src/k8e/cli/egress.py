@@ -142,7 +142,7 @@ def egress(options: argparse.Namespace) -> int:
 def add_allow_hosts(commands: Commands) -> None:
     parser = commands.add(
         "allow-hosts",
-        "replace what a session may reach; open connections are judged anew",
+        "replace what a session may reach; open connections are judged again",
         "k8e sandbox allow-hosts ID default api.example.org:443\n"
         "         k8e sandbox allow-hosts ID --add '*.example.net' --remove api.example.org:443\n"
         "         k8e sandbox allow-hosts ID --clear",

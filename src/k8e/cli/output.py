@@ -44,7 +44,7 @@ def _harmless(char: str) -> str:
     """A character as it is, or escaped if a terminal would act on it or hide it.
 
     JSON leaves DEL, C1 controls and what turns the direction of text as they are, and what is
-    printed here comes from sandboxes too. Bytes that are no UTF-8 stay, for the encoder to replace.
+    printed here comes from sandboxes too. Invalid UTF-8 stays, for the encoder to replace.
     """
     if char.isprintable() or "\ud800" <= char <= "\udfff":
         return char

@@ -69,7 +69,7 @@ class AsyncGatewayClient(AsyncCaller):
         return await self._call(events.newest(session_id, limit))
 
     async def audit(self, **wanted: Unpack[AuditFilter]) -> list[AuditRow]:
-        """The newest rows of the audit trail, oldest first; your own, if you are no admin."""
+        """The newest rows of the audit trail, oldest first; your own, if you are not an admin."""
         requests.check_options(self.audit, wanted, audit.FILTERS)
         return await self._call(audit.rows(wanted))
 

@@ -78,7 +78,7 @@ def _clusters(path: Path) -> Iterator[tuple[str, bytes]]:
                 file = path.parent / str(cluster["certificate-authority"])
                 yield host, _certificates(_read_certificate(file))
     except (yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError):
-        return  # it is no kubeconfig
+        return  # it is not a kubeconfig
 
 
 def _certificates(text: bytes) -> bytes:

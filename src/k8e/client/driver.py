@@ -203,7 +203,7 @@ class SyncOperation:
                 delay = next(self._delays, None)
                 if not error.unread or len(self._sent) != 1 or delay is None or not self._renew:
                     return error
-                # We met a dying gateway. It has begun nothing, so this is no second time.
+                # We met a dying gateway. It has begun nothing, so this is the first attempt.
                 time.sleep(delay)
                 self.connection.close()
                 self.connection = self._renew()

@@ -70,7 +70,7 @@ class GatewayClient(Caller):
         return self._call(events.newest(session_id, limit))
 
     def audit(self, **wanted: Unpack[AuditFilter]) -> list[AuditRow]:
-        """The newest rows of the audit trail, oldest first; your own, if you are no admin."""
+        """The newest rows of the audit trail, oldest first; your own, if you are not an admin."""
         requests.check_options(self.audit, wanted, audit.FILTERS)
         return self._call(audit.rows(wanted))
 

@@ -66,7 +66,7 @@ class PinPlan:
     """Pins that are to be removed, as the kernel has them."""
     added: dict[Address, Element] = field(default_factory=dict[Address, Element])
     pins: dict[Address, _Pin | None] = field(default_factory=dict[Address, _Pin | None])
-    """By address; None for one that is forgotten."""
+    """By address; None for a forgotten one."""
     past: list[Element] = field(default_factory=list[Element])
     """Elements for connections that are open, where the answer is over or soon will be."""
     groups: dict[Ports, int] = field(default_factory=dict[Ports, int])
@@ -184,7 +184,7 @@ class Pins:
 
     def changes(self, plan: PinPlan) -> list[ElementChange]:
         """The transaction that makes the changes of a plan."""
-        # What gets another time or group is made anew, after its removal.
+        # An element with another time or group is removed and made again.
         freed = (item for entry in plan.freed.items() for item in self._port_elements(*entry))
         groups = (item for entry in plan.groups.items() for item in self._port_elements(*entry))
         return [

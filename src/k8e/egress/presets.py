@@ -318,7 +318,7 @@ def _dict(value: Any) -> dict[str, Any]:
 
 
 def _texts(values: Any) -> list[str]:
-    """The texts of a list; none for what is no list."""
+    """The texts of a list; none for other values."""
     items = cast("list[Any]", values) if isinstance(values, list) else []
     return [item for item in items if isinstance(item, str)]
 
@@ -377,7 +377,7 @@ def url_rules(url: str) -> list[Rule]:
         return [parse_rule(f"{host}:{port}") for port in ports]
     except (errors.InvalidRequest, ValueError):
         # Without the URL, which may have a password.
-        log.warning("an address of a package index is no rule")
+        log.warning("the address of a package index cannot become a rule")
         return []
 
 

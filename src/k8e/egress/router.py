@@ -244,7 +244,7 @@ class Router:
     def bind(
         self, slot: Slot, old: BoundPolicy, new: BoundPolicy, carried: list[ElementChange]
     ) -> None:
-        """Replace a slot's policy in one transaction; open connections are judged anew.
+        """Replace a slot's policy in one transaction; open connections are judged again.
 
         ``carried`` is what DNS opened before and the new policy still allows.
         """

@@ -16,7 +16,7 @@ on the packet tells routing and the input chain that it was diverted. Packets lo
 the way from one network namespace to another, so no program in a sandbox can set it.
 
 A connection that was diverted keeps that in its own mark. So it still belongs to the proxy after
-its sandbox ceased to be strict; the proxy judges it anew.
+its sandbox ceased to be strict; the proxy judges it again.
 
 The parts belong into the table of :mod:`k8e.egress.rules` and use its ``members4``, ``members6``
 (who may send from which address), ``own4``, ``own6`` (addresses of the host), ``near4``, ``near6``

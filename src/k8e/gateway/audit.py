@@ -43,7 +43,7 @@ class AuditCalls:
     async def audit(self, principal: Principal, call: dict[str, Any]) -> dict[str, Any]:
         """The newest rows, or with a cursor those after it, for which the call may wait.
 
-        A caller who is no admin sees its own rows, and those of its sessions.
+        A caller who is not an admin sees its own rows, and those of its sessions.
         """
         limit = call.get("limit") or DEFAULT_LIMIT
         if type(limit) is not int or not 0 < limit <= MAX_LIMIT:

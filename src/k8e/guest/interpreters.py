@@ -159,7 +159,7 @@ def _file_state(path: str) -> FileState:
 
 CODE_MOST = 32 << 10  # bytes; longer code takes longer to compile than we may wait for an answer
 BOOT_FILE = "/proc/self/fd/100"  # boot.py makes it
-_ANEW = "it starts anew each time"
+_ANEW = "it starts fresh each time"
 
 
 def boot_folder(guest_file: str) -> str:

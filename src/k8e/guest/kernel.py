@@ -392,7 +392,7 @@ class Kernel:
                 task.cancel()
                 try:
                     loop.run_until_complete(task)
-                except BaseException:  # noqa: S110 - the first one is what is told
+                except BaseException:  # noqa: S110 - the first one is reported
                     pass
             raise
 

@@ -240,7 +240,7 @@ class InterpreterPool:
             if not self.kind.loads_modules:
                 self._tell(f"{name}: modules are loaded ahead only for python")
             elif not all(part.isidentifier() for part in name.split(".")):
-                self._tell(f"{name}: this is no name of a module")
+                self._tell(f"{name}: this is not the name of a module")
             else:
                 self.modules.append(name)
 

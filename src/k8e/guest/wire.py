@@ -65,7 +65,7 @@ PROOF = 34
 MAX_DEPTH = 8
 MAX_ITEMS = 1 << 16
 """Values in one packed value. They are cheap to send and not to read: a megabyte of them would
-hold an event loop, and all whom it serves, for a second."""
+hold an event loop, and all its clients, for a second."""
 MAX_KEYS = 256  # that are remembered in packed form
 _LENGTH = Struct("!BI")
 _INT = Struct("!Bq")

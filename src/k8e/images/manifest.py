@@ -70,7 +70,7 @@ def parse_reference(text: str, default_registry: str = "") -> Reference:
     if not _NAME.fullmatch(name):
         raise _malformed(text, "a name has lower-case letters, digits and single separators")
     if not _is_host(host):
-        raise _malformed(text, f"{host[:80]!r} is no host name")
+        raise _malformed(text, f"{host[:80]!r} is not a host name")
     return Reference(host.lower(), name, tag or DEFAULT_TAG, digest)
 
 

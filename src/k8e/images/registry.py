@@ -463,8 +463,8 @@ MOST_BYTES = 1 << 20
 def find(setting: str, host: str) -> str:
     """``user:password`` for a registry, as base64; empty if the file has none.
 
-    Read anew each time: logging in elsewhere changes it. Only ``auths`` is looked at; programs that
-    keep passwords are not started.
+    Read again each time: a login by another program changes it. Only ``auths`` is looked at;
+    programs that keep passwords are not started.
     """
     path = Path(setting) if setting else Path.home() / ".docker/config.json"
     try:

@@ -260,7 +260,7 @@ def _same(pending: Approval, session_id: str, action: str) -> None:
     if pending.session_id != session_id or (action and pending.action != action):
         raise errors.Conflict(
             f"approval {pending.approval_id} was asked for another session or action",
-            hint="call again with the session and the words that were approved, or ask anew",
+            hint="call again with the session and the words that were approved, or ask again",
         )
 
 

@@ -203,7 +203,7 @@ K8E_TOOLS: dict[str, dict[str, Any]] = {
     "sandbox_exec_stream": tool(
         "Run a command, one text",
         "Run a shell command and give its output as plain text, in the order in which it came. "
-        "With a progress token the output is told as it comes.",
+        "With a progress token the output is reported as it comes.",
         takes(
             "command",
             session_id=SESSION,

@@ -46,7 +46,7 @@ def check(host: str, *, insecure: bool) -> None:
 
 
 def run(options: McpOptions, address: str, names: list[str], *, insecure: bool = False) -> int:
-    """Serve until we are told to stop."""
+    """Serve until we are stopped."""
     logging.basicConfig(level=logging.WARNING, format="k8e sandbox-mcp: %(message)s")
     host, port = parse(address)
     check(host, insecure=insecure)

@@ -33,7 +33,7 @@ Outgoing = MemoryObjectReceiveStream[SessionMessage]
 
 
 def run(opening: Opening, options: McpOptions) -> int:
-    """Serve until the client leaves or we are told to."""
+    """Serve until the client leaves or we are stopped."""
     logging.basicConfig(level=logging.WARNING, format="k8e sandbox-mcp: %(message)s")
     with contextlib.suppress(asyncio.CancelledError):
         asyncio.run(_main(opening, options))

@@ -17,7 +17,7 @@ def parse(text: str) -> URL:
         found = make_url(text)
     except (ArgumentError, ValueError):
         raise errors.InvalidRequest(
-            "DATABASE_URL is no address of a database",
+            "DATABASE_URL is not the address of a database",
             hint="postgresql://USER:PASSWORD@HOST:5432/NAME",
         ) from None
     if found.drivername not in _DRIVERS:

@@ -45,7 +45,7 @@ NICE = -10
 CHECK_SECONDS = 1.0  # between two looks at whether a file system has failed
 FULL_SECONDS = 0.2  # where nothing can be given, only room that comes back is worth a look
 GROWING = 1 << 20
-"""Bytes that a workspace has taken of late, if it is taken for one that goes on."""
+"""Bytes that a workspace has recently taken, if it counts as a growing one."""
 SHARES = 16
 """How many times as much of what is short goes to the one that grows most, as to one at rest."""
 HELD_BYTES = 4 << 20
@@ -92,7 +92,7 @@ class Workspace:
     grant: int = 0
     """What it may grow by since ``usage``; all that is free where it is not bounded."""
     recent: float = 0.0
-    """Bytes that it has taken of late, of which half are forgotten every second."""
+    """Bytes that it has recently taken, of which half are forgotten every second."""
     seen_at: float = 0.0
     bounded: bool = False
     failed: bool = False
@@ -218,7 +218,7 @@ class Growth:
         return found is not None and found.bounded and found.usage.free > HELD_BYTES
 
     def is_growing(self, sandbox_id: str) -> bool:
-        """Whether a workspace has taken room of late."""
+        """Whether a workspace has recently taken room."""
         found = self._known.get(sandbox_id)
         return found is not None and found.recent >= GROWING
 
@@ -253,7 +253,7 @@ class Growth:
         return stop
 
     def share(self) -> Report:
-        """Measure all workspaces, and divide the free space anew."""
+        """Measure all workspaces, and divide the free space again."""
         with self._lock:
             return self._share()
 

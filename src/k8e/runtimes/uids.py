@@ -61,7 +61,7 @@ class Uids:
         """Take over the ranges of earlier gateways; ``recorded`` is from sandboxes' records.
 
         It cannot fail: where nothing can be claimed, sandboxes without uids of their own still can
-        be had, and whoever takes a range is told.
+        be had, and taking a range fails with the reason.
         """
         self._bases.update(recorded)
         try:
@@ -95,7 +95,7 @@ class Uids:
     def share(self, sandbox_id: str, owner: str) -> int:
         """The range of ``owner``, for another sandbox that uses the same files.
 
-        It is free again when none of them has it any more.
+        It is free again when no sandbox has it any more.
         """
         with self._locked():
             base = self._bases.get(owner)

@@ -1,4 +1,4 @@
-"""Demand for ready sandboxes: as many are kept as were claimed at once of late, within bounds."""
+"""Demand for ready sandboxes: as many as were recently claimed at once, within bounds."""
 
 from __future__ import annotations
 

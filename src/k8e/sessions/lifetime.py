@@ -260,5 +260,5 @@ class Evictions:
         owners = {live.session.owner for live in self._live.values()}
         owners |= self._snapshots.owners() | self._secrets.owners()
         for owner in sorted(owners & gone):
-            log.warning("%s is no more, so what it left is removed", owner)
+            log.warning("%s was removed, so its sessions and data are removed too", owner)
             await self.evict(owner, "its owner is gone")

@@ -230,7 +230,7 @@ def check_limits(call: dict[str, Any], limits: Limits) -> None:
     """Refuse a checked call that asks for more than its session may have.
 
     Of all that an exec can be asked for, only this is a limit of the session: the others bound
-    what is kept and how long it runs, and what holds CPU, memory and disk does not ask.
+    what is kept and how long it runs, and the limits of CPU, memory and disk hold anyway.
     """
     if call.get("most_output", 0) > limits.output:
         raise errors.LimitExceeded(
@@ -430,11 +430,11 @@ class GuestOperations:
 
         Args:
             events: where operations are noted.
-            network: what refuses connections, which is told with an exec's end.
+            network: refuses connections; its refusals are reported with an exec's end.
             intents: execs that are being sent, for the next gateway.
             own: finds a caller's live session, or raises why there is none.
             on_dead: ends a session whose sandbox was found dead, before anything was started.
-            on_lost: is told of each operation whose link is gone.
+            on_lost: called with each operation whose link is gone.
         """
         self._events = events
         self._network = network

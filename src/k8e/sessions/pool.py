@@ -125,7 +125,7 @@ class TemplatePool:
     def take(self, *, again: bool = False) -> Guest | None:
         """Give a ready sandbox to the caller; None if there is none.
 
-        Who takes ``again``, because the one before was no good, is no new demand.
+        Taking ``again``, because the one before was unusable, is not new demand.
         """
         if not again:
             self._demand.claimed(time.monotonic())

@@ -49,7 +49,7 @@ class QuotaBound:
     raised_by: tuple[str, str]
     """The settings of its two numbers."""
     remedy: str = ""
-    """What the operator can do about too many sessions, if that is no setting."""
+    """What the operator can do about too many sessions, if that is not a setting."""
 
 
 class Bucket:

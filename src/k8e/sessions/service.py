@@ -239,7 +239,7 @@ class Sessions:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
-        """Adopt what is there, then serve until the block ends; sandboxes stay when it does."""
+        """Adopt existing sandboxes, then serve until the block ends; sandboxes outlive it."""
         catching_up: list[asyncio.Task[None]] = []
         try:
             await self.templates.start()
@@ -579,7 +579,7 @@ class Sessions:
             self._tasks.spawn(self._ender.end(live, session.ended_reason))
 
     async def destroy_all(self, reason: str) -> None:
-        """End every session, for a gateway that is told to leave nothing."""
+        """End every session, for a gateway that must leave nothing behind."""
         await self._maker.stop()
         for live in list(self._live.values()):
             await self._ender.end(live, reason)

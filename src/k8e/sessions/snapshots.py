@@ -455,7 +455,7 @@ class Snapshots:
         if reader.digest != found.digest:
             raise errors.ToolFailed(
                 f"the archive of snapshot {name!r} is damaged: it is not what was saved",
-                hint="delete it, and save it anew",
+                hint="delete it, and save it again",
             )
 
 
