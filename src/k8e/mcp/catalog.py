@@ -416,9 +416,9 @@ MORE_TOOLS: dict[str, dict[str, Any]] = {
     ),
     "sandbox_allow_hosts": tool(
         "Ask for hosts",
-        "Ask a person to let a session reach more hosts; removing some needs no approval. Without a "
-        "person in reach it gives an approval_id: show the user the note, then call again with "
-        "approval_id and the same hosts.",
+        "Ask a person to let a session reach more hosts; removing hosts needs no approval. "
+        "Without a person in reach it gives an approval_id: show the user the note, then call "
+        "again with approval_id and the same hosts.",
         takes(
             add=texts("hosts to allow, such as api.example.org or *.example.org:443"),
             remove=texts("hosts to refuse from now on"),
