@@ -1,4 +1,4 @@
-"""Drives operations, scripts and conversations for the asynchronous client.
+"""Drives operations, scripts and interactive programs for the asynchronous client.
 
 Its twin for threads is :mod:`k8e.client.caller`. Both are written by hand, because waiting and
 giving up are different there; everything above them is written once (see ``make gen``).
@@ -125,7 +125,7 @@ class _Worker:
             return task.result()
 
 
-class AsyncConversation:
+class AsyncProgramDriver:
     """Drives the exchange with one program over a connection of its own, for any number of tasks.
 
     A cancelled read or write loses nothing that was printed.

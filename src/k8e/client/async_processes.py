@@ -8,7 +8,7 @@ from typing import Any
 
 from k8e import errors
 from k8e.client import exchange, operations, requests
-from k8e.client.async_caller import AsyncConversation
+from k8e.client.async_caller import AsyncProgramDriver
 from k8e.client.attachment import RunHandle
 from k8e.client.exchange import Exchange
 from k8e.client.operations import Operation
@@ -25,17 +25,17 @@ class AsyncProcess(RunHandle):
     def __init__(
         self,
         exchange: Exchange,
-        conversation: AsyncConversation,
+        driver: AsyncProgramDriver,
         call: Callable[[Operation[Any]], Awaitable[Any]],
     ) -> None:
         super().__init__(exchange.run_id)
         self._exchange = exchange
-        self._conversation = conversation
+        self._driver = driver
         self._call = call
 
     async def begin(self) -> None:
         """Start it; called once, by the client."""
-        await self._conversation.begin()
+        await self._driver.begin()
 
     async def __aenter__(self) -> AsyncProcess:
         return self
@@ -50,17 +50,17 @@ class AsyncProcess(RunHandle):
 
         Raises LimitExceeded if 64 MiB of output wait to be read.
         """
-        await self._conversation.write(self._exchange.write(data))
+        await self._driver.write(self._exchange.write(data))
 
     async def close_stdin(self) -> None:
         """Let the program see the end of its input; on a terminal this is Ctrl-D."""
-        await self._conversation.write(self._exchange.close_stdin())
+        await self._driver.write(self._exchange.close_stdin())
 
     # Reading.
 
     async def __aiter__(self) -> AsyncGenerator[ExecEvent]:
         """Iterate over its output and, last, its exit. Leaving the loop does not disturb it."""
-        while (event := await self._conversation.drive(self._exchange.next_event())) is not None:
+        while (event := await self._driver.drive(self._exchange.next_event())) is not None:
             yield event
 
     async def read(self, count: int = -1) -> bytes:
@@ -68,15 +68,15 @@ class AsyncProcess(RunHandle):
 
         Without ``count``, everything up to the end.
         """
-        return await self._conversation.drive(self._exchange.read(count))
+        return await self._driver.drive(self._exchange.read(count))
 
     async def read_until(self, marker: str | bytes) -> bytes:
         """Stdout up to and with ``marker``; EOFError if the program ends without printing it."""
-        return await self._conversation.drive(self._exchange.read_until(requests.as_bytes(marker)))
+        return await self._driver.drive(self._exchange.read_until(requests.as_bytes(marker)))
 
     async def wait(self) -> ExecResult:
         """Wait for its end; return the result, with the output that was not read before."""
-        return await self._conversation.drive(self._exchange.wait())
+        return await self._driver.drive(self._exchange.wait())
 
     # Control.
 
@@ -100,4 +100,4 @@ class AsyncProcess(RunHandle):
 
     async def close(self) -> None:
         """Kill it if it runs, and wait for its end."""
-        await self._conversation.close(self.kill)
+        await self._driver.close(self.kill)

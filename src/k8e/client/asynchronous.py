@@ -26,7 +26,7 @@ from k8e.client import (
     subagents,
     trees,
 )
-from k8e.client.async_caller import AsyncConversation
+from k8e.client.async_caller import AsyncProgramDriver
 from k8e.client.async_contexts import AsyncContext
 from k8e.client.async_gateway import AsyncGatewayClient
 from k8e.client.async_processes import AsyncProcess
@@ -285,7 +285,7 @@ class AsyncSandboxClient(AsyncGatewayClient):
             session_id, command, timeout=timeout, stdin=stdin, options=options
         )
         talk = exchange.Exchange(call)
-        process = AsyncProcess(talk, AsyncConversation(talk, self._pool), self._call)
+        process = AsyncProcess(talk, AsyncProgramDriver(talk, self._pool), self._call)
         await process.begin()
         self._pool.end_with(process)
         return process

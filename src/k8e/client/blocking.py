@@ -27,7 +27,7 @@ from k8e.client import (
     subagents,
     trees,
 )
-from k8e.client.caller import Conversation
+from k8e.client.caller import ProgramDriver
 from k8e.client.contexts import Context
 from k8e.client.executions import ContextInfo
 from k8e.client.exposures import Exposed
@@ -285,7 +285,7 @@ class SandboxClient(GatewayClient):
             session_id, command, timeout=timeout, stdin=stdin, options=options
         )
         talk = exchange.Exchange(call)
-        process = Process(talk, Conversation(talk, self._pool), self._call)
+        process = Process(talk, ProgramDriver(talk, self._pool), self._call)
         process.begin()
         self._pool.end_with(process)
         return process

@@ -1,4 +1,4 @@
-"""Drives operations, scripts and conversations for the synchronous client.
+"""Drives operations, scripts and interactive programs for the synchronous client.
 
 Its twin for event loops is :mod:`k8e.client.async_caller`. Both are written by hand, because
 waiting and cancelling are different there; everything above them is written once (see ``make
@@ -97,7 +97,7 @@ class Caller:
         return None
 
 
-class Conversation:
+class ProgramDriver:
     """Drives the exchange with one program over a connection of its own.
 
     One thread may write while another reads.

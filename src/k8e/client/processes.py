@@ -10,7 +10,7 @@ from typing import Any
 from k8e import errors
 from k8e.client import exchange, operations, requests
 from k8e.client.attachment import RunHandle
-from k8e.client.caller import Conversation
+from k8e.client.caller import ProgramDriver
 from k8e.client.exchange import Exchange
 from k8e.client.operations import Operation
 from k8e.client.results import ExecEvent, ExecResult, Foreground
@@ -26,17 +26,17 @@ class Process(RunHandle):
     def __init__(
         self,
         exchange: Exchange,
-        conversation: Conversation,
+        driver: ProgramDriver,
         call: Callable[[Operation[Any]], Any],
     ) -> None:
         super().__init__(exchange.run_id)
         self._exchange = exchange
-        self._conversation = conversation
+        self._driver = driver
         self._call = call
 
     def begin(self) -> None:
         """Start it; called once, by the client."""
-        self._conversation.begin()
+        self._driver.begin()
 
     def __enter__(self) -> Process:
         return self
@@ -51,17 +51,17 @@ class Process(RunHandle):
 
         Raises LimitExceeded if 64 MiB of output wait to be read.
         """
-        self._conversation.write(self._exchange.write(data))
+        self._driver.write(self._exchange.write(data))
 
     def close_stdin(self) -> None:
         """Let the program see the end of its input; on a terminal this is Ctrl-D."""
-        self._conversation.write(self._exchange.close_stdin())
+        self._driver.write(self._exchange.close_stdin())
 
     # Reading.
 
     def __iter__(self) -> Generator[ExecEvent]:
         """Iterate over its output and, last, its exit. Leaving the loop does not disturb it."""
-        while (event := self._conversation.drive(self._exchange.next_event())) is not None:
+        while (event := self._driver.drive(self._exchange.next_event())) is not None:
             yield event
 
     def read(self, count: int = -1) -> bytes:
@@ -69,15 +69,15 @@ class Process(RunHandle):
 
         Without ``count``, everything up to the end.
         """
-        return self._conversation.drive(self._exchange.read(count))
+        return self._driver.drive(self._exchange.read(count))
 
     def read_until(self, marker: str | bytes) -> bytes:
         """Stdout up to and with ``marker``; EOFError if the program ends without printing it."""
-        return self._conversation.drive(self._exchange.read_until(requests.as_bytes(marker)))
+        return self._driver.drive(self._exchange.read_until(requests.as_bytes(marker)))
 
     def wait(self) -> ExecResult:
         """Wait for its end; return the result, with the output that was not read before."""
-        return self._conversation.drive(self._exchange.wait())
+        return self._driver.drive(self._exchange.wait())
 
     # Control.
 
@@ -101,4 +101,4 @@ class Process(RunHandle):
 
     def close(self) -> None:
         """Kill it if it runs, and wait for its end."""
-        self._conversation.close(self.kill)
+        self._driver.close(self.kill)

@@ -15,7 +15,7 @@ import grpc
 
 from k8e import errors
 from k8e._generated import sandbox_pb2 as pb
-from k8e.gateway.frames import MAX_UNREAD, Conversation
+from k8e.gateway.frames import MAX_UNREAD, ClientConnection
 from k8e.gateway.operations import AGENT, ANY, Limit, NoRow
 from k8e.gateway.rpc.errors import as_text
 from k8e.gateway.rpc.method import RpcCaller, rpc
@@ -366,8 +366,8 @@ async def run(
 ) -> None:
     """Carry one client's frames until it closes its side of the stream or goes away."""
     outgoing = _Outgoing()
-    conversation = Conversation(gateway, principal, outgoing.send)
-    reader = gateway.spawn(_read(frames, conversation, outgoing))
+    client = ClientConnection(gateway, principal, outgoing.send)
+    reader = gateway.spawn(_read(frames, client, outgoing))
     try:
         while (item := await outgoing.get()) is not None:
             if isinstance(item, Exception):
@@ -375,12 +375,12 @@ async def run(
             await context.write(item)
     finally:
         reader.cancel()
-        conversation.close()
+        client.close()
 
 
 async def _read(
     frames: AsyncIterator[pb.RunFrame],
-    conversation: Conversation,
+    client: ClientConnection,
     outgoing: _Outgoing,
 ) -> None:
     """Read the client's frames; the writer learns how they end, and ends the call."""
@@ -389,7 +389,7 @@ async def _read(
         async for frame in frames:
             if len(frame.body) > wire.MAX_REQUEST:
                 raise wire.WireError(f"a frame of more than {wire.MAX_REQUEST} bytes")
-            conversation.receive(frame.kind, frame.channel, frame.body)
+            client.receive(frame.kind, frame.channel, frame.body)
             await outgoing.room()
     except wire.WireError as error:
         end = errors.InvalidRequest(str(error))
