@@ -74,8 +74,8 @@ def preload(modules: list[str]) -> tuple[set[str], bytes]:
     """Import modules; return the names they are bound to, and the variables that they read.
 
     A program's folder could have files of those names; and where those variables differ, a module
-    might have done something else. One that cannot be imported in silence is told to the guest, and
-    another interpreter has to do without it.
+    might have done something else. A module that cannot be imported without output is reported to
+    the guest, and another interpreter does without it.
     """
     if not modules:
         return set(), b""
@@ -141,7 +141,7 @@ def settle(main: dict[str, Any]) -> None:
     """Do slow work in advance, and keep the garbage collector away from what never changes.
 
     The names of the program stay where the collector sees them: at the end it finds cycles there.
-    A dict is out of its sight while there is nothing in it.
+    An empty dict is not tracked by it.
     """
     import marshal
 

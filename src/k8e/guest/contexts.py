@@ -390,7 +390,7 @@ class Context:
     def _signal_when_begun(self) -> None:
         """Send a pending signal, once the program has read all earlier messages.
 
-        One that comes while the program still reads the cell would stop nothing.
+        A signal that comes while the program still reads the cell would stop nothing.
         """
         current = self.current
         if not self._signal_due or current is None or self._outgoing:

@@ -344,7 +344,7 @@ class Exec:
     def _end_unseen(self) -> None:
         """End it although a tracer of its leader hides that end from us.
 
-        Its pid stays its own, and it one of the leaders, until it can be reaped.
+        Its pid stays taken, and it stays among the leaders, until it can be reaped.
         """
         self.exited(signal.SIGKILL)
 

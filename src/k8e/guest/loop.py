@@ -60,8 +60,8 @@ class Loop:
     def watch_soon(self, fd: int, handler: Callable[[int], object]) -> None:
         """Watch ``fd`` for reading, from the end of this turn on.
 
-        What is unwatched before costs the kernel nothing: so it is with the output of most
-        programs where many are started at once.
+        A descriptor that is unwatched before then costs no system call: that holds for the output
+        of most programs if many are started at once.
         """
         self._unregistered[fd] = handler
 

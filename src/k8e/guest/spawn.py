@@ -217,7 +217,7 @@ def _real_folder(cwd: str) -> str:
 def _spawn(argv: list[str], env: dict[str, str], cwd: str, stdio: list[int]) -> int:
     """Start exactly this program.
 
-    By what ``subprocess`` is built on: glibc's ``posix_spawn`` sets 63 signal handlers with two
+    With the function below ``subprocess``: glibc's ``posix_spawn`` sets 63 signal handlers with two
     calls each, which in gVisor takes as long as a quarter of everything else.
     """
     extra = _FORK_EXEC_EXTRA.get(sys.version_info[:2])
@@ -413,7 +413,7 @@ def language_command(
 ) -> tuple[list[str], str | None]:
     """The argv that runs ``code``, and the file to remove afterwards, if one had to be made.
 
-    ``shared`` is for a workspace in which others write.
+    ``shared`` is for a workspace that other sandboxes write to.
     """
     name = ALIASES[language]
     if name == "python" and b"\n" in code:

@@ -139,7 +139,7 @@ def seen_inside(number: int) -> int:
     """The id by which programs in the sandbox know a process.
 
     In gVisor they are in a PID namespace of their own, and nothing translates. So a process is
-    recognised by what both views tell of it; among equals, ids are given in the same order.
+    recognised by the facts that both views show; equal ones are matched in the order of their ids.
     """
     if not is_apart():
         return number

@@ -32,7 +32,7 @@ HELD_MOST = 4096
 class Veil:
     """Masks secrets in one stream, in whatever pieces they come.
 
-    What could be the beginning of a secret waits until more has come, or nothing runs any more.
+    A possible beginning of a secret is held back until more has come, or no program runs any more.
     """
 
     def __init__(self, secrets: list[bytes]) -> None:

@@ -446,7 +446,7 @@ class WarmInterpreters:
     def bind(self, env: dict[str, str], languages: dict[str, list[str]]) -> None:
         """Take a session's environment, and the languages for whose interpreters it has room.
 
-        With each language come the modules that are loaded ahead.
+        Each language has the modules that are loaded ahead.
         """
         for name, keeper in self.keepers.items():
             keeper.bind(dict(BASE_ENV, **env), name in languages, languages.get(name))

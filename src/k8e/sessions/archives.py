@@ -86,7 +86,7 @@ async def pack(
 ) -> str:
     """Pack the workspace; ``take`` gets the archive, ``hear`` the listing; return a warning or "".
 
-    ``partly`` is for a workspace that is broken: what cannot be read is left out, and told.
+    ``partly`` is for a broken workspace: unreadable files are left out, and reported.
     """
 
     async def listen(data: bytes) -> None:

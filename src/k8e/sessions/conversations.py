@@ -70,7 +70,7 @@ class ConversationStore(Protocol):
         """Give a conversation its session, in one step; return the row that won.
 
         With ``instead_of``, only in the place of that session; without, only where there is no
-        row. Whoever gets a row with another session than the wanted one came too late.
+        row. A caller that gets a row with another session than the wanted one came too late.
         """
         ...
 

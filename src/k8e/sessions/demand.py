@@ -45,8 +45,8 @@ def check_total(least: int, total: int) -> None:
 def share(total: int, wishes: Sequence[tuple[int, int]]) -> list[int]:
     """Divide ``total``: each pool has a minimum, and a number that it would like to have.
 
-    What all want at least comes first. Then none gets more than another, unless that one has all
-    that it wishes for; what cannot be divided goes to those who come first.
+    The minima come first. Then none gets more than another, unless that one has as many as it would
+    like; a remainder goes to the first ones.
     """
     least = _level([least for least, _ in wishes], total)
     more = [most - given for (_, most), given in zip(wishes, least, strict=True)]

@@ -250,7 +250,7 @@ async def run(
     Args:
         opening: what starts it.
         argv: the program and its arguments; no shell is involved.
-        seconds: after which it is killed.
+        seconds: the time after which it is killed.
         env: variables beside those of the session.
         cwd: where it starts; relative to the workspace.
         feed: gives its standard input.

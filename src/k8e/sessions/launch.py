@@ -74,7 +74,7 @@ class Launcher:
     async def prepare(self, recipe: Recipe) -> tuple[Guest, tuple[str, ...]]:
         """A sandbox that only needs to be bound; all work that needs no session is done.
 
-        With it comes what of the recipe's warmth could not be had, and why.
+        Returned with the interpreters and modules of the recipe that it lacks, and why.
         """
         disk.refuse_if_full(self._data_dir, self._min_free, "sandboxes that wait need")
         await self._runtimes.all[recipe.runtime].fetch(recipe.rootfs)

@@ -497,7 +497,7 @@ class GuestOperations:
 
         The order matters:
 
-        1. The observer begins to look: what is refused or met from here on belongs to the exec.
+        1. The observer begins: refusals and met limits from here on belong to the exec.
         2. The journal says what it will note, and gives an exec its id.
         3. The operation is refused if its row in the audit trail could not be written.
         4. The session is in use: it is not idle, and its guest has to answer.
@@ -539,7 +539,7 @@ class GuestOperations:
     ) -> Callable[[], None] | None:
         """Make sure that the exec will be noted, by this gateway or the next one.
 
-        What comes back is to be done when the call was sent.
+        The result is to be called when the call was sent.
         """
         if start is None:
             return None
@@ -598,7 +598,8 @@ class _SessionCourse(Course):
     def before_answer(self, operation: Operation, kind: int, body: bytes) -> None:
         """Note the end, so that an answered operation is always noted.
 
-        Except for what the guest can tell the next gateway as well, should this one die before.
+        Except for ends that the guest can also report to the next gateway, should this one die
+        before.
         """
         if self._ended is None:
             return

@@ -522,7 +522,7 @@ class PoolPolicy:
     def claim(self, recipe: Recipe, *, again: bool = False) -> Guest | None:
         """Claim a ready sandbox for a session like this, whatever its limits.
 
-        Where there is none, the next claim may find one. ``again`` if the one before was no good.
+        If there is none, the next claim may find one. ``again`` if the one before was unusable.
         """
         if not self._pool.keeps(recipe):
             try:

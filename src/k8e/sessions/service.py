@@ -122,9 +122,9 @@ class StandingSessions:
         """A tenant's standing session; made at first use.
 
         Args:
-            principal: whose it is.
-            asked: what it has to be like.
-            spec: what it is made of, if that is more.
+            principal: its owner.
+            asked: the properties that it must have.
+            spec: its specification, if that says more.
         """
         spec = self._maker.with_defaults(spec or asked)
         known = self._find(principal, asked)

@@ -322,7 +322,7 @@ class Snapshots:
     ) -> tuple[Snapshot, str]:
         """Save a session's workspace; return the snapshot, and a warning or an empty text.
 
-        ``partly`` leaves out what cannot be read, where a workspace is broken.
+        ``partly`` leaves out unreadable files of a broken workspace.
         """
         self._source.get(principal, session_id)
         turn = self._turns.setdefault(session_id, asyncio.Lock())

@@ -165,7 +165,7 @@ def child_spec(parent: Session, kind: str) -> SessionSpec:
 def check_path(path: str) -> str:
     """``path`` without superfluous parts; it must be ``/workspace`` or below, as it is written.
 
-    What it leads to is the guest's to find out: nothing on the host follows it.
+    Only the guest follows it; nothing on the host does.
     """
     parts = [part for part in path.split("/") if part not in ("", ".")]
     fits = path.startswith("/") and parts[:1] == ["workspace"] and ".." not in parts
