@@ -73,7 +73,7 @@ def agent(node: Node, components: Path) -> Component:
         "CILIUM_K8S_NAMESPACE": "kube-system",
         "GOGC": "50",
     }
-    return Component("cilium-agent", argv, environ, stop_seconds=10.0)
+    return Component("cilium-agent", argv, environ, files=(kubeconfig,), stop_seconds=10.0)
 
 
 def operator(config: Configuration, components: Path) -> Component:
@@ -98,7 +98,8 @@ def operator(config: Configuration, components: Path) -> Component:
     )
     environ = {"CILIUM_K8S_NAMESPACE": "kube-system", "K8S_NODE_NAME": config.node_name}
     environ["GOGC"] = "50"
-    return Component("cilium-operator", argv, environ, needs=("kube-apiserver",))
+    needs, files = ("kube-apiserver",), (kubeconfig,)
+    return Component("cilium-operator", argv, environ, needs=needs, files=files)
 
 
 def copy_programs(source: Path, target: Path) -> None:

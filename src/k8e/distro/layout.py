@@ -10,6 +10,8 @@ from k8e import errors
 
 CONFIGURATION = Path("/etc/k8e/config.yaml")
 KUBECONFIG = Path("/etc/k8e/k8e.yaml")
+INSTALLED = Path("/etc/k8e/installed.json")
+"""Where the last start put what it was told to put elsewhere: later commands are not told again."""
 DATA = Path("/var/lib/k8e")
 RUN = Path("/run/k8e")
 KUBELET = Path("/var/lib/kubelet")

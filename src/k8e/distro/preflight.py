@@ -16,8 +16,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from k8e import _version, errors
-from k8e.distro import supervisor
-from k8e.distro.configuration import Configuration
+from k8e.distro import components, supervisor
+from k8e.distro.component_store import ComponentStore, State
+from k8e.distro.configuration import ADDONS, Configuration
 from k8e.distro.layout import Layout, write_private
 
 SERVER_PORTS = {
@@ -65,6 +66,25 @@ def _check_root() -> None:
             f"no cluster runs on {platform.system()} {platform.machine()}",
             hint="use Linux on x86-64 or ARM64",
         )
+
+
+def check_components(
+    config: Configuration, role: str, store: ComponentStore, cni: str
+) -> None:
+    """Whether every program that is going to run here is what was recorded."""
+    for component in components.needed(cni):
+        addon = component.name.removesuffix("-provisioner")
+        if addon in config.disable:
+            continue
+        finding = store.look(component)
+        if addon in ADDONS and role == "agent" and finding.state is State.MISSING:
+            continue  # its pods may run on other nodes alone
+        if finding.state is not State.PRESENT:
+            detail = finding.detail or f"it is {finding.state}"
+            raise errors.ToolFailed(
+                f"the component {component.name} in {store.folder} cannot be used: {detail}",
+                hint=f"k8e components install {component.name}",
+            )
 
 
 # Folders.

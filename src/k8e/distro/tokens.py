@@ -153,9 +153,15 @@ def own_authority(layout: Layout) -> str:
 
 async def rotate(api: Api, layout: Layout) -> Token:
     """Replace the server's own token; whoever has joined stays."""
-    old = parse(layout.node_token.read_text("ascii"))
     made = Token(own_authority(layout), new_bare())
     await api.apply(secret(made.bare, description=NODE_TOKEN))
     write_private(layout.node_token, f"{made}\n")
-    await delete(api, old.id)
+    await retire_others(api, made.id)
     return made
+
+
+async def retire_others(api: Api, own: str) -> None:
+    """Delete what was the server's own token before, also if a rotation was interrupted."""
+    for found in await listing(api):
+        if found["description"] == NODE_TOKEN and found["id"] != own:
+            await delete(api, found["id"])
