@@ -99,13 +99,13 @@ def status(options: argparse.Namespace) -> int:
     return _health(cluster)
 
 
-_MARKS = ("/etc/k8e/installed.json", "/var/lib/k8e/release.json")
+_CLUSTER_MARKS = ("/etc/k8e/installed.json", "/var/lib/k8e/release.json")
 """What the start of a server or an agent leaves; a first look must load nothing of it."""
 
 
 def _cluster() -> dict[str, Any]:
     """The state of this machine's cluster, as far as the caller may read it."""
-    if not any(os.access(path, os.R_OK) for path in _MARKS):
+    if not any(os.access(path, os.R_OK) for path in _CLUSTER_MARKS):
         return {}
     from k8e.distro import configuration, status
 

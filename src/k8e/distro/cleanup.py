@@ -73,7 +73,7 @@ def remove_all(config: Configuration, tell: Callable[[str], None]) -> list[str]:
         ("sandboxes", lambda: _destroy_sandboxes(config)),
         ("pods", lambda: _end_pods(layout)),
         ("Cilium's programs and rules", lambda: _remove_cilium(_cluster_network(config))),
-        ("mounts", lambda: _unmount(layout)),
+        ("mounts", lambda: unmount(layout)),
         ("network", _remove_network),
         ("control groups", _remove_cgroups),
         ("kernel settings", lambda: _restore_settings(layout)),
@@ -247,7 +247,7 @@ def _remove_network() -> bool:
 # Mounts, control groups, kernel settings, files.
 
 
-def _unmount(layout: Layout) -> bool:
+def unmount(layout: Layout) -> bool:
     found = list(_mounts(_places(layout)))
     libc = ctypes.CDLL(None, use_errno=True)
     for path in reversed(found):
@@ -301,7 +301,7 @@ def _remove_files(config: Configuration) -> bool:
         *map(Path, ("/var/log/containers", "/run/xtables.lock")),
     ):
         _remove(path)
-    _remove_shared(_CONTAINERD, _CNI)
+    remove_shared(_CONTAINERD, _CNI)
     if not any(path.is_symlink() for path in uids.CLAIMS.glob("*")):  # nobody's sandbox has any
         _remove(uids.CLAIMS)
     for folder in (Path("/etc/cni/net.d"), Path("/etc/cni")):
@@ -310,7 +310,7 @@ def _remove_files(config: Configuration) -> bool:
     return found
 
 
-def _remove_shared(containerd: Path, cni: Path) -> None:
+def remove_shared(containerd: Path, cni: Path) -> None:
     """What is ours in folders of every containerd; Docker's or podman's containers may run on."""
     for path in (containerd / "s").glob("*"):
         if not _is_served(path):

@@ -88,12 +88,12 @@ async def run(
             told_ready()
 
     kind = server.Server if role == "server" else agent.Agent
-    with _locked(config.layout):
+    with locked(config.layout):
         await kind(config, components_folder(config), tell).run(ready)
 
 
 @contextlib.contextmanager
-def _locked(layout: Layout) -> Generator[None]:
+def locked(layout: Layout) -> Generator[None]:
     """Be the only supervisor of this machine."""
     layout.run.mkdir(mode=0o711, parents=True, exist_ok=True)
     with layout.lock.open("a+", encoding="ascii") as file:

@@ -135,9 +135,9 @@ class Layout:
         for folder in (self.data, self.run):  # the uids of sandboxes pass through these
             folder.mkdir(mode=0o711, parents=True, exist_ok=True)
         for folder in (self.agent, self.logs, self.components):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make_private(folder)
         for folder in (self.pki, self.cni, self.containerd_config.parent):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make_private(folder)
 
     def make_server(self) -> None:
         # K8E's clients, of whatever user, look for the gateway's CA in the folder of certificates.
@@ -145,7 +145,13 @@ class Layout:
             folder.mkdir(mode=0o711, parents=True, exist_ok=True)
             folder.chmod(0o711)
         for folder in (self.credentials, self.policies, self.etcd, self.manifests):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make_private(folder)
+
+
+def _make_private(folder: Path) -> None:
+    """A folder for root alone, also where one with other rights was copied or restored."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
 
 
 def own_identity(layout: Layout) -> Path:
