@@ -51,6 +51,13 @@ def record(layout: Layout, name: str) -> supervisor.Record:
     return supervisor.Record(**json.loads((layout.components / f"{name}.json").read_bytes()))
 
 
+def end_of(pid: int) -> int:
+    """By which signal a child of ours has ended."""
+    ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
+    assert ended is not None
+    return ended.si_status
+
+
 async def until(check: Callable[[], object]) -> None:
     """Wait for what a process does by itself."""
     async with asyncio.timeout(SECONDS):
@@ -179,9 +186,7 @@ async def test_what_is_stopped_while_it_makes_way_for_another_configuration_ends
     )
     await asyncio.sleep(0)  # it begins to stop the old one, which does not hear
     await second.stop()
-    ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)  # it is a child of ours
-    assert ended is not None
-    assert ended.si_status == signal.SIGKILL
+    assert end_of(pid) == signal.SIGKILL
 
 
 async def test_another_configuration_means_another_process(layout: Layout) -> None:

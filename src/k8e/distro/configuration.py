@@ -213,17 +213,7 @@ def _complete(found: Configuration, role: str) -> Configuration:
     if not 0 < found.certificate_days <= 3650:
         raise _wrong("certificate_days", found.certificate_days, "between 1 and 3650")
     _check_networks(found)
-    for name in found.tls_san:
-        if not _DOMAIN.fullmatch(name.lower().removeprefix("*.")) and not _is_address(name):
-            raise _wrong("tls_san", name, "a name of a host or an address")
-    if not _DOMAIN.fullmatch(found.cluster_domain):
-        raise _wrong("cluster_domain", found.cluster_domain, "a domain such as cluster.local")
-    for text in found.node_taint:
-        if not _TAINT.fullmatch(text):
-            raise _wrong("node_taint", text, "KEY=VALUE:NoSchedule, or with another effect")
-    for text in found.node_label:
-        if not _NODE_LABEL.fullmatch(text):
-            raise _wrong("node_label", text, "KEY=VALUE")
+    _check_names(found)
     name = found.node_name or socket.gethostname().lower()
     if not _DOMAIN.fullmatch(name) or len(name) > _NODE_NAME_LENGTH:
         raise errors.InvalidRequest(
@@ -237,6 +227,20 @@ def _complete(found: Configuration, role: str) -> Configuration:
     else:
         _check_own_network(found, address)
     return replace(found, node_name=name, node_ip=address)
+
+
+def _check_names(found: Configuration) -> None:
+    for name in found.tls_san:
+        if not _DOMAIN.fullmatch(name.lower().removeprefix("*.")) and not _is_address(name):
+            raise _wrong("tls_san", name, "a name of a host or an address")
+    if not _DOMAIN.fullmatch(found.cluster_domain):
+        raise _wrong("cluster_domain", found.cluster_domain, "a domain such as cluster.local")
+    for text in found.node_taint:
+        if not _TAINT.fullmatch(text):
+            raise _wrong("node_taint", text, "KEY=VALUE:NoSchedule, or with another effect")
+    for text in found.node_label:
+        if not _NODE_LABEL.fullmatch(text):
+            raise _wrong("node_label", text, "KEY=VALUE")
 
 
 def _check_networks(found: Configuration) -> None:
