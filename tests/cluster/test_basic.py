@@ -20,6 +20,7 @@ from tests.cluster.machine import COMPONENTS, Machine, end
 
 pytestmark = pytest.mark.timeout(600)
 CNI = "basic"
+GIVEN = "given0.0123456789abcdef"
 SECRET = "no-such-word-stands-in-the-database"
 PUBLIC = "this-word-stands-in-the-database"
 OWN_NETWORK = {
@@ -307,10 +308,17 @@ def test_tokens_are_made_listed_deleted_and_expire(cluster: Cluster, server: Mac
     assert "is not the cluster of this token" in join(short["token"].replace(pin, "0" * 64))
 
 
+def own_tokens(server: Machine) -> list[str]:
+    """The ids of the tokens that the server has made for itself."""
+    listed = json.loads(server.k8e("token", "list").stdout)["tokens"]
+    return [item["id"] for item in listed if "node-token" in item["description"]]
+
+
 def test_a_rotated_token_is_the_only_one_that_joins(cluster: Cluster, server: Machine) -> None:
     old = cluster.token()
     new = json.loads(server.k8e("token", "rotate").stdout)["token"]
     assert cluster.token() == new != old
+    assert own_tokens(server) == [new.partition("::")[2][:6]]
     machine = cluster.machines[-1]
     name = f"Authorization: Bearer {old.partition('::')[2]}"
     command = (*CURL.split(), "-H", name, f"{cluster.url}/version")
@@ -389,9 +397,10 @@ def test_a_server_that_was_killed_leaves_everything_to_the_next(
         "an alarm", lambda: list(map(str, status(server)["alarms"]))
     )
     assert cluster.fetch("gvisor-node-1", f"http://{pods['plain-node-1']}:8080/") == "plain-node-1"
-    cluster.flags = (*cluster.flags, "--tls-san", "other.example")
+    cluster.flags = (*cluster.flags, "--tls-san", "other.example", "--token", GIVEN)
     cluster.start()
     assert pids() == components
+    assert own_tokens(server) == [GIVEN[:6]], "the one of before has ended"
     assert ids <= containers(server)
     assert not [alarm for alarm in status(server)["alarms"] if "does not run" in alarm]
 
