@@ -139,3 +139,19 @@ def test_a_machine_is_removed_from_where_its_last_start_put_things(
     assert anew.data_dir == Path("/changed/since"), "a start is told by its own configuration"
     (tmp_path / "installed.json").write_text("[]")
     assert configuration.last_layout() == layout.Layout()
+
+
+def test_a_cluster_starts_again_with_the_networks_that_it_was_made_with(tmp_path: Path) -> None:
+    made = load(data_dir=tmp_path, cni="basic", cluster_cidr="10.50.0.0/16")
+    made.layout.make_server()
+    configuration.note_made(made)
+    again = load(data_dir=tmp_path)
+    assert (again.cni, again.cluster_cidr) == ("basic", "10.50.0.0/16")
+    assert load(data_dir=tmp_path, cni="basic").cni == "basic"
+    with pytest.raises(errors.Conflict, match="was made with --cni=basic, not cilium") as refused:
+        load(data_dir=tmp_path, cni="cilium")
+    assert "k8e server uninstall" in refused.value.hint
+    ended = configuration.load(
+        ADDRESS | {"data_dir": tmp_path, "cni": "none"}, role="server", environ={}, again=True
+    )
+    assert ended.cni == "none", "it can be removed whatever was told"

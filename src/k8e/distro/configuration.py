@@ -113,8 +113,38 @@ def load(
     values |= {name: value for name, value in flags.items() if value not in (None, [], ())}
     if role == "agent":
         values = {name: value for name, value in values.items() if name not in _ONLY_SERVER}
+    elif not again:
+        values = _as_made(values)
     found = replace(Configuration(), **{name: _parse(name, values[name]) for name in values})
     return _complete(found, role)
+
+
+_FOR_GOOD = ("cni", "cluster_cidr", "service_cidr", "cluster_domain")
+"""Options with which a cluster is made: what runs on it rests on them."""
+
+
+def note_made(config: Configuration) -> None:
+    """Write down with which networks this cluster was made."""
+    values = {name: getattr(config, name) for name in _FOR_GOOD}
+    layout.write_private(config.layout.made, json.dumps(values) + "\n")
+
+
+def _as_made(values: dict[str, Any]) -> dict[str, Any]:
+    """A server's options with those of its cluster, which need not be told twice nor can differ."""
+    made: dict[str, Any] = {}
+    folder = Path(str(values.get("data_dir", layout.DATA)))
+    with contextlib.suppress(*errors.UNREADABLE):
+        read = json.loads(layout.Layout(folder).made.read_bytes())
+        made = {name: str(read[name]) for name in _FOR_GOOD if name in read}
+    for name, text in made.items():
+        if name in values and str(values[name]) != text:
+            flag = name.replace("_", "-")
+            raise errors.Conflict(
+                f"the cluster in {folder} was made with --{flag}={text}, not {values[name]}",
+                hint=f"leave --{flag} away, and it starts as it was made; for another one: k8e "
+                "server uninstall first, which removes the cluster",
+            )
+    return values | made
 
 
 _REMEMBERED = ("data_dir", "write_kubeconfig", "cluster_cidr")

@@ -77,6 +77,11 @@ class Layout:
         return self.server / "applied.json"
 
     @property
+    def made(self) -> Path:
+        """With which networks this cluster was made."""
+        return self.server / "cluster.json"
+
+    @property
     def skills(self) -> Path:
         return self.server / "skills"
 

@@ -124,6 +124,7 @@ class Server:
         self.layout.make_server()
         preflight.note_release(self.layout)
         configuration.remember(config)
+        configuration.note_made(config)
         control_plane.write_certificates(config)
         control_plane.write_policies(config)
         self._write_token()
