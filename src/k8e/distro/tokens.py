@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from k8e import errors
 from k8e.distro import certificates
 from k8e.distro.layout import Layout, write_private
-from k8e.kubernetes.api import Api, ApiError, Object
+from k8e.kubernetes.api import Api, ApiError, Object, section
 
 PREFIX = "K10"
 NODE_TOKEN = "the token in server/node-token"  # noqa: S105 - a description
@@ -118,7 +118,10 @@ async def listing(api: Api) -> list[dict[str, str]]:
     query = "?fieldSelector=type%3Dbootstrap.kubernetes.io%2Ftoken"
     found: list[dict[str, str]] = []
     for item in await api.list(_SECRETS + query):
-        data = {name: base64.b64decode(value).decode() for name, value in item["data"].items()}
+        data = {  # whoever may write Secrets may have written nonsense
+            name: base64.b64decode(value).decode("utf-8", "replace")
+            for name, value in section(item, "data").items()
+        }
         found.append(
             {
                 "id": data.get("token-id", ""),
@@ -163,5 +166,5 @@ async def rotate(api: Api, layout: Layout) -> Token:
 async def retire_others(api: Api, own: str) -> None:
     """Delete what was the server's own token before, also if a rotation was interrupted."""
     for found in await listing(api):
-        if found["description"] == NODE_TOKEN and found["id"] != own:
+        if found["description"] == NODE_TOKEN and found["id"] not in ("", own):
             await delete(api, found["id"])
