@@ -7,6 +7,7 @@ Kubernetes, which is a Secret in ``kube-system`` and removed by the cluster when
 from __future__ import annotations
 
 import base64
+import contextlib
 import datetime
 import re
 import secrets
@@ -167,4 +168,5 @@ async def retire_others(api: Api, own: str) -> None:
     """Delete what was the server's own token before, also if a rotation was interrupted."""
     for found in await listing(api):
         if found["description"] == NODE_TOKEN and found["id"] not in ("", own):
-            await delete(api, found["id"])
+            with contextlib.suppress(errors.InvalidRequest):  # it is gone, or is none
+                await delete(api, found["id"])
