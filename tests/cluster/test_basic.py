@@ -135,7 +135,7 @@ def test_each_runtime_that_was_found_has_a_class_and_no_other(
     assert handlers == set(classes.values())
 
 
-def test_metrics_and_volumes_work(cluster: Cluster) -> None:
+def test_volumes_work(cluster: Cluster) -> None:
     claim = {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
@@ -151,7 +151,6 @@ def test_metrics_and_volumes_work(cluster: Cluster) -> None:
     cluster.apply(claim, user)
     cluster.wait_for_pods("disk-user")
     cluster.shell("disk-user", "echo kept > /disk/file")
-    assert eventually("metrics", lambda: cluster.kubectl("top", "nodes", check=False), seconds=180)
     cluster.kubectl("delete", "pod/disk-user", "pvc/disk", "--timeout=60s", seconds=90)
 
 
@@ -328,7 +327,7 @@ def test_a_rotated_token_is_the_only_one_that_joins(cluster: Cluster, server: Ma
     assert "wrong, deleted or expired" in said
     # What else a join needs stands in a file, of which a server's options are none of an agent's.
     file = machine.path("/etc/k8e/config.yaml")
-    file.parent.mkdir()
+    file.parent.mkdir(exist_ok=True)
     file.write_text(f"server: {cluster.url}\ncni: cilium\nnode-label: [rack=two]\n", "utf-8")
     machine.k8e("agent", "-d", seconds=400, K8E_TOKEN=new)
     assert machine.name in cluster.kubectl("get", "nodes", "-l", "rack=two")
@@ -362,6 +361,11 @@ def test_manifests_are_applied_and_pruned(cluster: Cluster, server: Machine) -> 
     assert there("second")
     file.unlink()
     eventually("a removed file is pruned", lambda: not there("second"))
+
+
+def test_metrics_are_served(cluster: Cluster) -> None:
+    """As late as that: they are collected some time after the start, while other tests run."""
+    assert eventually("metrics", lambda: cluster.kubectl("top", "nodes", check=False), seconds=180)
 
 
 # Life.
