@@ -54,6 +54,7 @@ def measure(cni: str) -> dict[str, Any]:
             "node_ready_s": round(ready, 1),
             "gvisor_pod_ready_s": round(ran, 1),
             "join_s": round(joined, 1),
+            "steps": steps(cluster.said),
             "server_mb": memory(cluster.server),
             "agent_mb": memory(agent),
         }
@@ -61,6 +62,12 @@ def measure(cni: str) -> dict[str, Any]:
         return found
     finally:
         cluster.close()
+
+
+def steps(said: str) -> dict[str, float]:
+    """When the server told each step of its start, in seconds."""
+    lines = re.findall(r"^k8e: \[ *([\d.]+) s\] (.+)$", said, re.MULTILINE)
+    return {text: float(seconds) for seconds, text in lines if not text.startswith("runtime ")}
 
 
 def memory(machine: Machine) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import email.utils
 import json
 import socket
@@ -220,3 +221,20 @@ async def test_a_machine_that_has_joined_refuses_the_token_of_another_cluster(
     layout.cluster.write_text("{}")
     with pytest.raises(errors.Conflict, match="this machine has joined the cluster with the CA"):
         await join.join(config)
+
+
+def test_a_node_starts_without_its_server_as_long_as_its_certificates_serve(
+    tmp_path: Path, authority: Authority
+) -> None:
+    """One that is due is renewed later; one that has expired cannot be waited with."""
+    config = Configuration(data_dir=tmp_path / "data", run_dir=tmp_path / "run")
+    found = node.Node(config.layout, "one", "", "", "basic", "", "", "", "")
+    path = config.layout.pki / "kube-proxy"
+    config.layout.make()
+    assert not join.has_component_certificate(found, "kube-proxy")
+    key = certificates.own_key(path.with_suffix(".key")).public_key()
+    for days, serves in ((1 / 1440, True), (-1 / 1440, False)):
+        signed = certificates.sign(authority, Subject("proxy"), key, days=days)
+        path.with_suffix(".crt").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+        assert join.has_component_certificate(found, "kube-proxy") is serves
+        assert certificates.renewal_time(signed) <= datetime.datetime.now(datetime.UTC)
