@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -79,8 +80,15 @@ def reaches(cluster: Cluster, name: str, url: str) -> None:
     assert eventually(f"{name} reaches {url}", lambda: cluster.fetch(name, url))
 
 
-def reaches_not(cluster: Cluster, name: str, url: str) -> None:
-    eventually(f"{name} does not reach {url}", lambda: not cluster.fetch(name, url))
+def none_reaches(cluster: Cluster, *tries: tuple[str, str]) -> None:
+    """That no pod reaches its URL. All try at once, for each tries for seconds."""
+
+    def wait(one: tuple[str, str]) -> None:
+        name, url = one
+        eventually(f"{name} does not reach {url}", lambda: not cluster.fetch(name, url))
+
+    with ThreadPoolExecutor(len(tries)) as pool:
+        list(pool.map(wait, tries))
 
 
 def test_pods_reach_each_other_by_address_service_and_name(
@@ -111,8 +119,8 @@ def test_a_network_policy_admits_whom_it_names_on_every_node_and_runtime(
         ingress=[{"from": [admitted]}],
     )
     cluster.apply(wanted)
-    for name in ("plain-node-1", "gvisor-node-1", "plain-node-2"):
-        reaches_not(cluster, name, url)
+    others = ("plain-node-1", "gvisor-node-1", "plain-node-2")
+    none_reaches(cluster, *((name, url) for name in others))
     reaches(cluster, "gvisor-node-2", url)
     cluster.kubectl("delete", "networkpolicy", "admit-one")
     reaches(cluster, "plain-node-2", url)
@@ -148,10 +156,9 @@ def test_a_pod_reaches_the_names_that_its_policy_allows_and_nothing_else(
             )
         )
     for labels in names:
-        name = labels["app"]
-        reaches(cluster, name, "http://allowed.example/")
-        for host in ("other.example", OTHER, f"{pods[TARGET]}:8080"):
-            reaches_not(cluster, name, f"http://{host}/")
+        reaches(cluster, labels["app"], "http://allowed.example/")
+    refused = ("other.example", OTHER, f"{pods[TARGET]}:8080")
+    none_reaches(cluster, *((item["app"], f"http://{host}/") for item in names for host in refused))
     reaches(cluster, "gvisor-node-1", f"http://{OTHER}/")  # which has no policy
 
 
