@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -82,13 +81,7 @@ def reaches(cluster: Cluster, name: str, url: str) -> None:
 
 def none_reaches(cluster: Cluster, *tries: tuple[str, str]) -> None:
     """That no pod reaches its URL. All try at once, for each tries for seconds."""
-
-    def wait(one: tuple[str, str]) -> None:
-        name, url = one
-        eventually(f"{name} does not reach {url}", lambda: not cluster.fetch(name, url))
-
-    with ThreadPoolExecutor(len(tries)) as pool:
-        list(pool.map(wait, tries))
+    eventually(f"none of {tries} reaches", lambda: not any(cluster.fetch_all(*tries)))
 
 
 def test_pods_reach_each_other_by_address_service_and_name(
