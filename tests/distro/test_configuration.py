@@ -130,10 +130,9 @@ def test_a_machine_is_removed_from_where_its_last_start_put_things(
     data, admin = tmp_path / "data", tmp_path / "admin.yaml"
     configuration.remember(load(data_dir=data, write_kubeconfig=admin))
     file = tmp_path / "config.yaml"
-    file.write_text("data-dir: /changed/since\ncni: basic\n")
-    found = configuration.load(ADDRESS, role="server", path=file, environ={}, again=True)
+    file.write_text("data-dir: /changed/since\nnode-ip: of no use\n")
+    found = configuration.load({}, role="server", path=file, environ={}, again=True)
     assert (found.data_dir, found.write_kubeconfig) == (data, admin)
-    assert found.cni == "basic"
     assert configuration.last_layout().data == tmp_path / "data"
     anew = configuration.load(ADDRESS, role="server", path=file, environ={})
     assert anew.data_dir == Path("/changed/since"), "a start is told by its own configuration"

@@ -145,8 +145,6 @@ def _run(options: argparse.Namespace, role: str) -> int:
         if name not in ("action", "answers_ok", "config", "detach", "handler")
     }
     path = Path(options.config) if options.config else None
-    if options.action != "run":
-        flags["server"] = flags.get("server") or "https://none:1"  # a stop needs no server
     config = configuration.load(flags, role=role, path=path, again=options.action != "run")
     if options.action == "stop":
         launch.stop(config, role)

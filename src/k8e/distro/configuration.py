@@ -101,22 +101,22 @@ def load(
 ) -> Configuration:
     """The configuration of a role from flags (None: not given), variables, the file, defaults.
 
-    ``again`` is for what ends or removes it: what the last start was told counts more than what a
-    file or a variable would tell the next one.
+    ``again`` is for what ends or removes it: that needs what the last start was told, and neither
+    a network nor a file that may be wrong since.
     """
     environ = dict(os.environ) if environ is None else environ
-    values = _read_file(path or layout.CONFIGURATION, required=path is not None)
-    for name in _VARIABLES:
-        if environ.get(_VARIABLES[name]):
-            values[name] = environ[_VARIABLES[name]]
-    values |= last_start() if again else {}
+    values = last_start() if again else {}
+    if not values:
+        values = _read_file(path or layout.CONFIGURATION, required=path is not None)
+        told = {name: environ.get(variable) for name, variable in _VARIABLES.items()}
+        values |= {name: text for name, text in told.items() if text}
     values |= {name: value for name, value in flags.items() if value not in (None, [], ())}
     if role == "agent":
         values = {name: value for name, value in values.items() if name not in _ONLY_SERVER}
     elif not again:
         values = _as_made(values)
     found = replace(Configuration(), **{name: _parse(name, values[name]) for name in values})
-    return _complete(found, role)
+    return found if again else _complete(found, role)
 
 
 _FOR_GOOD = ("cni", "cluster_cidr", "service_cidr", "cluster_domain")
