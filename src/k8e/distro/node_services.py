@@ -72,7 +72,8 @@ class NodeServices:
         for component in (kubelet, *others):
             self._supervisor.add(component)
         if self.node.cni == "cilium":
-            self._supervisor.add(cilium.agent(self.node, self._components))
+            # It copies some hundred files, for which the other components need not wait.
+            self._supervisor.add(await asyncio.to_thread(cilium.agent, self.node, self._components))
         tell("kubelet starts")
 
     async def load_images(self) -> None:
