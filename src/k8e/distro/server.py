@@ -82,6 +82,7 @@ class Server:
         self._tasks.add(images)
         self._tell("etcd, API server and containerd start")
         api = await self._reach_api()
+        configuration.note_made(self.config)  # not before: a first start that failed binds nobody
         self._tell("API server is ready")
         for component in others:  # they end if they are not given what they ask for at once
             self._supervisor.add(component)
@@ -124,7 +125,6 @@ class Server:
         self.layout.make_server()
         preflight.note_release(self.layout)
         configuration.remember(config)
-        configuration.note_made(config)
         control_plane.write_certificates(config)
         control_plane.write_policies(config)
         self._write_token()
