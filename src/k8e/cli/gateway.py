@@ -99,13 +99,17 @@ def status(options: argparse.Namespace) -> int:
     return _health(cluster)
 
 
+_CLUSTER_MARKS = ("/etc/k8e/installed.json", "/var/lib/k8e/release.json")
+"""What the start of a server or an agent leaves; a first look must load nothing of it."""
+
+
 def _cluster() -> dict[str, Any]:
     """The state of this machine's cluster, as far as the caller may read it."""
-    if not os.access("/var/lib/k8e/release.json", os.R_OK):
+    if not any(os.access(path, os.R_OK) for path in _CLUSTER_MARKS):
         return {}
-    from k8e.distro import layout, status
+    from k8e.distro import configuration, status
 
-    return {"cluster": status.read(layout.Layout())}
+    return {"cluster": status.read(configuration.last_layout())}
 
 
 def _health(cluster: dict[str, Any]) -> int:

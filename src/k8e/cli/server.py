@@ -147,15 +147,13 @@ def _run(options: argparse.Namespace, role: str) -> int:
         if name not in ("action", "answers_ok", "config", "detach", "handler")
     }
     path = Path(options.config) if options.config else None
-    if options.action != "run":
-        flags["server"] = flags.get("server") or "https://none:1"  # a stop needs no server
-    config = configuration.load(flags, role=role, path=path)
+    config = configuration.load(flags, role=role, path=path, again=options.action != "run")
     if options.action == "stop":
-        launch.stop(config)
+        launch.stop(config, role)
         output.answer({"ok": True, "running": False})
         return 0
     if options.action == "uninstall":
-        output.answer({"ok": True, "removed": launch.uninstall(config, _tell())})
+        output.answer({"ok": True, "removed": launch.uninstall(config, role, _tell())})
         return 0
     return _serve(config, role, detach=options.detach)
 

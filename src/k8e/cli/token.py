@@ -102,10 +102,13 @@ def rotate(options: argparse.Namespace) -> int:
 def _answer(
     options: argparse.Namespace, work: Callable[[Api, Layout], Awaitable[dict[str, Any]]]
 ) -> int:
+    from k8e.distro import configuration
     from k8e.distro import layout as places
     from k8e.kubernetes.api import by_kubeconfig
 
-    layout = places.Layout(Path(options.data_dir) if options.data_dir else places.DATA)
+    layout = (
+        places.Layout(Path(options.data_dir)) if options.data_dir else configuration.last_layout()
+    )
 
     async def run() -> dict[str, Any]:
         api = by_kubeconfig(places.own_identity(layout))
