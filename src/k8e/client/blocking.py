@@ -73,8 +73,8 @@ class SandboxClient(GatewayClient):
     def close(self) -> None:
         """Destroy the client's own sessions, if it made any, and close its connections.
 
-        Programs end whose output is still being iterated over, and interactive programs. Later
-        calls of the client or its handles are refused (ClientClosed).
+        Interactive programs end, and those whose output is still being iterated over. Later calls
+        of the client or its handles are refused (ClientClosed).
         """
         with self._own_lock:
             own, self._own = self._own, {}
