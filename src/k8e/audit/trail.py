@@ -1,6 +1,7 @@
 """The audit trail of a gateway: writing rows, counting floods, changes without a row yet.
 
-A gateway that is killed in between leaves the file, and the next one makes a row of it.
+If a gateway is killed while a change is under way, a file of the change stays, and the next gateway
+makes a row of it.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ class Folding:
     def admit(self, kind: Kind, now: float, group: Kind | None = None) -> bool:
         """Whether this one gets a row of its own; otherwise it is counted.
 
-        Kinds of which there can be any number belong to a ``group``, which has a bound too; what is
-        beyond that is counted as the group's.
+        Kinds that can be of any number belong to a ``group``, which has a bound too; further rows
+        are counted for the group.
         """
         count = self._counts.get(kind)
         if count is not None and count.rows >= BURST:
@@ -77,7 +78,7 @@ class Folding:
         return True
 
     def over(self, now: float) -> Iterator[tuple[Kind, int]]:
-        """Kinds whose window has ended, or that are too many, each with what was only counted."""
+        """Kinds whose window has ended, or that are surplus, each with its count."""
         while self._counts:
             kind, count = next(iter(self._counts.items()))
             if now < count.began + WINDOW and len(self._counts) <= MAX_KINDS:
@@ -94,7 +95,7 @@ MAX_BYTES = 64 << 10
 
 
 class Begun(NamedTuple):
-    """A change that began, and perhaps ended."""
+    """A change that began, and may have ended."""
 
     act: Act
     action: str
@@ -126,7 +127,7 @@ class PendingChanges:
                 path.unlink(missing_ok=True)
 
     def left(self) -> Iterator[Begun]:
-        """The changes that the gateway before us had begun; each is forgotten when handled."""
+        """The unfinished changes of the gateway before; each is forgotten when handled."""
         paths = sorted(self._folder.iterdir()) if self._folder.is_dir() else []
         for path in paths:
             found = _read(path)
@@ -158,12 +159,12 @@ def _read(path: Path) -> Begun | None:
 CONTENTS = ("commands", "hashes", "all")
 """How commands and code are stored: commands as text and code as hash, both as hash, or both as
 text."""
-MAX_CODE = 8 << 10  # bytes of the text of code or of a command, where it is kept
+MAX_CODE = 8 << 10  # bytes of the text of code or of a command, where text is kept
 SYNC_SECONDS = 1.0
 PRUNE_SECONDS = 60.0
 IDLE_SECONDS = 3600.0  # after which to look for old rows, where nothing happens
 FOLLOW_SECONDS = 0.1
-MAX_FOLLOWERS = 64  # calls of all who are no admins that wait for rows
+MAX_FOLLOWERS = 64  # waiting calls of all principals that are no admins
 GATEWAY = AuditCaller("", "gateway")
 _REFUSALS = frozenset(
     (
@@ -181,7 +182,7 @@ _KEY = re.compile(r"(k8e-)[0-9a-f]{16,}")
 
 
 class Trail:
-    """Adds rows, one after the other, on the gateway's event loop."""
+    """Appends rows, in order, on the gateway's event loop."""
 
     def __init__(
         self, folder: Path, *, max_bytes: int, max_age: float, content: str = CONTENTS[0]
@@ -234,8 +235,8 @@ class Trail:
     ) -> None:
         """Write a row, on behalf of ``act`` or of the current caller.
 
-        It does not fail: a full disk must not stop callers that could make room. What could not
-        be written is counted, and the next row that can be says so.
+        It does not fail: a full disk must not stop callers that could make room. Lost rows are
+        counted, and the next row that can be written says so.
         """
         told = {name: to_json(value) for name, value in detail.items() if value is not None}
         self._record(action, outcome, session, owner, act or audit_act.current(), told)
@@ -243,7 +244,8 @@ class Trail:
     def admit(self) -> None:
         """Refuse an operation that is about to begin if its rows could not be written.
 
-        Not asked of what makes things safer: a key is deleted, and a session ended, all the same.
+        Not called for operations that make things safer: keys are deleted, and sessions ended, all
+        the same.
         """
         if not self._writer.has_room():
             raise errors.LimitExceeded(
@@ -310,7 +312,7 @@ class Trail:
         self._record(kind, outcome, session.session_id, session.owner, audit_act.current(), detail)
 
     def _asked(self, detail: dict[str, str], call: dict[str, Any]) -> dict[str, str]:
-        """Code and commands as rows have them. Never their environment, nor their input."""
+        """The code and commands of a call, as rows have them; never their environment or input."""
         code = call.get("code")
         what = "code" if isinstance(code, bytes) else "command"
         data = code if isinstance(code, bytes) else _bytes(call)
@@ -359,8 +361,8 @@ class Trail:
     # Keeping.
 
     async def _keep(self) -> None:
-        """Bring rows to the disk, and remove the oldest; neither holds up the event loop."""
-        pruned = -PRUNE_SECONDS  # at once: the one before us may have died at it
+        """Sync rows to the disk, and remove the oldest; neither blocks the event loop."""
+        pruned = -PRUNE_SECONDS  # at once: the gateway before may have died while it pruned
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(IDLE_SECONDS):
@@ -446,7 +448,7 @@ class Trail:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(deadline):
                     await news.wait()
-                    await asyncio.sleep(FOLLOW_SECONDS)  # so that many rows are one look
+                    await asyncio.sleep(FOLLOW_SECONDS)  # so that many rows take one look
 
     async def verify(self, expected: ChainLink | None = None, who: str = "") -> Checked:
         """Check the chain, also against what this gateway remembers of its end."""
@@ -469,7 +471,7 @@ class Trail:
 
 
 def _host(peer: str) -> str:
-    """A stranger's address without its port; one host may have many of IPv6."""
+    """A stranger's address without its port; one host may have many addresses of IPv6."""
     return access.group(peer.rpartition(":")[0].strip("[]"))
 
 
@@ -488,7 +490,7 @@ def _is_denial(kind: str, fields: dict[str, Any]) -> bool:
 
 
 def _bytes(call: dict[str, Any]) -> bytes:
-    """A command's arguments, each with the zero that ends it."""
+    """A command's arguments, each with the NUL that ends it."""
     argv: list[str] = call.get("argv") or []
     return b"".join(part.encode("utf-8", "surrogateescape") + b"\0" for part in argv)
 
