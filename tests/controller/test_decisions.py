@@ -201,7 +201,7 @@ def test_a_member_is_fresh_until_what_counts_of_its_template_changes() -> None:
 
 def test_an_adoption_names_the_version_that_it_was_decided_on() -> None:
     taken = stored(claim("mine"), labels={resources.CREATED_BY: "somebody"})
-    patch = blueprints.adoption(taken, member("41"))["metadata"]
+    patch = blueprints.adoption(taken, member("41"), 0.0)["metadata"]
     assert patch["resourceVersion"] == "41"
     assert [one["uid"] for one in patch["ownerReferences"]] == ["uid-mine"]
     assert patch["labels"][resources.POOL_HASH] is None
@@ -293,16 +293,16 @@ def test_names_of_members_fit_however_long_their_pools_name_is() -> None:
 # Manifests.
 
 
-@pytest.mark.parametrize("part", ["core", "extensions"])
+@pytest.mark.parametrize("part", deployment.PARTS)
 def test_manifests_are_rendered_from_one_source(part: str, pytestconfig: pytest.Config) -> None:
-    name = {"core": "manifest.yaml", "extensions": "extensions.yaml"}[part]
+    name = "manifest.yaml" if part == "core" else f"{part}.yaml"
     file = pytestconfig.rootpath / "deploy/agent-sandbox" / name
     told = f"k8e manifests render {part} > deploy/agent-sandbox/{name}"
     assert file.read_text("utf-8") == deployment.render(part), told
 
 
 def test_definitions_fit_into_the_annotation_of_kubectl_apply() -> None:
-    for item in (*definitions.core(), *definitions.extensions()):
+    for item in (*definitions.core(), *definitions.extensions(), *definitions.legacy()):
         assert len(json.dumps(item, separators=(",", ":"))) < ANNOTATION_LIMIT
 
 

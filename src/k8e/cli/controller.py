@@ -28,6 +28,7 @@ def add_controller(commands: Commands) -> None:
         "--kubeconfig", metavar="PATH", help="of the cluster; in a pod its service account"
     )
     _add_switch(parser, "--extensions", "serve claims, templates and warm pools too (true)")
+    _add_switch(parser, "--legacy", "serve the kinds of early write-ups too, as today's (false)")
     _add_switch(parser, "--leader-elect", "one active controller of many, by a Lease (true)")
     parser.add_argument("--leader-election-namespace", metavar="NAME", help="of the Lease")
     parser.add_argument("--leader-election-id", metavar="NAME", help="of the Lease")
@@ -74,6 +75,7 @@ def controller(options: argparse.Namespace) -> int:
     given: dict[str, Any] = {
         "kubeconfig": Path(options.kubeconfig) if options.kubeconfig else None,
         "extensions": options.extensions,
+        "legacy": options.legacy,
         "leader_elect": options.leader_elect,
         "leader_election_namespace": options.leader_election_namespace,
         "leader_election_id": options.leader_election_id,

@@ -21,11 +21,14 @@ def add_manifests(commands: Commands) -> None:
     below = group.commands(required=True)
     render_parser = below.add(
         "render",
-        "print what serves Sandbox (core), and claims, templates and warm pools (extensions)",
+        "print what serves Sandbox (core), and claims, templates and warm pools (extensions); "
+        "extensions-legacy also serves the kinds of early write-ups",
         "k8e manifests render extensions",
         render,
     )
-    render_parser.add_argument("part", choices=("core", "extensions"), help="what to print")
+    render_parser.add_argument(
+        "part", choices=("core", "extensions", "extensions-legacy"), help="what to print"
+    )
     render_parser.add_argument("--image", metavar="IMAGE", help="of the controller's Deployment")
     upgrade_parser = below.add(
         "upgrade",

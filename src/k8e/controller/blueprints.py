@@ -6,7 +6,7 @@ import functools
 import json
 from typing import Any
 
-from k8e.controller import policies, resources
+from k8e.controller import additions, policies, resources
 from k8e.controller.resources import Object
 from k8e.kubernetes.api import entries, section
 
@@ -87,7 +87,11 @@ def is_fresh(sandbox: Object, template: Object) -> bool:
         return False
     if labels.get(resources.BLUEPRINT_HASH) == blueprint_hash(template):
         return True
-    # Another controller's hash says nothing: what counts is what is there.
+    return is_made_of(sandbox, template)  # another controller's hash says nothing
+
+
+def is_made_of(sandbox: Object, template: Object) -> bool:
+    """Whether a sandbox is what a template makes today, by what is in it and not by its labels."""
     wanted, has = blueprint(template), sandbox["spec"]
     parts = ("volumeClaimTemplates", "service")
     same = all((wanted.get(part) or None) == (has.get(part) or None) for part in parts)
@@ -123,7 +127,10 @@ def member(pool: Object, template: Object, name: str) -> Object:
         "generateName": f"{pool_name}-",
         "namespace": namespace,
         "labels": labels,
-        "annotations": {resources.TEMPLATE_REF: template["metadata"]["name"]},
+        "annotations": {
+            resources.TEMPLATE_REF: template["metadata"]["name"],
+            **additions.inherited(template),
+        },
         "ownerReferences": [resources.owner_reference(pool, resources.POOL)],
     }
     return _sandbox(metadata, blueprint(template))
@@ -166,7 +173,11 @@ def cold_sandbox(claim: Object, template: Object) -> Object:
         "name": claim["metadata"]["name"],
         "namespace": claim["metadata"]["namespace"],
         "labels": labels,
-        "annotations": {resources.TEMPLATE_REF: name, **_trace(claim)},
+        "annotations": {
+            resources.TEMPLATE_REF: name,
+            **additions.inherited(template, claim),
+            **_trace(claim),
+        },
         "ownerReferences": [resources.owner_reference(claim, resources.CLAIM)],
     }
     return _sandbox(made, spec)
@@ -186,7 +197,7 @@ def _trace(claim: Object) -> dict[str, str]:
     return {resources.TRACE: found} if found else {}
 
 
-def adoption(claim: Object, sandbox: Object) -> Object:
+def adoption(claim: Object, sandbox: Object, now: float) -> Object:
     """The one patch by which a member of a pool becomes a claim's; Rejected if it may not.
 
     It names the version that it was decided on, so of two claims at most one gets it.
@@ -206,6 +217,10 @@ def adoption(claim: Object, sandbox: Object) -> Object:
         },
         "annotations": {resources.POD_NAME: sandbox["metadata"]["name"], **_trace(claim)},
     }
+    own = additions.inherited(sandbox, claim)
+    metadata["annotations"] |= own
+    if additions.IDLE_SECONDS in own:  # it was ready for long, in its pool
+        metadata["annotations"] |= additions.activity(now)["metadata"]["annotations"]
     patch: Object = {"metadata": metadata}
     pod: Object = {}
     for part, values in section(claim["spec"], "additionalPodMetadata").items():

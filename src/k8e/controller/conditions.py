@@ -61,6 +61,8 @@ class Found:
     foreign_pod: bool = False
     """A pod of somebody else has the sandbox's name."""
     problem: Problem | None = None
+    replaced_in: float | None = None
+    """Seconds until the failed pod is replaced; None if it is not."""
 
     @property
     def pod(self) -> Object | None:
@@ -95,7 +97,8 @@ def status(sandbox: Object, found: Found, *, domain: str, now: float) -> Object:
     pod = found.pod
     if pod is not None:
         wanted.append(_scheduled(pod))
-    if pod is not None and pod["status"].get("phase") in TERMINAL:
+    ended = pod is not None and pod["status"].get("phase") in TERMINAL
+    if pod is not None and ended and found.replaced_in is None:
         wanted.append(_finished(pod))
     name = sandbox["metadata"]["name"]
     made: Object = {
@@ -128,6 +131,9 @@ def ready(sandbox: Object, found: Found) -> Object:
     if desired.is_suspended(sandbox):
         return condition(READY, "False", SANDBOX_SUSPENDED, "Sandbox is suspended")
     pod = found.pod
+    if pod is not None and found.replaced_in is not None:
+        message = f"{_end_of(pod)}; it will be replaced"
+        return condition(READY, "False", DEPENDENCIES_NOT_READY, message)
     if pod is not None and (reason := TERMINAL.get(pod["status"].get("phase", ""))):
         return condition(READY, "False", reason, _end_of(pod))
     usable, message = _usable(pod)

@@ -21,6 +21,7 @@ from k8e.controller.cache import Cache, trim_pod
 from k8e.controller.claims import ClaimController
 from k8e.controller.election import Election
 from k8e.controller.events import Events
+from k8e.controller.legacy import LegacyController
 from k8e.controller.metrics import Metrics
 from k8e.controller.sandboxes import SandboxController
 from k8e.controller.store import RightOfWay, Store
@@ -35,6 +36,7 @@ _CORE = (resources.SANDBOX, "Pod", "PersistentVolumeClaim", "Service")
 _EXTENSIONS = (resources.CLAIM, resources.POOL, resources.TEMPLATE, "NetworkPolicy")
 _PARTS = ("Pod", "PersistentVolumeClaim", "Service")
 _CLAIM_CALLS, _CALLS = 16, 6
+_LEGACY_WORKERS = 4
 _PROBE_SECONDS = 2.0
 
 
@@ -44,6 +46,7 @@ class Options:
 
     kubeconfig: Path | None = None
     extensions: bool = True
+    legacy: bool = False
     leader_elect: bool = True
     leader_election_namespace: str = resources.SYSTEM_NAMESPACE
     leader_election_id: str = f"{resources.CONTROLLER}.k8e"
@@ -84,6 +87,9 @@ class Controller:
         self.metrics = Metrics()
         api, claims_api = connect(), connect()
         kinds = (*_CORE, *_EXTENSIONS) if options.extensions else _CORE
+        legacy = options.extensions and options.legacy
+        if legacy:
+            kinds = (*kinds, *resources.LEGACY_KINDS)
         self.caches = {kind: _cache(connect(), kind) for kind in kinds}
         events = Events(connect())
         way = RightOfWay()
@@ -117,7 +123,9 @@ class Controller:
                 pools.queue.run(options.pool_workers),
                 templates.queue.run(options.template_workers),
             ]
-            self.metrics.follow(self.caches[resources.SANDBOX], self.caches[resources.POOL])
+            if legacy:
+                self._works.append(LegacyController(store, events).queue.run(_LEGACY_WORKERS))
+        self.metrics.follow(self.caches[resources.SANDBOX], self.caches.get(resources.POOL))
 
     def is_synced(self) -> bool:
         return all(cache.synced.is_set() for cache in self.caches.values())

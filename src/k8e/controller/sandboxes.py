@@ -7,13 +7,13 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from k8e.controller import conditions, desired, resources
+from k8e.controller import additions, conditions, desired, resources
 from k8e.controller.conditions import Found, Problem
 from k8e.controller.events import Events
 from k8e.controller.queue import WorkQueue
 from k8e.controller.resources import Key, Object, key_of, uid_of
 from k8e.controller.store import RightOfWay, Store
-from k8e.kubernetes.api import CONFLICT, ApiError, entries, section
+from k8e.kubernetes.api import CONFLICT, FORBIDDEN, ApiError, entries, section
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,6 @@ _FOREIGN_SECONDS = 10.0
 _INVALID_SECONDS = 300.0
 _DEFERRED_SECONDS = 1.0
 _PERMANENT = (400, 422)
-_FORBIDDEN = 403
 
 
 def by_owner(item: Object) -> tuple[str, ...]:
@@ -90,15 +89,42 @@ class SandboxController:
             if wait <= 0:
                 return await self._expire(sandbox)
             wait = max(wait, _LEAST_WAIT)
+        if (left := await self._suspend_if_idle(sandbox)) is not None:
+            wait = min(left, wait or left)
+        sandbox = self._sandboxes.get(key)
+        if sandbox is None:
+            return None
         found, failure = await self._look(sandbox)
         soon = await self._tell(sandbox, found)
         if failure is not None:
             raise failure
+        if found.replaced_in is not None:
+            wait = min(found.replaced_in, wait or found.replaced_in)
         if found.foreign_pod:
             soon = _FOREIGN_SECONDS
         elif found.problem is not None and found.problem.reason == conditions.INVALID_CONFIGURATION:
             soon = _INVALID_SECONDS
         return min((one for one in (wait, soon) if one is not None), default=None)
+
+    async def _suspend_if_idle(self, sandbox: Object) -> float | None:
+        """Suspend a sandbox that is without traffic for too long; how long it may be so yet."""
+        if wrong := additions.invalid(sandbox):
+            self._events.warn(sandbox, resources.SANDBOX, "InvalidAnnotation", wrong)
+        if additions.SUSPENDED_BY in resources.annotations_of(sandbox):
+            if not desired.is_suspended(sandbox):  # somebody has woken it
+                patch = additions.awake(self._now())
+                await self._store.patch(resources.SANDBOX, sandbox, patch)
+            return None
+        if desired.is_suspended(sandbox):
+            return None
+        left = additions.idle_left(sandbox, self._now())
+        if left is None or left > 0:
+            return left
+        await self._store.patch(resources.SANDBOX, sandbox, additions.suspension(sandbox))
+        limit = resources.annotations_of(sandbox)[additions.IDLE_SECONDS]
+        message = f"Suspended after {limit} s without traffic"
+        self._events.normal(sandbox, resources.SANDBOX, "SandboxIdle", message)
+        return None
 
     def _owned(self, kind: str, sandbox: Object) -> list[Object]:
         return self._store.cache(kind).by(BY_OWNER, uid_of(sandbox))
@@ -129,7 +155,7 @@ class SandboxController:
             lasting = error.status in _PERMANENT
             reason = conditions.INVALID_CONFIGURATION if lasting else conditions.RECONCILER_ERROR
             problem = Problem(reason, str(error.body.get("message") or error))
-            if error.status in (*_PERMANENT, _FORBIDDEN):
+            if error.status in (*_PERMANENT, FORBIDDEN):
                 self._events.warn(sandbox, resources.SANDBOX, reason, problem.message)
             return replace(found, problem=problem), None if lasting else error
         return found, None
@@ -151,6 +177,8 @@ class SandboxController:
             return replace(found, pods=[made])
         if resources.is_going(pod):
             return found
+        if additions.is_replaced(sandbox, pod):
+            return await self._replace(sandbox, found, pod)
         if patch := desired.metadata_patch(sandbox, pod):
             if resources.owner_uid(sandbox, resources.CLAIM):
                 await self._way.wait()  # whoever claimed it does not wait for a label
@@ -163,6 +191,17 @@ class SandboxController:
                     return replace(found, pods=[])
                 raise
         return replace(found, pods=[pod])
+
+    async def _replace(self, sandbox: Object, found: Found, pod: Object) -> Found:
+        """Delete a failed pod when it is time to: that it is missing is what makes a new one."""
+        when = additions.replacement(sandbox, pod, self._now())
+        if when.left > 0:
+            return replace(found, replaced_in=when.left)
+        await self._store.patch(resources.SANDBOX, sandbox, additions.recreated(when.count + 1))
+        why = pod["status"].get("message") or pod["status"].get("reason") or "its program failed"
+        self._events.warn(sandbox, resources.SANDBOX, "PodRecreated", f"Pod is replaced: {why}")
+        await self._store.delete("Pod", pod)
+        return replace(found, pods=self._owned("Pod", sandbox))
 
     async def _without_pod(self, sandbox: Object, found: Found) -> Found:
         pod = found.pod
@@ -204,12 +243,15 @@ class SandboxController:
         found = await self._store.read(kind, key)
         if found is None:  # it went in this moment
             raise ApiError(CONFLICT, {"message": "it is being deleted"}, f"{kind} {key[1]}")
+        labels = {resources.NAME_HASH: resources.name_hash(sandbox["metadata"]["name"])}
         if resources.is_controlled_by(found, sandbox):
-            return found
+            if labels.items() <= resources.labels_of(found).items():
+                return found
+            # Without its label it is not followed: somebody has removed that.
+            return await self._store.patch(kind, found, {"metadata": {"labels": labels}})
         why = _why_not(kind, sandbox, found)
         if why:
             raise _Foreign(kind, key, why)
-        labels = {resources.NAME_HASH: resources.name_hash(sandbox["metadata"]["name"])}
         owner = resources.owner_reference(sandbox, resources.SANDBOX)
         metadata: Object = {
             "resourceVersion": found["metadata"]["resourceVersion"],

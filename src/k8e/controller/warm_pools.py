@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from dataclasses import dataclass
 
-from k8e.controller import blueprints, conditions, resources
+from k8e.controller import additions, blueprints, conditions, resources
 from k8e.controller.events import Events
 from k8e.controller.queue import WorkQueue
 from k8e.controller.resources import Key, Object, key_of, uid_of
@@ -35,6 +36,39 @@ def _hash_words(sandbox: Object) -> tuple[str, ...]:
     return (f"{sandbox['metadata']['namespace']}/{found}",) if found else ()
 
 
+@dataclass
+class Pace:
+    """How fast a pool may be filled, by its annotations; without them, at once."""
+
+    full: bool = False
+    short_since: float | None = None
+    tokens: float = 1.0
+    at: float | None = None
+
+    def allow(self, pool: Object, missing: int, now: float) -> tuple[int, float | None]:
+        """How many members to make now, and after how many seconds to ask again.
+
+        The delay is for members that claims took: a new pool is filled without it.
+        """
+        if missing <= 0:
+            self.full, self.short_since = True, None
+            return 0, None
+        if self.short_since is None:
+            self.short_since = now
+        delay = additions.seconds(pool, additions.REPLENISH_DELAY)
+        if self.full and delay is not None and now < self.short_since + delay:
+            return 0, self.short_since + delay - now
+        rate = additions.seconds(pool, additions.REPLENISH_RATE)
+        if rate is None:
+            return missing, None
+        most = max(rate, 1.0)
+        earned = (now - self.at) * rate if self.at is not None else most
+        self.tokens, self.at = min(self.tokens + earned, most), now
+        count = min(missing, int(self.tokens))
+        self.tokens -= count
+        return count, (1.0 - self.tokens % 1.0) / rate if missing > count else None
+
+
 class WarmPoolController:
     """Brings each SandboxWarmPool to what its spec says."""
 
@@ -47,6 +81,7 @@ class WarmPoolController:
         self._pools, self._templates = store.cache(resources.POOL), store.cache(resources.TEMPLATE)
         self._sandboxes = store.cache(resources.SANDBOX)
         self._told: dict[str, float] = {}
+        self._paces: dict[str, Pace] = {}
         self._sandboxes.add_index(BY_HASH, _hash_words)
         self._sandboxes.tell(self._sandbox_changed)
         self._pools.tell(self._pool_changed)
@@ -66,9 +101,12 @@ class WarmPoolController:
             if pool["metadata"]["namespace"] == namespace and template in ("", reference):
                 self.queue.add(key_of(pool))
 
-    def _pool_changed(self, _before: Object | None, after: Object | None) -> None:
+    def _pool_changed(self, before: Object | None, after: Object | None) -> None:
         if after is not None:
             self.queue.add(key_of(after))
+        elif before is not None:
+            self._paces.pop(uid_of(before), None)
+            self._told.pop(uid_of(before), None)
 
     def _template_changed(self, before: Object | None, after: Object | None) -> None:
         if after is not None and (before is None or before["spec"] != after["spec"]):
@@ -79,22 +117,28 @@ class WarmPoolController:
         pool = self._pools.get(key)
         if pool is None or resources.is_going(pool):
             return None
+        if wrong := additions.invalid(pool):
+            self._events.warn(pool, resources.POOL, "InvalidAnnotation", wrong)
         await self._way.wait()
         template = self._templates.get((key[0], pool["spec"]["sandboxTemplateRef"]["name"]))
         members = await self._members(pool, template)
         if template is not None:
             members = await self._without_stale(pool, template, members)
-        wait = await self._replace_stuck(pool, members)
+        stuck, later = await self._replace_stuck(pool, members), None
         wanted = pool["spec"].get("replicas", 1)
         staying = [one for one in members if not resources.is_going(one)]
+        missing = wanted - len(members)
         if len(staying) > wanted:
             await self._shrink(staying, len(staying) - wanted)
-        elif template is not None and len(members) < wanted:
-            await self._fill(pool, template, min(wanted - len(members), _MOST_AT_ONCE))
+        elif template is not None:
+            now = asyncio.get_running_loop().time()
+            pace = self._paces.setdefault(uid_of(pool), Pace())
+            allowed, later = pace.allow(pool, missing, now)
+            await self._fill(pool, template, min(allowed, _MOST_AT_ONCE))
         soon = await self._tell(pool)
-        if template is not None and self._count(pool) < wanted:
+        if template is not None and missing > _MOST_AT_ONCE and later is None:
             self.queue.add(key)
-        return min((one for one in (wait, soon) if one is not None), default=None)
+        return min((one for one in (stuck, later, soon) if one is not None), default=None)
 
     def _of(self, pool: Object) -> list[Object]:
         namespace, name = key_of(pool)
@@ -103,17 +147,20 @@ class WarmPoolController:
     def _owned(self, pool: Object) -> list[Object]:
         return [one for one in self._of(pool) if resources.is_controlled_by(one, pool)]
 
-    def _count(self, pool: Object) -> int:
-        return len(self._owned(pool))
-
     async def _members(self, pool: Object, template: Object | None) -> list[Object]:
-        """The pool's sandboxes; of those that nobody owns, fresh ones are taken in."""
+        """The pool's sandboxes; of those that nobody owns, fresh ones are taken in.
+
+        Anybody may have made one and given it labels, so it is compared with the template. One
+        that was a claim's is never taken in again.
+        """
         for one in self._of(pool):
             if resources.controller_of(one) is not None or resources.is_going(one):
                 continue
             if template is None:
                 continue
-            if not blueprints.is_fresh(one, template):
+            if resources.CLAIM_UID in resources.labels_of(one):
+                continue
+            if not (blueprints.is_fresh(one, template) and blueprints.is_made_of(one, template)):
                 await self._delete(one)
                 continue
             owner = resources.owner_reference(pool, resources.POOL)
