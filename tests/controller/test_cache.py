@@ -89,9 +89,7 @@ def _words(before: Object | None, after: Object | None) -> str:
 
 
 @pytest.fixture
-async def follower(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncGenerator[Follower]:
+async def follower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Follower]:
     monkeypatch.setattr(caches, "_FIRST_PAUSE", 0.01)
     signer = certificates.authority(tmp_path, "ca")
     certificates.leaf(signer, Subject("web", hosts=("127.0.0.1",)), tmp_path / "web", days=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
@@ -290,3 +291,79 @@ def test_a_sandbox_that_claims_to_be_of_a_pool_is_not_handed_out(cluster: Sandbo
     cluster.wait_ready("sandbox", "poison")
     cluster.apply(claim("careful"))
     assert sandbox_of(cluster.wait_ready("sandboxclaim", "careful")) == "careful"
+
+
+def test_a_claim_cannot_name_a_member_of_another_pool_as_its_own(cluster: SandboxCluster) -> None:
+    cluster.apply(template("secret"), pool("secret", 1, "secret"), template(), pool(replicas=0))
+    cluster.wait_pool("secret", 1)
+    [other] = cluster.list("sandbox")
+    name = other["metadata"]["name"]
+    thief = claim("thief")
+    thief["metadata"]["annotations"] = {"agents.x-k8s.io/sandbox-name": name}
+    cluster.apply(thief)
+    assert sandbox_of(cluster.wait_ready("sandboxclaim", "thief")) == "thief"
+    [owner] = cluster.get("sandbox", name)["metadata"]["ownerReferences"]
+    assert owner["kind"] == "SandboxWarmPool"
+
+
+def test_a_claim_whose_name_was_taken_gets_its_sandbox_when_that_is_free(
+    cluster: SandboxCluster,
+) -> None:
+    cluster.apply(template(), pool(replicas=0), sandbox("held"), claim("held"))
+    cluster.wait_reason("sandboxclaim", "held", "ReconcilerError")
+    cluster.kubectl("delete", "sandbox", "held")
+    assert sandbox_of(cluster.wait_ready("sandboxclaim", "held")) == "held"
+
+
+def test_a_quota_that_is_used_up_is_told_and_the_claim_goes_on_when_there_is_room(
+    cluster: SandboxCluster,
+) -> None:
+    cluster.apply(template(), pool(replicas=0))
+    none = {"count/sandboxes.agents.x-k8s.io": "0"}
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}}
+    cluster.apply({**quota, "spec": {"hard": none}})
+    # Nobody counts here what is used, so the test says so.
+    status = {"status": {"hard": none, "used": none}}
+    cluster.patch("resourcequota", "none", status, "--subresource=status")
+    trial = json.dumps({**sandbox("trial"), "metadata": {"generateName": "trial-"}})
+    eventually(
+        "the quota holds",
+        lambda: (
+            "quota"
+            in cluster.kubectl("create", "--dry-run=server", "-f", "-", check=False, text=trial)
+        ),
+    )
+    cluster.apply(claim("waits"))
+    found = cluster.wait_reason("sandboxclaim", "waits", "ReconcilerError")
+    assert "quota" in condition(found, "Ready")["message"]
+    cluster.kubectl("delete", "resourcequota", "none")
+    cluster.wait_ready("sandboxclaim", "waits")
+
+
+def test_a_claim_that_names_no_end_gets_the_one_of_its_pool(cluster: SandboxCluster) -> None:
+    cluster.apply(template(), pool(replicas=0))
+    own = claim("own", lifecycle={"shutdownTime": in_seconds(3600)})
+    cluster.apply(claim("forgotten"), own)
+    cluster.wait_ready("sandboxclaim", "forgotten")
+    cluster.wait_ready("sandboxclaim", "own")
+    # Also for those that are there already: whoever forgot them will not come back.
+    cluster.kubectl("annotate", "swp", "pool", "sandbox.k8e.io/claim-seconds=1")
+    cluster.wait_gone("sandboxclaim", "forgotten")
+    cluster.wait_gone("sandbox", "forgotten")
+    assert cluster.get("sandboxclaim", "own")
+
+
+def test_an_expired_claim_stays_until_what_it_owned_is_gone_if_it_asks_for_that(
+    cluster: SandboxCluster,
+) -> None:
+    cluster.apply(template(), pool(replicas=0))
+    cluster.apply(claim("last"))
+    cluster.wait_ready("sandboxclaim", "last")
+    cluster.patch("pod", "last", {"metadata": {"finalizers": ["example.com/hold"]}})
+    ends = {"shutdownTime": in_seconds(0), "shutdownPolicy": "DeleteForeground"}
+    cluster.patch("sandboxclaim", "last", {"spec": {"lifecycle": ends}})
+    cluster.wait("pod", "last", lambda one: "deletionTimestamp" in one["metadata"])
+    kept = cluster.get("sandboxclaim", "last")["metadata"]
+    assert kept["finalizers"] == ["foregroundDeletion"]
+    cluster.patch("pod", "last", {"metadata": {"finalizers": None}})
+    cluster.wait_gone("sandboxclaim", "last")

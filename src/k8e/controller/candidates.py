@@ -91,8 +91,8 @@ class Candidates:
 def is_member(sandbox: Object, pool: str = "") -> bool:
     """Whether a sandbox is an idle member of the pool that owns it, and nothing else.
 
-    With a name, of that pool. The labels are the controller's; asking for them and for the owner keeps others from putting
-    a sandbox of their own into a pool.
+    With a name, of that pool. The labels are the controller's; asking for them and for the owner
+    keeps others from putting a sandbox of their own into a pool.
     """
     owner = resources.controller_of(sandbox)
     labels = resources.labels_of(sandbox)

@@ -1,4 +1,4 @@
-"""Kinds of early write-ups: SandboxTemplate, SandboxClaim and SandboxWarmPool of Sandbox's own group.
+"""Kinds of early write-ups: templates, claims and warm pools in the group of Sandbox.
 
 Each becomes today's object of its name, which it owns; what that says of itself is told in turn.
 Only where the switch ``--legacy`` is on: the names are those of today's kinds, so kubectl needs the
@@ -35,7 +35,9 @@ class LegacyController:
         self.queue: WorkQueue[Named] = WorkQueue("legacy", self.reconcile)
         for name, kind in resources.LEGACY_KINDS.items():
             store.cache(name).tell(lambda _, after, name=name: self._old_changed(name, after))
-            store.cache(kind).tell(lambda before, after, name=name: self._changed(name, before, after))
+            store.cache(kind).tell(
+                lambda before, after, name=name: self._changed(name, before, after)
+            )
 
     def _old_changed(self, name: str, after: Object | None) -> None:
         if after is not None:
@@ -59,11 +61,11 @@ class LegacyController:
             kind = resources.kind_of(name)
             message = f"{kind} of {resources.LEGACY_VERSION} is deprecated: k8e manifests upgrade"
             self._events.warn(old, name, "Deprecated", message)
-            for wanted in self._wanted(name, old):
-                has = await self._keep(name, old, wanted)
-            if has is None:
-                return await self._refuse(name, old)
-        if name != resources.LEGACY_TEMPLATE and has is not None:
+            kept = [await self._keep(name, old, wanted) for wanted in self._wanted(name, old)]
+            has = kept[-1]
+        if has is None:
+            return await self._refuse(name, old)
+        if name != resources.LEGACY_TEMPLATE:
             await self._tell(name, old, section(has, "status"))
         return None
 
@@ -80,9 +82,9 @@ class LegacyController:
             "metadata": metadata,
             "spec": copy.deepcopy(old["spec"]),
         }
-        if name == resources.LEGACY_CLAIM and "warmpool" not in item["spec"]:
-            if pool := self._pool_of(old):
-                item["spec"]["warmpool"] = pool
+        names_none = name == resources.LEGACY_CLAIM and "warmpool" not in old["spec"]
+        if names_none and (pool := self._pool_of(old)):
+            item["spec"]["warmpool"] = pool
         return upgrade.upgrade([item])[0]
 
     def _pool_of(self, claim: Object) -> str:
