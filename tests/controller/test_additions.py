@@ -55,16 +55,6 @@ def test_a_member_that_is_claimed_counts_as_used_in_that_moment() -> None:
     assert not any(name.startswith("sandbox.k8e.io/") for name in marks["annotations"])
 
 
-def test_traffic_wakes_what_was_idle_and_not_what_a_person_suspended() -> None:
-    item = annotated(sandbox("one", operatingMode="Suspended"), **{"suspended-by": "idle"})
-    assert additions.is_suspended_as_idle(item)
-    patch = additions.resumption(item, BEGAN)
-    assert patch["spec"] == {"operatingMode": "Running"}
-    assert patch["metadata"]["annotations"][additions.SUSPENDED_BY] is None
-    assert patch["metadata"]["resourceVersion"] == "7"
-    assert not additions.is_suspended_as_idle(stored(sandbox("two", operatingMode="Suspended")))
-
-
 @pytest.mark.parametrize(
     ("before", "lived", "pause"),
     [("0", 5, 0), ("1", 5, 10), ("3", 5, 40), ("30", 5, 300), ("30", 700, 0), ("nonsense", 5, 0)],

@@ -63,3 +63,24 @@ def test_a_second_controller_waits_and_takes_over(cluster: SandboxCluster) -> No
     cluster.stop_controller(first)
     cluster.apply(claim("next"))
     check_bindings(cluster, ["next"], replicas=1)
+
+
+def test_claims_are_served_while_the_database_is_slow(cluster: SandboxCluster) -> None:
+    cluster.apply(template(), pool(replicas=2))
+    cluster.wait_pool("pool", 2)
+    names = [f"slow-{number}" for number in range(4)]
+    cluster.plane.pause("etcd", 0.5)
+    cluster.apply(*(claim(name) for name in names))
+    for _ in range(3):
+        cluster.plane.pause("etcd", 0.5)
+    check_bindings(cluster, names, replicas=2)
+
+
+def test_pods_that_are_evicted_are_made_again_and_claims_keep_their_sandboxes(
+    cluster: SandboxCluster,
+) -> None:
+    cluster.apply(template(), pool(replicas=2), claim("kept"))
+    cluster.wait_ready("sandboxclaim", "kept")
+    cluster.wait_pool("pool", 2)
+    cluster.kubectl("delete", "pods", "--all", "--wait=false")
+    check_bindings(cluster, ["kept"], replicas=2)

@@ -22,7 +22,8 @@ RECREATE_FAILED = f"{GROUP}/recreate-failed"
 """``"true"``: a pod that has failed is replaced, after a pause that doubles."""
 INHERITED = (IDLE_SECONDS, RECREATE_FAILED)
 
-# Marks that the router and the controller set on a sandbox.
+# Marks on a sandbox. The controller sets who suspended it; the router says when it was used, and
+# wakes it by operatingMode, which takes that mark away.
 LAST_ACTIVE = f"{GROUP}/last-active"
 SUSPENDED_BY = f"{GROUP}/suspended-by"
 IDLE = "idle"
@@ -113,12 +114,6 @@ def suspension(sandbox: Object) -> Object:
     }
 
 
-def is_suspended_as_idle(sandbox: Object) -> bool:
-    """Whether traffic may wake a sandbox: one that a person suspended stays so."""
-    mode = sandbox["spec"].get("operatingMode")
-    return mode == "Suspended" and resources.annotations_of(sandbox).get(SUSPENDED_BY) == IDLE
-
-
 def activity(now: float) -> Object:
     """The patch that says that a sandbox is in use."""
     return {"metadata": {"annotations": {LAST_ACTIVE: conditions.timestamp(now)}}}
@@ -129,13 +124,6 @@ def awake(now: float) -> Object:
     patch = activity(now)
     patch["metadata"]["annotations"][SUSPENDED_BY] = None
     return patch
-
-
-def resumption(sandbox: Object, now: float) -> Object:
-    """The patch that wakes a sandbox, unless somebody has changed it meanwhile."""
-    patch = awake(now)
-    patch["metadata"]["resourceVersion"] = sandbox["metadata"]["resourceVersion"]
-    return {**patch, "spec": {"operatingMode": "Running"}}
 
 
 # Failed pods.
