@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from typing import Any
 
 import pytest
@@ -103,6 +104,19 @@ def test_the_time_of_a_condition_changes_with_its_status_alone() -> None:
     times = {one["type"]: one["lastTransitionTime"] for one in running["conditions"]}
     assert times["Ready"] == conditions.timestamp(3000)
     assert times["Suspended"] == conditions.timestamp(1000)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("1970-01-01T00:01:00Z", 60.0),
+        ("1970-01-01t00:01:00z", 60.0),
+        ("1970-01-01T01:01:00.123456789+01:00", 60.123456),
+        ("0000-01-01T00:00:00Z", -62135596800.0),
+    ],
+)
+def test_each_time_that_the_api_server_takes_is_understood(text: str, seconds: float) -> None:
+    assert conditions.seconds_of(text) == pytest.approx(seconds)
 
 
 def test_where_a_pod_went_can_wait_and_what_it_became_cannot() -> None:
@@ -299,6 +313,15 @@ def test_manifests_are_rendered_from_one_source(part: str, pytestconfig: pytest.
     file = pytestconfig.rootpath / "deploy/agent-sandbox" / name
     told = f"k8e manifests render {part} > deploy/agent-sandbox/{name}"
     assert file.read_text("utf-8") == deployment.render(part), told
+
+
+def test_each_test_that_the_reference_names_exists(pytestconfig: pytest.Config) -> None:
+    page = (pytestconfig.rootpath / "docs/reference/agent-sandbox.md").read_text("utf-8")
+    named = set(re.findall(r"`(test_\w+)`", page))
+    files = (pytestconfig.rootpath / "tests/controller").glob("test_*.py")
+    there = {name for file in files for name in re.findall(r"def (test_\w+)", file.read_text())}
+    assert len(named) > 20
+    assert named <= there, named - there
 
 
 def test_definitions_fit_into_the_annotation_of_kubectl_apply() -> None:

@@ -255,9 +255,12 @@ def _selector(labels: str) -> dict[str, str]:
 def _without_fields(item: Object) -> Object:
     """An object without what only other writers need."""
     item["metadata"].pop("managedFields", None)
+    if annotations := section(item["metadata"], "annotations"):
+        annotations.pop(_LAST_APPLIED, None)  # the whole object once more, as text
     return item
 
 
+_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _POD_METADATA = (
     *("name", "namespace", "uid", "resourceVersion", "labels", "annotations"),
     *("ownerReferences", "deletionTimestamp", "creationTimestamp"),

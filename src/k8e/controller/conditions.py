@@ -20,6 +20,7 @@ RECONCILER_ERROR, INVALID_CONFIGURATION = "ReconcilerError", "InvalidConfigurati
 MULTIPLE_PODS = "MultiplePods"
 TERMINAL = {"Succeeded": "PodSucceeded", "Failed": "PodFailed"}
 _LONGEST_MESSAGE = 1024
+_LONG_AGO = datetime.datetime(1, 1, 1, tzinfo=datetime.UTC).timestamp()
 # Reasons of a waiting container that pass by themselves, in a moment.
 _ORDINARY = ("ContainerCreating", "PodInitializing")
 # The kubelet goes to and fro between these; people need to be told once.
@@ -40,7 +41,12 @@ def precise_timestamp(seconds: float) -> str:
 
 def seconds_of(text: str) -> float:
     """A time of an object, as seconds since the epoch."""
-    return datetime.datetime.fromisoformat(text).timestamp()
+    try:
+        return datetime.datetime.fromisoformat(text.upper()).timestamp()
+    except ValueError:
+        if text.startswith("0000-"):  # valid for the API server; Python's years begin at 1
+            return _LONG_AGO
+        raise
 
 
 @dataclass(frozen=True)

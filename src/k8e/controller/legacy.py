@@ -20,7 +20,6 @@ from k8e.kubernetes.api import CONFLICT, NOT_FOUND, ApiError, section
 MADE_FROM = f"{GROUP}/legacy-generation"
 """On today's object: of which generation of the old one it was made."""
 NAME_TAKEN = "NameTaken"
-_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _FOREIGN_SECONDS = 60.0
 
 Named = tuple[str, Key]
@@ -74,8 +73,7 @@ class LegacyController:
         metadata: Object = {part: old["metadata"][part] for part in ("name", "namespace")}
         if labels := resources.labels_of(old):
             metadata["labels"] = labels
-        annotations = {k: v for k, v in resources.annotations_of(old).items() if k != _LAST_APPLIED}
-        metadata["annotations"] = annotations
+        metadata["annotations"] = resources.annotations_of(old)
         item: Object = {
             "apiVersion": resources.LEGACY_VERSION,
             "kind": resources.kind_of(name),

@@ -115,7 +115,9 @@ class Controller:
                 label_domains=label_domains,
                 now=time.time,
             )
-            pools = WarmPoolController(store, events, right_of_way=way, now=time.time)
+            # So that nobody who waits for a sandbox queues behind hundreds of members.
+            filling = Store(connect(), self.caches, at_once=_CALLS)
+            pools = WarmPoolController(filling, events, right_of_way=way, now=time.time)
             templates = TemplateController(store, events)
             self._works += [
                 claims.queue.run(options.claim_workers),

@@ -66,13 +66,20 @@ class SandboxController:
 
     def _sandbox_changed(self, before: Object | None, after: Object | None) -> None:
         if after is not None and (before is None or _matters(before, after)):
-            self.queue.add(key_of(after))
+            self._add(after)
+
+    def _add(self, sandbox: Object) -> None:
+        """Whoever waits for a sandbox comes before pools that fill themselves."""
+        is_member = bool(resources.owner_uid(sandbox, resources.POOL))
+        self.queue.add(key_of(sandbox), patient=is_member)
 
     def _part_changed(self, before: Object | None, after: Object | None) -> None:
         for item in (before, after):
             owner = resources.controller_of(item) if item is not None else None
             if item is not None and owner is not None and owner["kind"] == resources.SANDBOX:
-                self.queue.add((item["metadata"]["namespace"], owner["name"]))
+                sandbox = self._sandboxes.get((item["metadata"]["namespace"], owner["name"]))
+                if sandbox is not None:  # else it goes too, or is told of by itself
+                    self._add(sandbox)
             elif item is not None and before is not None:
                 self.queue.add(key_of(item))  # a foreign object of a sandbox's name
 
