@@ -86,7 +86,7 @@ def test_kubectl_works_on_a_sandbox_on_gvisor(cluster: Cluster, server: Machine)
     assert listed[:3] == ["one", "True", "DependenciesReady"]
     described = cluster.kubectl("describe", "sandbox", "one")
     assert "Pod is Ready; Service Exists" in described
-    assert "Started container" in cluster.kubectl("describe", "pod", "one")
+    assert "Container started" in cluster.kubectl("describe", "pod", "one")
     assert cluster.fetch("one", "http://one.default.svc.cluster.local:8080/") == "one"
 
 

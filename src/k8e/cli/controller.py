@@ -48,6 +48,11 @@ def add_controller(commands: Commands) -> None:
             type=int,
             help=f"how many objects of this kind are looked at at once ({count})",
         )
+    parser.add_argument(
+        "--trace-endpoint",
+        metavar="URL",
+        help="of an OpenTelemetry collector, for traces by OTLP over HTTP (none)",
+    )
     parser.add_argument("--log-level", choices=tuple(_LEVELS), default="info", help="of stderr")
 
 
@@ -82,6 +87,7 @@ def controller(options: argparse.Namespace) -> int:
         "cluster_domain": options.cluster_domain,
         "metrics_address": options.metrics_bind_address,
         "probe_address": options.health_probe_bind_address,
+        "trace_endpoint": options.trace_endpoint,
     }
     for name in _WORKERS:
         given[f"{name}_workers"] = getattr(options, f"{name}_concurrent_workers")

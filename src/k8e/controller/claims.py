@@ -19,6 +19,7 @@ from k8e.controller.policies import Rejected
 from k8e.controller.queue import WorkQueue
 from k8e.controller.resources import Key, Object, key_of, uid_of
 from k8e.controller.store import RightOfWay, Store
+from k8e.controller.traces import Tracer
 from k8e.kubernetes.api import CONFLICT, FORBIDDEN, NOT_FOUND, ApiError, section
 
 BY_CLAIM, BY_POOL = "claim", "pool"
@@ -45,11 +46,13 @@ class ClaimController:
         right_of_way: RightOfWay,
         label_domains: Sequence[str],
         now: resources.Now,
+        tracer: Tracer | None = None,
     ) -> None:
         """``store`` has a connection of its own; ``background`` is for what comes after."""
         self._store, self._background = store, background
         self._events, self._metrics, self._way = events, metrics, right_of_way
         self._label_domains, self._now = label_domains, now
+        self._tracer = tracer or Tracer()
         self.queue: WorkQueue[Key] = WorkQueue("claim", self.reconcile)
         self.notes: WorkQueue[Key] = WorkQueue("claim notes", self._annotate)
         self._claims = store.cache(resources.CLAIM)
@@ -129,6 +132,10 @@ class ClaimController:
         claim = self._claims.get(key)
         if claim is None or resources.is_going(claim):
             return None
+        with self._tracer.span("ReconcileSandboxClaim", claim):
+            return await self._reconcile(claim)
+
+    async def _reconcile(self, claim: Object) -> float | None:
         wait = None
         ends = end_of(claim, self._pools.get(_pool_key(claim)))
         if ends is not None:

@@ -26,6 +26,7 @@ from k8e.controller.metrics import Metrics
 from k8e.controller.sandboxes import SandboxController
 from k8e.controller.store import RightOfWay, Store
 from k8e.controller.templates import TemplateController
+from k8e.controller.traces import Tracer
 from k8e.controller.warm_pools import WarmPoolController
 from k8e.kubernetes.api import Api, ApiError, ApiUnreachable, TokenFile, read_kubeconfig
 
@@ -57,6 +58,7 @@ class Options:
     claim_workers: int = 50
     pool_workers: int = 1
     template_workers: int = 1
+    trace_endpoint: str = ""
 
 
 def connections(kubeconfig: Path | None) -> Callable[[], Api]:
@@ -92,7 +94,7 @@ class Controller:
             kinds = (*kinds, *resources.LEGACY_KINDS)
         self.caches = {kind: _cache(connect(), kind) for kind in kinds}
         events = Events(connect())
-        way = RightOfWay()
+        way, tracer = RightOfWay(), Tracer(options.trace_endpoint)
         store = Store(api, self.caches, at_once=_CALLS)
         self._sandboxes = SandboxController(
             store,
@@ -103,8 +105,10 @@ class Controller:
             on_ready=lambda before, after: self.metrics.sandbox_is_ready(
                 before, after, time.time()
             ),
+            tracer=tracer,
         )
-        self._works = [self._sandboxes.queue.run(options.sandbox_workers), events.run()]
+        sandboxes = self._sandboxes.queue.run(options.sandbox_workers)
+        self._works = [sandboxes, events.run(), tracer.run()]
         if options.extensions:
             claims = ClaimController(
                 Store(claims_api, self.caches, at_once=_CLAIM_CALLS),
@@ -114,11 +118,12 @@ class Controller:
                 right_of_way=way,
                 label_domains=label_domains,
                 now=time.time,
+                tracer=tracer,
             )
             # So that nobody who waits for a sandbox queues behind hundreds of members.
             filling = Store(connect(), self.caches, at_once=_CALLS)
             pools = WarmPoolController(filling, events, right_of_way=way, now=time.time)
-            templates = TemplateController(store, events)
+            templates = TemplateController(store, events, tracer)
             self._works += [
                 claims.queue.run(options.claim_workers),
                 claims.notes.run(4),

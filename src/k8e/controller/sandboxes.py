@@ -13,6 +13,7 @@ from k8e.controller.events import Events
 from k8e.controller.queue import WorkQueue
 from k8e.controller.resources import Key, Object, key_of, uid_of
 from k8e.controller.store import RightOfWay, Store
+from k8e.controller.traces import Tracer
 from k8e.kubernetes.api import CONFLICT, FORBIDDEN, ApiError, entries, section
 
 log = logging.getLogger(__name__)
@@ -52,9 +53,11 @@ class SandboxController:
         domain: str,
         now: resources.Now,
         on_ready: Callable[[Object, Object], None] = lambda _before, _after: None,
+        tracer: Tracer | None = None,
     ) -> None:
         self._store, self._events, self._way = store, events, right_of_way
         self._domain, self._now, self._on_ready = domain, now, on_ready
+        self._tracer = tracer or Tracer()
         self._deferred: set[str] = set()
         self.queue: WorkQueue[Key] = WorkQueue("sandbox", self.reconcile)
         self._sandboxes = store.cache(resources.SANDBOX)
@@ -90,6 +93,10 @@ class SandboxController:
             return None
         if resources.owner_uid(sandbox, resources.POOL):
             await self._way.wait()
+        with self._tracer.span("ReconcileSandbox", sandbox):
+            return await self._reconcile(key, sandbox)
+
+    async def _reconcile(self, key: Key, sandbox: Object) -> float | None:
         wait = None
         if until := sandbox["spec"].get("shutdownTime"):
             wait = conditions.seconds_of(until) - self._now()
@@ -98,9 +105,9 @@ class SandboxController:
             wait = max(wait, _LEAST_WAIT)
         if (left := await self._suspend_if_idle(sandbox)) is not None:
             wait = min(left, wait or left)
-        sandbox = self._sandboxes.get(key)
-        if sandbox is None:
+        if (known := self._sandboxes.get(key)) is None:
             return None
+        sandbox = known
         found, failure = await self._look(sandbox)
         soon = await self._tell(sandbox, found)
         if failure is not None:
@@ -148,8 +155,10 @@ class SandboxController:
             self._events.warn(sandbox, resources.SANDBOX, conditions.MULTIPLE_PODS, message)
             return replace(found, problem=Problem(conditions.MULTIPLE_PODS, message)), None
         try:
-            await self._volume_claims(sandbox)
-            found = await self._pod(sandbox, found)
+            with self._tracer.span("reconcilePVCs", sandbox):
+                await self._volume_claims(sandbox)
+            with self._tracer.span("reconcilePod", sandbox):
+                found = await self._pod(sandbox, found)
             found = replace(found, service=await self._service(sandbox, found.service))
         except _Foreign as error:
             problem = Problem(conditions.RECONCILER_ERROR, str(error))
