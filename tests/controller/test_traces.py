@@ -39,7 +39,7 @@ class Collector:
                 self.send_header("Content-Length", "0")
                 self.end_headers()
 
-            def log_message(self, *_: Any) -> None:
+            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
                 pass
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
