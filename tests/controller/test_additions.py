@@ -121,3 +121,6 @@ def test_a_pool_is_filled_no_sooner_and_no_faster_than_it_says() -> None:
     assert pace.allow(late, 1, 10.0) == (0, 30.0)
     assert pace.allow(late, 2, 30.0) == (0, 10.0)
     assert pace.allow(late, 2, 40.0) == (2, None)
+    assert pace.allow(late, 0, 41.0) == (0, None)
+    late["spec"]["replicas"] = 9
+    assert pace.allow(late, 8, 42.0) == (8, None), "a pool that grows is filled at once"

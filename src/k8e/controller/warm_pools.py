@@ -20,6 +20,7 @@ _STUCK_SECONDS = 300.0
 _RECHECK_SECONDS = 60.0
 _STATUS_SECONDS = 0.25
 """A pool's numbers change with each claim; they are written a few times a second at most."""
+_GATHER_SECONDS = 0.03
 _LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 _NAME_LENGTH = 5
 _LONGEST_NAME = 63
@@ -40,6 +41,7 @@ def _hash_words(sandbox: Object) -> tuple[str, ...]:
 class Pace:
     """How fast a pool may be filled, by its annotations; without them, at once."""
 
+    replicas: int | None = None
     full: bool = False
     short_since: float | None = None
     tokens: float = 1.0
@@ -48,8 +50,11 @@ class Pace:
     def allow(self, pool: Object, missing: int, now: float) -> tuple[int, float | None]:
         """How many members to make now, and after how many seconds to ask again.
 
-        The delay is for members that claims took: a new pool is filled without it.
+        The delay is for members that claims took: a pool that is new or grows is filled without it.
         """
+        replicas = pool["spec"].get("replicas", 1)
+        if replicas != self.replicas:
+            self.replicas, self.full = replicas, False
         if missing <= 0:
             self.full, self.short_since = True, None
             return 0, None
@@ -91,7 +96,9 @@ class WarmPoolController:
         for item in (before, after):
             owner = resources.controller_of(item) if item is not None else None
             if item is not None and owner is not None and owner["kind"] == resources.POOL:
-                self.queue.add((item["metadata"]["namespace"], owner["name"]))
+                # A look goes over all members: one for many changes, not one for each.
+                key = item["metadata"]["namespace"], owner["name"]
+                self.queue.add_after(key, _GATHER_SECONDS)
         if after is not None and resources.controller_of(after) is None and _hash_words(after):
             self._add_all_of(after["metadata"]["namespace"])  # an orphan is somebody's
 
