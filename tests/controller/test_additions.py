@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from k8e.controller import additions, blueprints, conditions, resources
+from k8e.controller import additions, blueprints, conditions, environment, policies, resources
 from k8e.controller.conditions import Found, timestamp
 from k8e.controller.warm_pools import Pace
 from tests.controller.clusters import claim, pool, sandbox, template
@@ -124,3 +126,57 @@ def test_a_pool_is_filled_no_sooner_and_no_faster_than_it_says() -> None:
     assert pace.allow(late, 0, 41.0) == (0, None)
     late["spec"]["replicas"] = 9
     assert pace.allow(late, 8, 42.0) == (8, None), "a pool that grows is filled at once"
+
+
+# Variables for a sandbox that runs.
+
+
+def late(**spec: Any) -> Object:
+    return annotated(template(envVarsInjectionPolicy="Allowed", **spec), **{"late-env": "true"})
+
+
+def test_variables_are_a_file_that_a_shell_reads_whatever_they_hold(tmp_path: Path) -> None:
+    value = "it's $HOME; `rm -rf`\nnext line"
+    env = [{"name": "ODD", "value": value}, {"name": "EMPTY"}]
+    text = environment.text_of(stored(claim("one", env=env)), late())
+    assert text is not None
+    file = tmp_path / "env"
+    file.write_text(text)
+    command = f'. {file}; printf \'%s|%s\' "$ODD" "$EMPTY"'
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{value}|"
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [
+        {"name": "not.a.name", "value": "x"},
+        {"name": "A", "value": "x", "containerName": "other"},
+        {"name": "A", "value": "x" * 70_000},
+    ],
+)
+def test_variables_that_no_file_can_give_need_a_new_sandbox(variable: Object) -> None:
+    assert environment.text_of(stored(claim("one", env=[variable])), late()) is None
+    plain = stored(claim("one", env=[{"name": "A", "value": "x"}]))
+    assert environment.text_of(plain, stored(template())) is None
+
+
+def test_a_template_that_asks_for_late_variables_makes_other_pods_than_before() -> None:
+    old = stored(blueprints.member(stored(pool()), stored(template()), "m"))
+    assert not environment.has_file(old)
+    assert not blueprints.is_fresh(old, late())
+    new = stored(blueprints.member(stored(pool()), late(), "m"))
+    assert environment.has_file(new)
+    assert blueprints.is_fresh(new, late())
+    assert blueprints.is_made_of(new, late())
+
+
+def test_a_claim_does_not_write_the_file_past_its_templates_policy() -> None:
+    forged = claim("one", additionalPodMetadata={"annotations": {environment.ENV: "export A=1"}})
+    with pytest.raises(policies.Rejected, match="reserved"):
+        policies.check_metadata(stored(forged), ["sandbox.users.io"])
+    wanted = stored(claim("one", env=[{"name": "A", "value": "x"}]))
+    closed = late()
+    closed["spec"]["envVarsInjectionPolicy"] = "Disallowed"
+    with pytest.raises(policies.Rejected, match="Disallowed"):
+        blueprints.check_late_env(wanted, closed)

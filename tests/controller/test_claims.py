@@ -201,6 +201,23 @@ def test_environment_variables_need_the_templates_leave_and_a_cold_start(
     assert cluster.get("pod", "given")["spec"]["containers"][0]["env"] == env
 
 
+def test_variables_reach_a_warm_sandbox_where_its_template_takes_them_late(
+    cluster: SandboxCluster,
+) -> None:
+    late = template(envVarsInjectionPolicy="Allowed")
+    late["metadata"]["annotations"] = {"sandbox.k8e.io/late-env": "true"}
+    cluster.apply(late, pool(replicas=1))
+    cluster.wait_pool("pool", 1)
+    [idle] = cluster.list("sandbox")
+    cluster.apply(claim("bound", env=[{"name": "TOKEN", "value": "it's one"}]))
+    name = sandbox_of(cluster.wait_ready("sandboxclaim", "bound"))
+    assert name == idle["metadata"]["name"]
+    mark = "sandbox.k8e.io/env"
+    pod = cluster.wait("pod", name, lambda one: mark in one["metadata"].get("annotations", {}))
+    assert pod["metadata"]["annotations"][mark] == "export TOKEN='it'\"'\"'s one'\n"
+    assert [one["name"] for one in pod["spec"]["volumes"]] == ["claim-env"]
+
+
 def test_volume_claims_need_the_templates_leave(cluster: SandboxCluster) -> None:
     cluster.apply(template(), pool(replicas=0), claim("refused", volumeClaimTemplates=[VOLUME]))
     cluster.wait_reason("sandboxclaim", "refused", "VolumeClaimTemplatesError")

@@ -11,7 +11,14 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from k8e.controller import additions, blueprints, conditions, policies, resources
+from k8e.controller import (
+    additions,
+    blueprints,
+    conditions,
+    environment,
+    policies,
+    resources,
+)
 from k8e.controller.candidates import Candidates, is_member
 from k8e.controller.events import Events
 from k8e.controller.metrics import Metrics
@@ -166,8 +173,11 @@ class ClaimController:
         sandbox = await self._recorded(claim)
         if sandbox is None:
             pool, template = await self._pool_and_template(claim)
-            if not policies.is_cold_only(claim):
-                sandbox = await self._adopt_any(claim, pool, template)
+            env = environment.text_of(claim, template)
+            if not policies.is_cold_only(claim, late_env=env is not None):
+                if env:
+                    blueprints.check_late_env(claim, template)
+                sandbox = await self._adopt_any(claim, pool, template, env=env or "")
                 if sandbox is None and (wait := self._wait_for_member(claim, pool)):
                     return wait
             if sandbox is None:
@@ -219,10 +229,15 @@ class ClaimController:
 
     # Warm and cold.
 
-    async def _adopt_any(self, claim: Object, pool: Object, template: Object) -> Object | None:
+    async def _adopt_any(
+        self, claim: Object, pool: Object, template: Object, *, env: str
+    ) -> Object | None:
         strategy = section(pool["spec"], "updateStrategy").get("type")
 
         def fits(sandbox: Object) -> bool:
+            # A member from before the template asked for late variables has no file for them.
+            if env and not environment.has_file(sandbox):
+                return False
             return strategy != "Recreate" or blueprints.is_fresh(sandbox, template)
 
         for _ in range(_ATTEMPTS):
@@ -230,7 +245,7 @@ class ClaimController:
             if found is None:
                 return None
             try:
-                return await self._adopt(claim, found)
+                return await self._adopt(claim, found, env=env)
             except ApiError as error:
                 if error.status not in (CONFLICT, NOT_FOUND):
                     raise
@@ -239,8 +254,8 @@ class ClaimController:
                 self._candidates.release(found)
         return None
 
-    async def _adopt(self, claim: Object, sandbox: Object) -> Object:
-        patch = blueprints.adoption(claim, sandbox, self._now())
+    async def _adopt(self, claim: Object, sandbox: Object, *, env: str = "") -> Object:
+        patch = blueprints.adoption(claim, sandbox, self._now(), env=env)
         adopted = await self._store.patch(resources.SANDBOX, sandbox, patch)
         name = adopted["metadata"]["name"]
         self._events.normal(

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from k8e.controller import additions, conditions, desired, resources
+from k8e.controller import additions, conditions, desired, environment, resources
 from k8e.controller.conditions import Found, Problem
 from k8e.controller.events import Events
 from k8e.controller.queue import WorkQueue
@@ -196,7 +196,8 @@ class SandboxController:
         if additions.is_replaced(sandbox, pod):
             return await self._replace(sandbox, found, pod)
         if patch := desired.metadata_patch(sandbox, pod):
-            if resources.owner_uid(sandbox, resources.CLAIM):
+            changed = section(patch, "metadata", "annotations")
+            if resources.owner_uid(sandbox, resources.CLAIM) and environment.ENV not in changed:
                 await self._way.wait()  # whoever claimed it does not wait for a label
             try:
                 pod = await self._store.patch("Pod", pod, patch)
