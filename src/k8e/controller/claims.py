@@ -68,6 +68,8 @@ class ClaimController:
         self._candidates = Candidates(self._on_available)
         self._waiting: dict[str, dict[Key, None]] = {}
         self._seen: dict[str, tuple[float, float]] = {}
+        self._ready: dict[str, float] = {}
+        """When claims were told to be ready: that is written down later, behind other claims."""
         self._claims.add_index(BY_POOL, _pool_words)
         self._claims.tell(self._claim_changed)
         self._sandboxes.add_index(BY_CLAIM, _claim_words)
@@ -81,6 +83,7 @@ class ClaimController:
         if after is None:
             if before is not None:
                 self._seen.pop(uid_of(before), None)
+                self._ready.pop(uid_of(before), None)
                 self._stop_waiting(before)
             return
         if uid_of(after) not in self._seen:
@@ -362,6 +365,10 @@ class ClaimController:
             told["podIPs"] = addresses
         status = {"conditions": self._merged(claim, wanted), "sandbox": told}
         await self._write(claim, status, first=first)
+        if wanted[0]["status"] == "True" and resources.FIRST_READY not in (
+            resources.annotations_of(claim)
+        ):
+            self._ready.setdefault(uid_of(claim), self._now())
 
     async def _tell_problem(self, claim: Object, reason: str, message: str) -> None:
         self._events.warn(claim, resources.CLAIM, reason, message)
@@ -413,7 +420,8 @@ class ClaimController:
             wanted[resources.ASSIGNED] = name
         is_ready = resources.is_true(claim, conditions.READY)
         if is_ready and resources.FIRST_READY not in has:
-            wanted[resources.FIRST_READY] = conditions.precise_timestamp(self._now())
+            at = self._ready.get(uid_of(claim)) or self._now()
+            wanted[resources.FIRST_READY] = conditions.precise_timestamp(at)
         if not wanted:
             return None
         await self._way.wait()
@@ -426,6 +434,7 @@ class ClaimController:
                 return None
             raise
         if resources.FIRST_READY in wanted:
+            self._ready.pop(uid_of(claim), None)
             sandbox = self._sandboxes.get((key[0], name))
             self._metrics.claim_is_ready(patched, sandbox)
         return None
