@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import time
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from k8e.controller.conditions import timestamp
 from k8e.controller.resources import name_hash
@@ -135,6 +137,48 @@ def test_a_claim_on_an_empty_pool_gets_a_sandbox_of_its_own_name(cluster: Sandbo
     assert spec["dnsPolicy"] == "None"
     assert spec["dnsConfig"]["nameservers"] == ["8.8.8.8", "1.1.1.1"]
     eventually("an event", lambda: cluster.events("SandboxProvisioned"))
+
+
+def test_a_claim_does_not_wait_long_for_a_member_that_does_not_start(
+    cluster: SandboxCluster,
+) -> None:
+    cluster.apply(template(podTemplate=behaving("Pending")), pool(replicas=1))
+    eventually("a member", lambda: cluster.list("sandbox"))
+    cluster.apply(claim("impatient"))
+    found = cluster.wait(
+        "sandboxclaim", "impatient", lambda one: one.get("status", {}).get("sandbox")
+    )
+    assert sandbox_of(found) == "impatient"
+    assert condition(found, "Ready")["reason"] in ("SandboxNotReady", "DependenciesNotReady")
+
+
+def test_claims_and_sandboxes_are_counted_under_upstreams_names(cluster: SandboxCluster) -> None:
+    with_pool(cluster)
+    wanted = claim("counted-once")
+    wanted["metadata"]["labels"] = {"agents.x-k8s.io/created-by": "python-client"}
+    cluster.apply(wanted)
+    cluster.wait_ready("sandboxclaim", "counted-once")
+    words = {
+        "namespace": cluster.namespace,
+        "launch_type": "warm",
+        "warmpool_name": "pool",
+        "created_by": "python-client",
+    }
+
+    def count() -> float | None:
+        with urlopen(f"http://127.0.0.1:{cluster.metrics_port}/metrics", timeout=20) as answer:
+            families = {
+                one.name: one for one in text_string_to_metric_families(answer.read().decode())
+            }
+        assert families["agent_sandbox_claim_controller_startup_latency_ms"].samples
+        population = families["agent_sandboxes"].samples
+        assert any(one.labels["namespace"] == cluster.namespace for one in population)
+        for one in families["agent_sandbox_claim_creation"].samples:
+            if one.name.endswith("_total") and words.items() <= one.labels.items():
+                return one.value
+        return None
+
+    assert eventually("it is counted", count) == 1
 
 
 def test_a_foreign_sandbox_of_the_claims_name_is_an_error(cluster: SandboxCluster) -> None:

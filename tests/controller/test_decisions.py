@@ -283,6 +283,35 @@ def test_environment_variables_follow_the_templates_policy(
     assert spec["containers"][0]["env"] == [{"name": "A", "value": "1"}]
 
 
+@pytest.mark.parametrize(
+    ("policy", "names", "made"),
+    [
+        ("Disallowed", ["b"], None),
+        ("Allowed", ["b"], ["a", "b"]),
+        ("Allowed", ["a"], None),
+        ("Overrides", ["a"], ["a"]),
+        ("Overrides", ["b", "b"], None),
+        ("Overrides", [""], None),
+    ],
+)
+def test_volume_claims_follow_the_templates_policy(
+    policy: str, names: list[str], made: list[str] | None
+) -> None:
+    def volume(name: str, size: str) -> Object:
+        return {"metadata": {"name": name}, "spec": {"resources": {"requests": {"storage": size}}}}
+
+    wanted = claim("one", volumeClaimTemplates=[volume(name, "2Gi") for name in names])
+    has = [volume("a", "1Gi")]
+    if made is None:
+        with pytest.raises(policies.Rejected):
+            policies.merge_volumes(has, wanted, policy)
+        return
+    merged = policies.merge_volumes(has, wanted, policy)
+    assert [one["metadata"]["name"] for one in merged] == made
+    sizes = {one["metadata"]["name"]: one["spec"]["resources"]["requests"] for one in merged}
+    assert all(sizes[name] == {"storage": "2Gi"} for name in names)
+
+
 def test_allowed_domains_are_words_of_the_config_map() -> None:
     assert policies.allowed_domains(None) == ("sandbox.users.io",)
     config = {"data": {"allowed-label-domains": "a.example, B.example\nc.example"}}
