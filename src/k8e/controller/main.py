@@ -92,7 +92,9 @@ class Controller:
         legacy = options.extensions and options.legacy
         if legacy:
             kinds = (*kinds, *resources.LEGACY_KINDS)
-        self.caches = {kind: _cache(connect(), kind) for kind in kinds}
+        followed = {kind: connect() for kind in kinds}
+        self.caches = {kind: _cache(api, kind) for kind, api in followed.items()}
+        now = followed[resources.SANDBOX].clock
         events = Events(connect())
         way, tracer = RightOfWay(), Tracer(options.trace_endpoint)
         store = Store(api, self.caches, at_once=_CALLS)
@@ -101,10 +103,8 @@ class Controller:
             events,
             right_of_way=way,
             domain=options.cluster_domain,
-            now=time.time,
-            on_ready=lambda before, after: self.metrics.sandbox_is_ready(
-                before, after, time.time()
-            ),
+            now=now,
+            on_ready=lambda before, after: self.metrics.sandbox_is_ready(before, after, now()),
             tracer=tracer,
         )
         sandboxes = self._sandboxes.queue.run(options.sandbox_workers)
@@ -117,12 +117,12 @@ class Controller:
                 self.metrics,
                 right_of_way=way,
                 label_domains=label_domains,
-                now=time.time,
+                now=now,
                 tracer=tracer,
             )
             # So that nobody who waits for a sandbox queues behind hundreds of members.
             filling = Store(connect(), self.caches, at_once=_CALLS)
-            pools = WarmPoolController(filling, events, right_of_way=way, now=time.time)
+            pools = WarmPoolController(filling, events, right_of_way=way, now=now)
             templates = TemplateController(store, events, tracer)
             self._works += [
                 claims.queue.run(options.claim_workers),
