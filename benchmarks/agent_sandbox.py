@@ -19,6 +19,7 @@ import json
 import os
 import random
 import re
+import signal
 import sys
 import time
 from collections import Counter
@@ -97,10 +98,15 @@ def main() -> int:
     parser.add_argument("--size", type=int, default=113, help="of each pool")
     parser.add_argument("--objects", type=int, default=0, help="so many sandboxes instead")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended, it leaves nothing behind
     if options.objects:
         return _measure_objects(options.objects)
     with control_plane() as plane, SandboxCluster(plane) as cluster, cluster.new_namespace():
         pools = [pool(f"pool-{at}", options.size) for at in range(options.pools)]
+        # A lease that cannot be renewed on a busy machine would end it, and nobody starts it again.
+        [first] = cluster.controllers
+        cluster.stop_controller(first)
+        cluster.start_controller("--leader-elect=false")
         cluster.apply(template(), *pools)
         wanted = options.pools * options.size
 
