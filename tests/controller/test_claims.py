@@ -397,6 +397,9 @@ def test_a_quota_that_is_used_up_is_told_and_the_claim_goes_on_when_there_is_roo
     cluster.apply(claim("waits"))
     found = cluster.wait_reason("sandboxclaim", "waits", "ReconcilerError")
     assert "quota" in condition(found, "Ready")["message"]
+    cluster.apply(pool("blocked", 2))
+    [event] = eventually("a warning", lambda: cluster.events("WarmPoolNotProgressing"))
+    assert "quota" in event["message"]
     cluster.kubectl("delete", "resourcequota", "none")
     cluster.wait_ready("sandboxclaim", "waits")
 

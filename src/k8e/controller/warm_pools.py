@@ -16,6 +16,7 @@ from k8e.kubernetes.api import CONFLICT, NOT_FOUND, ApiError, section
 BY_HASH = "pool hash"
 _MOST_AT_ONCE = 300
 _FIRST_BATCH = 1
+_NOT_PROGRESSING = "WarmPoolNotProgressing"
 _STUCK_SECONDS = 300.0
 _RECHECK_SECONDS = 60.0
 _STATUS_SECONDS = 0.25
@@ -132,6 +133,7 @@ class WarmPoolController:
         if template is not None:
             members = await self._without_stale(pool, template, members)
         stuck, later = await self._replace_stuck(pool, members), None
+        failure: ApiError | None = None
         wanted = pool["spec"].get("replicas", 1)
         staying = [one for one in members if not resources.is_going(one)]
         missing = wanted - len(members)
@@ -141,8 +143,10 @@ class WarmPoolController:
             now = asyncio.get_running_loop().time()
             pace = self._paces.setdefault(uid_of(pool), Pace())
             allowed, later = pace.allow(pool, missing, now)
-            await self._fill(pool, template, min(allowed, _MOST_AT_ONCE))
+            failure = await self._fill(pool, template, min(allowed, _MOST_AT_ONCE))
         soon = await self._tell(pool)
+        if failure is not None:
+            raise failure
         if template is not None and missing > _MOST_AT_ONCE and later is None:
             self.queue.add(key)
         return min((one for one in (stuck, later, soon) if one is not None), default=None)
@@ -204,7 +208,7 @@ class WarmPoolController:
             scheduled = resources.condition_of(one, conditions.SCHEDULED) or {}
             if scheduled.get("reason") == "Unschedulable":
                 message = f"Sandbox {one['metadata']['name']} cannot be scheduled"
-                self._events.warn(pool, resources.POOL, "WarmPoolNotProgressing", message)
+                self._events.warn(pool, resources.POOL, _NOT_PROGRESSING, message)
                 wait = min(_RECHECK_SECONDS, wait or _RECHECK_SECONDS)
             else:
                 await self._delete(one)
@@ -229,8 +233,11 @@ class WarmPoolController:
             await self._store.read(resources.SANDBOX, key_of(item))
             self.queue.add_after(_pool_key(item), _STATUS_SECONDS)
 
-    async def _fill(self, pool: Object, template: Object, count: int) -> None:
-        """Make members in batches that double: one that is refused costs one request, not all."""
+    async def _fill(self, pool: Object, template: Object, count: int) -> ApiError | None:
+        """Make members in batches that double: one that is refused costs one request, not all.
+
+        The refusal, if there was one, which is told too: a quota is not the pool's to see.
+        """
         batch = _FIRST_BATCH
         while count > 0:
             await self._way.wait()
@@ -239,9 +246,15 @@ class WarmPoolController:
                 *(self._make(pool, template) for _ in range(size)), return_exceptions=True
             )
             for one in made:
+                if isinstance(one, ApiError):
+                    if one.status != CONFLICT:
+                        message = str(one.body.get("message") or one)
+                        self._events.warn(pool, resources.POOL, _NOT_PROGRESSING, message)
+                    return one
                 if isinstance(one, BaseException):
                     raise one
             count, batch = count - size, batch * 2
+        return None
 
     async def _make(self, pool: Object, template: Object) -> None:
         name = member_name(pool["metadata"]["name"])
