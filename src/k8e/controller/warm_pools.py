@@ -248,7 +248,10 @@ class WarmPoolController:
             for one in made:
                 if isinstance(one, ApiError):
                     if one.status != CONFLICT:
-                        message = str(one.body.get("message") or one)
+                        # Without the member's name, which is another one at each attempt.
+                        said = str(one.body.get("message") or one)
+                        why = said.partition(": ")[2] or said
+                        message = f"No sandbox can be made: {why}"
                         self._events.warn(pool, resources.POOL, _NOT_PROGRESSING, message)
                     return one
                 if isinstance(one, BaseException):
