@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Generator
 from typing import Any
 
@@ -38,6 +39,13 @@ def legacy(cluster: SandboxCluster) -> Generator[SandboxCluster]:
     cluster.stop_controller(process)
     names = [f"{kind}.{OLD}" for kind in ("sandboxclaims", "sandboxtemplates", "sandboxwarmpools")]
     cluster.plane.kubectl("delete", "crd", *names)
+
+    def are_forgotten() -> bool:
+        # kubectl remembers for minutes which kinds there are: these have the names of today's.
+        shutil.rmtree(cluster.plane.folder / ".kube/cache", ignore_errors=True)
+        return "have a resource type" in cluster.kubectl("get", CLAIMS, check=False)
+
+    eventually("they are not served any more", are_forgotten)
     cluster.start_controller()
 
 
