@@ -104,7 +104,7 @@ def _time(text: str | None) -> float | None:
 
 
 def suspension(sandbox: Object) -> Object:
-    """The patch that suspends an idle sandbox, unless somebody has used it meanwhile."""
+    """The patch that suspends an idle sandbox, unless it was used meanwhile."""
     return {
         "metadata": {
             "resourceVersion": sandbox["metadata"]["resourceVersion"],

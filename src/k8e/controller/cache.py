@@ -151,7 +151,7 @@ class Cache:
                     continue  # the server ended the watch in time
             except ApiError as error:
                 if error.status == GONE or _is_ahead(error):
-                    log.info("%s: listed anew: %s", self.kind, error)
+                    log.info("%s: listed again: %s", self.kind, error)
                     version = ""
                 else:
                     log.warning("%s: %s", self.kind, error)

@@ -107,7 +107,7 @@ class ClaimController:
             self.queue.add(key)
 
     def _stop_waiting(self, claim: Object) -> None:
-        """Nobody is woken in vain in the place of a claim that still waits."""
+        """A claim that is gone must not be woken in place of one that still waits."""
         for pool, waiting in list(self._waiting.items()):
             waiting.pop(key_of(claim), None)
             if not waiting:

@@ -50,7 +50,7 @@ def has_file(sandbox: Object) -> bool:
 
 
 def text_of(claim: Object, template: Object) -> str | None:
-    """The file with a claim's variables; None if they need a sandbox that is started anew.
+    """The file with a claim's variables; None if they need a sandbox that is newly started.
 
     Those of another container than the first do, and names that a shell does not take.
     """

@@ -72,7 +72,7 @@ class SandboxController:
             self._add(after)
 
     def _add(self, sandbox: Object) -> None:
-        """Whoever waits for a sandbox comes before pools that fill themselves."""
+        """Sandboxes that a client waits for come before those that fill a pool."""
         is_member = bool(resources.owner_uid(sandbox, resources.POOL))
         self.queue.add(key_of(sandbox), patient=is_member)
 
@@ -125,7 +125,7 @@ class SandboxController:
         if wrong := additions.invalid(sandbox):
             self._events.warn(sandbox, resources.SANDBOX, "InvalidAnnotation", wrong)
         if additions.SUSPENDED_BY in resources.annotations_of(sandbox):
-            if not desired.is_suspended(sandbox):  # somebody has woken it
+            if not desired.is_suspended(sandbox):  # it was woken
                 patch = additions.awake(self._now())
                 await self._store.patch(resources.SANDBOX, sandbox, patch)
             return None
@@ -264,7 +264,7 @@ class SandboxController:
         if resources.is_controlled_by(found, sandbox):
             if labels.items() <= resources.labels_of(found).items():
                 return found
-            # Without its label it is not followed: somebody has removed that.
+            # Its label was removed, without which it is not followed.
             return await self._store.patch(kind, found, {"metadata": {"labels": labels}})
         why = _why_not(kind, sandbox, found)
         if why:

@@ -159,7 +159,7 @@ class WarmPoolController:
         return [one for one in self._of(pool) if resources.is_controlled_by(one, pool)]
 
     async def _members(self, pool: Object, template: Object | None) -> list[Object]:
-        """The pool's sandboxes; of those that nobody owns, fresh ones are taken in.
+        """The pool's sandboxes; fresh ones without an owner are taken in.
 
         Anybody may have made one and given it labels, so it is compared with the template. One
         that was a claim's is never taken in again.
