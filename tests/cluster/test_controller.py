@@ -177,7 +177,7 @@ def test_variables_of_a_claim_reach_a_sandbox_that_runs_already(cluster: Cluster
     cluster.kubectl(*READY, "sandboxclaim/bound", seconds=200)
     name = cluster.get("sandboxclaim", "bound")["status"]["sandbox"]["name"]
     assert name.startswith("late-"), "a warm one"
-    # The kubelet writes the file in a moment; whoever needs it waits for it.
+    # The kubelet writes the file a moment later; a program that needs it waits for it.
     file = f"{environment.FOLDER}/{environment.FILE}"
     said = cluster.shell(
         name,

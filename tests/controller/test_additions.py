@@ -32,7 +32,7 @@ def test_a_sandbox_is_idle_from_its_last_traffic_on_or_from_when_it_became_ready
     assert additions.idle_left(item, BEGAN + 10) == 50
     item["metadata"]["annotations"][additions.LAST_ACTIVE] = timestamp(BEGAN + 30)
     assert additions.idle_left(item, BEGAN + 40) == 50
-    # Whoever dates traffic in the future does not keep a sandbox awake for ever.
+    # Traffic that is dated in the future does not keep a sandbox awake for ever.
     item["metadata"]["annotations"][additions.LAST_ACTIVE] = timestamp(BEGAN + 10_000)
     assert additions.idle_left(item, BEGAN + 40) == 60
     assert additions.idle_left(ready(stored(sandbox("two"))), BEGAN + 10_000) is None

@@ -183,7 +183,7 @@ async def test_a_server_whose_store_was_set_back_is_believed(follower: Follower)
     assert [one["metadata"]["name"] for one in cache] == ["earlier"]
 
 
-async def test_an_object_that_was_made_anew_under_its_name_is_another_one(
+async def test_an_object_that_was_made_again_under_its_name_is_another_one(
     follower: Follower,
 ) -> None:
     server, cache = follower.server, follower.cache

@@ -383,7 +383,7 @@ def test_a_quota_that_is_used_up_is_told_and_the_claim_goes_on_when_there_is_roo
     none = {"count/sandboxes.agents.x-k8s.io": "0"}
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}}
     cluster.apply({**quota, "spec": {"hard": none}})
-    # Nobody counts here what is used, so the test says so.
+    # No controller counts here what is used, so the test says so.
     status = {"status": {"hard": none, "used": none}}
     cluster.patch("resourcequota", "none", status, "--subresource=status")
     trial = json.dumps({**sandbox("trial"), "metadata": {"generateName": "trial-"}})
@@ -410,7 +410,7 @@ def test_a_claim_that_names_no_end_gets_the_one_of_its_pool(cluster: SandboxClus
     cluster.apply(claim("forgotten"), own)
     cluster.wait_ready("sandboxclaim", "forgotten")
     cluster.wait_ready("sandboxclaim", "own")
-    # Also for those that are there already: whoever forgot them will not come back.
+    # Also for those that exist already: clients that forgot them will not come back.
     cluster.kubectl("annotate", "swp", "pool", "sandbox.k8e.io/claim-seconds=1")
     cluster.wait_gone("sandboxclaim", "forgotten")
     cluster.wait_gone("sandbox", "forgotten")

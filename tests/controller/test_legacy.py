@@ -71,7 +71,7 @@ def test_manifests_of_early_write_ups_work_as_they_are_written(legacy: SandboxCl
     cluster.kubectl("delete", CLAIMS, "mine")
     cluster.wait_gone(f"sandboxclaims.{NEW}", "mine")
     cluster.wait_gone("sandbox", name)
-    # A template without a pool, and a name that somebody has taken.
+    # A template without a pool, and a name that is taken.
     cluster.kubectl("delete", POOLS, "warm")
     cluster.wait_gone(f"sandboxwarmpools.{NEW}", "warm")
     cluster.apply(claim("taken", "shadow-pool-base"), old("SandboxClaim", "taken", template="base"))

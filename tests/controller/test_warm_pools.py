@@ -170,7 +170,7 @@ def test_members_that_a_deleted_pool_left_are_taken_in_and_forged_ones_are_not(
     members = cluster.list("sandbox")
     cluster.kubectl("delete", "swp", "pool", "--cascade=orphan")
     eventually(
-        "they are nobody's",
+        "they have no owner",
         lambda: not any("ownerReferences" in one["metadata"] for one in cluster.list("sandbox")),
     )
     forged = sandbox("forged", podTemplate={"spec": NEW_POD})

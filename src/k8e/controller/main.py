@@ -120,7 +120,7 @@ class Controller:
                 now=now,
                 tracer=tracer,
             )
-            # Of their own: a sandbox that a client waits for must not queue behind hundreds of members.
+            # Of its own: what a client waits for must not queue behind hundreds of members.
             filling = Store(connect(), self.caches, at_once=_CALLS)
             pools = WarmPoolController(filling, events, right_of_way=way, now=now)
             templates = TemplateController(store, events, tracer)
