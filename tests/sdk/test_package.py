@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import shutil
@@ -260,6 +261,12 @@ def test_every_public_name_of_python_is_there() -> None:
     page = (ROOT / "docs/reference/sdk-parity.md").read_text("utf-8")
     assert "**missing**" not in page
     assert page.count("\n| `") > 300
+
+
+def test_every_public_method_of_typescript_is_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(SDK), *sys.path])
+    parity = importlib.import_module("parity")
+    assert parity.only_in_typescript() == set()
 
 
 def test_it_has_the_version_of_k8e() -> None:

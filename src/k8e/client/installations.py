@@ -63,7 +63,7 @@ def find() -> Installation:
     """What can be the gateway: this Python if it has all parts, else what is installed.
 
     Raises:
-        GatewayUnreachable: there is none; the message says what was looked at.
+        NoGateway: there is none; the message says what was looked at.
     """
     lacking = missing_here()
     if not lacking:
@@ -77,7 +77,7 @@ def find() -> Installation:
         looked.append(f"{python}: {problem}")
     if len(looked) == 1:
         looked.append("nothing was installed by install.sh")
-    raise errors.GatewayUnreachable(
+    raise errors.NoGateway(
         f"no gateway runs, and none can be started: {'; '.join(looked)}", hint=INSTALL
     )
 
