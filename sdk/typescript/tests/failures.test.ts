@@ -396,11 +396,14 @@ describe("a slow consumer", () => {
     const before = process.memoryUsage().rss;
     let most = 0;
     let count = 0;
-    for await (const event of client.execEvents(sessionId, "head -c 1073741824 /dev/zero", 120)) {
+    let paused = 0;
+    for await (const event of client.execEvents(sessionId, "dd if=/dev/zero bs=1M count=1024 status=none", 120)) {
       if (event.type === "exit") break;
       count += event.data.length;
+      if (count - paused < 4 << 20) continue;
+      paused = count;
+      await new Promise((resolve) => setTimeout(resolve, 4)); // slower than the program
       most = Math.max(most, process.memoryUsage().rss - before);
-      if (count < 64 << 20) await new Promise((resolve) => setTimeout(resolve, 1));
     }
     expect(count).toBe(2 ** 30);
     expect(most).toBeLessThan(96 << 20);

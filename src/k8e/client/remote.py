@@ -151,7 +151,7 @@ def metadata(endpoint: Endpoint) -> tuple[tuple[str, str], ...]:
     if not endpoint.api_key:
         return ()
     if not endpoint.api_key.isascii() or not endpoint.api_key.isprintable():
-        raise errors.InvalidRequest("the API key has characters that no key has")
+        raise errors.InvalidRequest("the API key has characters that no key has", hint=_KEY_HINT)
     return (("authorization", f"Bearer {endpoint.api_key}"),)
 
 
