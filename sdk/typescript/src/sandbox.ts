@@ -168,7 +168,7 @@ export class Sandbox implements AsyncDisposable {
   private readonly isMade: boolean;
 
   private constructor(client: SandboxClient, id: string, owns: { client: boolean; sandbox: boolean }) {
-    if (!((client as unknown) instanceof SandboxClient)) {
+    if ((client as unknown) === undefined) {
       throw new InvalidRequest("a sandbox is not made by new", { hint: "await Sandbox.create() makes one" });
     }
     this.client = client;
