@@ -3,7 +3,7 @@
 Whoever dials answers as the TLS *server*, with a certificate of the authority whose certificate
 stands in the pod's environment. So the pod needs no certificate of its own, and its token, which is
 as good as a password, is sent only where that certificate was shown. Code in the sandbox reaches
-the port, as does whoever the cluster's policies let in: all that they can do is to fail a handshake.
+the port, as does whoever the cluster's policies let in: all that they can do is fail a handshake.
 
 The key of the link is given once, in that channel. A guest that has one takes no other, so what was
 one session's is never handed to another, and a container that was started anew is found out.
@@ -22,13 +22,13 @@ from k8e.guest.spawn import GID, TOOLS, UID, WORKSPACE
 from k8e.guest.wire import IDENTITY, LINK_KEY, Splitter, WireError, frame
 
 POD_PORT = 7411
-POD_TOKEN = "/run/k8e/identity/token"
+POD_TOKEN = "/run/k8e/identity/token"  # noqa: S105 - a path
 GATEWAY_NAME = "gateway.link.k8e.internal"
 CHALLENGE_SECONDS = 10.0
 MOST_CALLERS = 8  # that have not shown a certificate; one more would be everybody's memory
 LONGEST_TOKEN = 8 << 10
 LINK_KEY_SIZE = 32
-_SHARED_FOLDERS = ("/tmp", "/var/tmp")  # noqa: S108 - paths in the sandbox
+_SHARED_FOLDERS = ("/tmp", "/var/tmp")
 # What the cluster and we put into the environment, and no image did.
 _NOT_AN_IMAGES = ("KUBERNETES_", "K8E_", "MALLOC_")
 _OURS = ("LC_ALL", "TZ", "HOSTNAME", "HOME")
@@ -249,12 +249,17 @@ class PodGuest(Guest):
         super().run()
 
     def _settle(self, channel: Any, spec: dict[str, Any]) -> None:
-        super()._settle(
-            channel, dict(spec, env=dict(image_env(os.environ), **spec.get("env") or {}))
-        )
+        super()._settle(channel, with_image_env(spec))
 
     def _bind(self, channel: Any, spec: dict[str, Any]) -> None:
-        super()._bind(channel, dict(spec, env=dict(image_env(os.environ), **spec.get("env") or {})))
+        super()._bind(channel, with_image_env(spec))
+
+
+def with_image_env(spec: dict[str, Any]) -> dict[str, Any]:
+    """A call whose environment has the image's too; what the host says comes before it."""
+    env: dict[str, str] = dict(image_env(os.environ))
+    env.update(spec.get("env") or {})
+    return dict(spec, env=env)
 
 
 def own_folders() -> None:

@@ -211,7 +211,8 @@ class Api:
     async def follow(self, path: str, **query: str) -> AsyncGenerator[tuple[str, Object]]:
         """What is there, and then each change, for ever: ``ADDED``, ``MODIFIED``, ``DELETED``.
 
-        After a lost connection all is told again as ``ADDED``; ``SYNCED`` ends each list.
+        After a lost connection all is told again as ``ADDED``; ``SYNCED``, with the list,
+        ends each: what is not in it is gone.
         """
         pause = _FIRST_PAUSE
         while True:
@@ -219,7 +220,7 @@ class Api:
                 listed = await self.call("GET", _with(path, query))
                 for item in entries(listed, "items"):
                     yield "ADDED", item
-                yield "SYNCED", {}
+                yield "SYNCED", listed
                 pause = _FIRST_PAUSE
                 version = str(listed["metadata"]["resourceVersion"])
                 async with contextlib.aclosing(self._watch(path, query, version)) as events:

@@ -197,6 +197,34 @@ def pack_guest(folder: Path, interpreter: str, modules: Sequence[str] = MODULES)
     return compiled
 
 
+COPIER = "copy.py"
+_POD_NAME = "guest-pod"
+
+
+def pack_for_pods(folder: Path, interpreter: str) -> None:
+    """Write what pods need into an empty folder: the guest, its Python, and what copies both.
+
+    By names that do not change, because pods are told them by gateways.
+    """
+    packed = pack_guest(folder / "guest", interpreter, POD_MODULES)
+    digest = packed.stem.removeprefix("guest-")
+    packed.rename(packed.with_name(f"{_POD_NAME}.pyc"))
+    packed.with_suffix(".py").unlink()
+    for kind in (BOOT, "kernels"):
+        (packed.parent / f"{kind}-{digest}").rename(packed.parent / f"{kind}-pod")
+    copier = (Path(k8e.guest.__file__).parent / COPIER).read_text("utf-8")
+    (packed.parent / COPIER).write_text(copier, "utf-8")
+    made = make_interpreter(folder / "made", interpreter, packed_source(POD_MODULES))
+    if "musl" in made.loader:
+        raise errors.RuntimeUnusable(
+            "the guest of pods can be made on a system with glibc only",
+            hint="build its image on another machine, and set K8E_GUEST_IMAGE",
+        )
+    made.folder.rename(folder / "python")
+    (folder / "made").rmdir()
+    shutil.copyfile(folder / "python/so" / made.loader, folder / "python/so/loader")
+
+
 def _write_tools(folder: Path) -> None:
     """Write the programs of every sandbox, each as a whole: sandboxes may be using them."""
     folder.mkdir(parents=True, exist_ok=True)

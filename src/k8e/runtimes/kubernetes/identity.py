@@ -85,11 +85,11 @@ class TokenVerifier:
         found, now = section(claims, "kubernetes.io"), self._now()
         audience = claims.get("aud")
         expires, begins = claims.get("exp"), claims.get("nbf", 0)
-        checks = (
+        checks: tuple[tuple[str, bool], ...] = (
             ("its issuer", claims.get("iss") == self._issuer),
             ("its audience", audience in (AUDIENCE, [AUDIENCE])),
-            ("the time at which it ends", _is_number(expires) and expires > now - _LEEWAY),
-            ("the time at which it begins", _is_number(begins) and begins < now + _LEEWAY),
+            ("the time at which it ends", _number(expires) > now - _LEEWAY),
+            ("the time at which it begins", 0 <= _number(begins) < now + _LEEWAY),
             ("its namespace", found.get("namespace") == pod.namespace),
             ("its service account", section(found, "serviceaccount").get("name") == pod.account),
             ("its pod", section(found, "pod") == {"name": pod.name, "uid": pod.uid}),
@@ -98,8 +98,10 @@ class TokenVerifier:
         return f"its token does not fit: {', '.join(wrong)}" if wrong else ""
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def _number(value: Any) -> float:
+    """A time of a token; less than every one where it is none."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return value if is_number else float("-inf")
 
 
 def _parse(token: bytes) -> tuple[bytes, bytes, Object, Object]:

@@ -82,7 +82,7 @@ async def introduce(
     loop = asyncio.get_running_loop()
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     opened = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    transport: asyncio.BaseTransport | None = None
+    transport: asyncio.Transport | None = None
     try:
         async with asyncio.timeout(INTRODUCTION_SECONDS):
             await loop.sock_connect(opened, (address, POD_PORT))
@@ -91,10 +91,10 @@ async def introduce(
             )
             said = await protocol.made
             await verify(said.token)
-        return cast("asyncio.Transport", transport), said
+        return transport, said
     except BaseException:
         if transport is not None:
-            cast("asyncio.Transport", transport).abort()
+            transport.abort()
         opened.close()
         raise
 
