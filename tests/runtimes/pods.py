@@ -6,14 +6,17 @@ It has mounts and process ids of its own, as ``plain.py`` gives them, an address
 
 from __future__ import annotations
 
+import atexit
 import base64
 import contextlib
+import functools
 import itertools
 import json
 import os
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -25,6 +28,7 @@ from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from k8e.guest.pod import POD_PORT
 from k8e.runtimes import guest_package, rootfs
 from k8e.runtimes.host import GUEST_PYTHON
+from k8e.runtimes.kubernetes import objects
 from k8e.runtimes.kubernetes.identity import AUDIENCE, PodIdentity
 
 ISSUER = "https://kubernetes.default.svc.cluster.local"
@@ -38,7 +42,8 @@ mount -t proc proc proc
 mount --rbind /dev dev
 for name in run tmp home workspace; do mount -t tmpfs -o mode=755 "$name" "$name"; done
 mount --bind tmp var/tmp
-mkdir -p run/k8e/guest run/k8e/identity
+mkdir -p run/k8e/guest run/k8e/identity run/k8e/python
+mount --bind "$PYTHON" run/k8e/python
 mount --bind "$GUEST" run/k8e/guest
 mount --bind "$IDENTITY" run/k8e/identity
 exec chroot . /usr/bin/env -i PATH=/usr/bin:/bin LANG=C.UTF-8 IMAGE=yes \
@@ -96,6 +101,16 @@ def new_address() -> str:
     return f"127.77.{number >> 8}.{number & 255 or 1}"
 
 
+@functools.cache
+def _packed() -> Path:
+    """What the image with the guest has in it; removed with this process."""
+    folder = tempfile.TemporaryDirectory(prefix="k8e-pods-")
+    atexit.register(folder.cleanup)
+    Path(folder.name).chmod(0o755)
+    guest_package.pack_for_pods(Path(folder.name), GUEST_PYTHON)
+    return Path(folder.name)
+
+
 class PodProcess:
     """A pod of one container."""
 
@@ -115,19 +130,18 @@ class PodProcess:
 
     def start(self) -> None:
         """Start the container; its guest listens when this returns, or has ended."""
-        guest = guest_package.pack_guest(
-            self._folder.parent / "guest", GUEST_PYTHON, guest_package.POD_MODULES
-        )
+        packed = _packed()
         root = rootfs.make_skeleton(self._folder / "root")
         places = {
             "LENT": " ".join(rootfs.bound_folders()),
-            "GUEST": str(guest.parent),
+            "GUEST": str(packed / "guest"),
+            "PYTHON": str(packed / "python"),
             "IDENTITY": str(self.identity),
             "ADDRESS": self.address,
             "AUTHORITY": self._authority,
             "PATH": os.environ["PATH"],
         }
-        program = [GUEST_PYTHON, "-I", "-S", "-B", f"/run/k8e/guest/{guest.name}"]
+        program = [*objects.PYTHON, f"{objects.GUEST_FOLDER}/{objects.GUEST_FILE}"]
         with (self._folder / "log").open("wb") as log:
             self._process = subprocess.Popen(
                 ["unshare", *_OWN, "sh", "-c", _START, "pod", str(root), *program],

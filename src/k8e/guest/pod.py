@@ -111,7 +111,9 @@ class PodLink(GuestLink):
             connection.setblocking(False)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             tls = self._context.wrap_socket(
-                connection, do_handshake_on_connect=False, server_hostname=GATEWAY_NAME
+                connection,
+                do_handshake_on_connect=False,
+                server_hostname=GATEWAY_NAME.encode(),  # text would need a codec that is not there
             )
         except OSError:  # it has gone again
             if connection is not None:
@@ -264,6 +266,7 @@ def with_image_env(spec: dict[str, Any]) -> dict[str, Any]:
 
 def own_folders() -> None:
     """Give the volumes of the pod, which are root's, to whom they are for."""
+    os.chmod(WORKSPACE, 0o755)
     os.chown(WORKSPACE, UID, GID)
     for path in _SHARED_FOLDERS:
         os.chmod(path, 0o1777)  # noqa: S103 - as on any system

@@ -213,7 +213,8 @@ def pack_for_pods(folder: Path, interpreter: str) -> None:
     for kind in (BOOT, "kernels"):
         (packed.parent / f"{kind}-{digest}").rename(packed.parent / f"{kind}-pod")
     copier = (Path(k8e.guest.__file__).parent / COPIER).read_text("utf-8")
-    (packed.parent / COPIER).write_text(copier, "utf-8")
+    # Joined with nothing, it has no import of what the small Python lacks.
+    (packed.parent / COPIER).write_text(join_modules({COPIER: copier}), "utf-8")
     made = make_interpreter(folder / "made", interpreter, packed_source(POD_MODULES))
     if "musl" in made.loader:
         raise errors.RuntimeUnusable(

@@ -118,6 +118,10 @@ class Runtimes:
         self.all: dict[str, RegisteredRuntime] = {runtime.name: runtime for runtime in made}
         """By their names, the strongest first."""
         self._names = {alias: item.name for item in made for alias in (item.name, *item.aliases)}
+        self._usual = ""
+        if host.settings.kubeconfig:
+            # In a cluster nobody gets another class than was meant, not even a stronger one.
+            self._usual = self._names[KUBERNETES]
         self._retries = RemovalRetries(host.leftovers, self.purge)
         self._machine = _machine(host)
         self._keys: dict[str, str] = {}  # the facts on which each probe rests
@@ -152,7 +156,7 @@ class Runtimes:
 
     async def choose(self, asked: str, default: str = "") -> Runtime:
         """The runtime for a session. One that was asked for by name never falls back."""
-        name = self.resolve(asked or default)
+        name = self.resolve(asked or default or self._usual)
         if name:
             support = await self._supported(name)
             if not support.usable:
@@ -188,7 +192,7 @@ class Runtimes:
 
     def stronger(self, name: str) -> RegisteredRuntime | None:
         """A runtime that isolates better than the one of this name, and works by now."""
-        for runtime in self.all.values():
+        for runtime in () if self._usual else self.all.values():
             if runtime.name == name:
                 break
             if self.is_usable(runtime.name):
@@ -284,9 +288,9 @@ class Runtimes:
 
         ``named`` leaves out what a client knows that asked for a runtime by its name.
         """
+        if self._usual:
+            return ""  # it never falls back, and limits are the cluster's to hold
         told = [] if named else self._fallen_back()
-        if self._host.settings.kubeconfig:
-            return "; ".join(told)  # limits are the cluster's to hold
         return "; ".join(told if self._host.has_cgroups else [*told, UNBOUNDED])
 
     def _fallen_back(self) -> list[str]:
