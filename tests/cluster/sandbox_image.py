@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from k8e.distro.components import Component, Image
 REFERENCE = "k8e.internal/sandbox-test:1"
 PROGRAMS = (
     "bash dash python3 cat cp chmod date dd df echo env expr false find grep head id kill ln ls "
-    "mkdir mv nice nproc od printf ps pwd readlink rm rmdir sed seq setsid sha256sum sleep sort "
+    "mkdir mkfifo mv nice nproc od pgrep pkill printf ps pwd readlink rm rmdir sed seq setsid sha256sum sleep sort "
     "stat stty tail tee test timeout touch tr true tty uname wc whoami yes"
 ).split()
 _LIBRARY = re.compile(r"(/\S+) \(0x")
@@ -22,8 +21,7 @@ _LIBRARY = re.compile(r"(/\S+) \(0x")
 
 def write(folder: Path) -> Path:
     """Write the image's archive below a folder; where it is."""
-    found = {path for name in PROGRAMS if (path := shutil.which(name))}
-    programs = sorted(f"/usr/bin/{Path(path).name}" for path in found)
+    programs = [f"/usr/bin/{name}" for name in PROGRAMS if Path(f"/usr/bin/{name}").exists()]
     standard = Path("/usr/lib/python3.11")
     assert standard.is_dir(), "this computer's Python is another one"
     modules = [
@@ -34,8 +32,10 @@ def write(folder: Path) -> Path:
     extensions = [path for path in modules if path.endswith(".so")]
     linked = [*programs, *extensions]
     said = subprocess.run(["ldd", *linked], capture_output=True, text=True, check=False).stdout
-    files = {path.lstrip("/"): path for path in (*programs, *modules, *_LIBRARY.findall(said))}
-    image = Image("sandbox-test", files, links={"bin/sh": "/usr/bin/dash"}, tag="1")
+    found = {*programs, *modules, *_LIBRARY.findall(said)}
+    files = {f"usr/{path.removeprefix('/usr').lstrip('/')}": path for path in found}
+    links = {name: f"usr/{name}" for name in ("bin", "lib", "lib64")} | {"usr/bin/sh": "dash"}
+    image = Image("sandbox-test", files, links=links, tag="1")
     owner = Component("sandbox-test", "1", "various", "tests", images=(image,))
     folder.mkdir(parents=True, exist_ok=True)
     return images.write(owner, image, folder, architecture())

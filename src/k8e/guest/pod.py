@@ -247,6 +247,7 @@ class PodGuest(Guest):
 
     def run(self) -> None:
         read_token(POD_TOKEN)  # rather no sandbox than one whose programs could pass for it
+        os.setgroups([])  # programs would inherit root's
         own_folders()
         super().run()
 

@@ -223,7 +223,9 @@ def pack_for_pods(folder: Path, interpreter: str) -> None:
         )
     made.folder.rename(folder / "python")
     (folder / "made").rmdir()
-    shutil.copyfile(folder / "python/so" / made.loader, folder / "python/so/loader")
+    loader = folder / "python/so/loader"
+    shutil.copyfile(loader.with_name(made.loader), loader)
+    loader.chmod(0o755)
 
 
 def _write_tools(folder: Path) -> None:

@@ -142,11 +142,20 @@ def _copier(recipe: Recipe) -> Object:
         "imagePullPolicy": "IfNotPresent",
         "command": [*PYTHON, f"{GUEST_FOLDER}/copy.py", "/run/k8e", GUEST_VOLUME],
         "securityContext": _rights([]),
-        "resources": {
-            "requests": {"cpu": "10m", "memory": "32Mi"},
-            "limits": {"memory": str(128 * MIB)},
-        },
+        # All containers have both limits: a pod has none of what one of them has none.
+        "resources": _resources(recipe.limits),
         "volumeMounts": [{"name": "guest", "mountPath": GUEST_VOLUME}],
+    }
+
+
+def _resources(limits: Limits) -> Object:
+    return {
+        # Sandboxes are idle most of the time; the limits are what holds them.
+        "requests": {"cpu": "20m", "memory": str(GUEST_MEMORY)},
+        "limits": {
+            "cpu": f"{round(limits.cpus * 1000)}m",
+            "memory": str(limits.memory + GUEST_MEMORY),
+        },
     }
 
 
@@ -172,14 +181,7 @@ def _container(recipe: Recipe) -> Object:
         ],
         "ports": [{"name": "link", "containerPort": POD_PORT}],
         "securityContext": _rights(bundle.GUEST_CAPABILITIES),
-        "resources": {
-            # Sandboxes are idle most of the time; the limits are what holds them.
-            "requests": {"cpu": "20m", "memory": str(GUEST_MEMORY)},
-            "limits": {
-                "cpu": f"{max(1, round(limits.cpus * 1000))}m",
-                "memory": str(limits.memory + GUEST_MEMORY),
-            },
-        },
+        "resources": _resources(limits),
         "volumeMounts": [
             mount("guest", PLACE, subPath="python", readOnly=True),
             mount("guest", GUEST_FOLDER, subPath="guest", readOnly=True),
