@@ -13,8 +13,9 @@ from k8e.distro.components import Component, Image
 REFERENCE = "k8e.internal/sandbox-test:1"
 PROGRAMS = (
     "bash dash python3 cat cp chmod date dd df echo env expr false find grep head id kill ln ls "
-    "mkdir mkfifo mv nice nproc od pgrep pkill printf ps pwd readlink rm rmdir sed seq setsid sha256sum sleep sort "
-    "stat stty tail tee test timeout touch tr true tty uname wc whoami yes"
+    "mkdir mkfifo mv nice nproc od pgrep pkill printf ps pwd readlink rm rmdir sed seq setsid "
+    "sha256sum sleep sort stat stty tail tee test timeout touch tr true truncate tty uname wc "
+    "whoami yes"
 ).split()
 _LIBRARY = re.compile(r"(/\S+) \(0x")
 

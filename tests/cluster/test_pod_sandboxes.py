@@ -36,7 +36,7 @@ GATEWAY = {
     "K8E_POOL_MIN": "0",
     "K8E_POOL_MAX": "0",
 }
-GROUPS = ("exec", "output", "code", "files", "life", "limits")
+GROUPS = ("exec", "output", "files", "life", "limits")
 RIGHTS = """
 grep -E '^(Cap|Groups|NoNewPrivs)' /proc/self/status
 for path in /run/k8e/identity/token /var/run/secrets /proc/1/environ /proc/1/fd; do
@@ -129,7 +129,9 @@ def pods() -> Generator[Pods]:
 
 
 def test_an_account_with_the_rights_of_the_how_to_is_enough(pods: Pods) -> None:
-    listed = re.search(r"```yaml\n# Role\n(.*?)# ClusterRole\n(.*?)```", HOWTO.read_text(), re.S)
+    listed = re.search(
+        r"```yaml\n# Role\n(.*?)# ClusterRole\n(.*?)```", HOWTO.read_text(), re.DOTALL
+    )
     assert listed is not None
     rules, cluster_rules = (yaml.safe_load(text) for text in listed.groups())
     rbac, name = "rbac.authorization.k8s.io", "k8e-gateway"
@@ -184,21 +186,17 @@ def test_a_class_that_the_cluster_lacks_is_an_error_and_no_weaker_sandbox(pods: 
 
 
 def test_programs_have_no_rights_and_see_no_token(pods: Pods) -> None:
-    said = pods.run(RIGHTS)
-    assert dict(line.split(":\t") for line in said.splitlines()) == {
-        "Groups": " ",
-        **dict.fromkeys(("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"), "0" * 16),
+    told = dict(line.split(":") for line in pods.run(RIGHTS).splitlines())
+    assert "CapBnd" in told, told
+    assert {name: value.strip() for name, value in told.items() if name != "CapBnd"} == {
+        "Groups": "",
         "NoNewPrivs": "1",
-    } | {name: value for name, value in _bounding(said)}
+        **dict.fromkeys(("CapInh", "CapPrm", "CapEff", "CapAmb"), "0" * 16),
+    }, "nothing else was printed: nothing could be read or written"
     (made,) = pods.pods()
     flags = ("exec", "-n", NAMESPACE, made["metadata"]["name"], "-c", objects.CONTAINER, "--")
     guests = pods.cluster.kubectl(*flags, "sh", "-c", "grep CapEff /proc/1/status")
     assert guests.split() == ["CapEff:", "00000000000000e3"], "the five of the guest"
-
-
-def _bounding(said: str) -> list[tuple[str, str]]:
-    """What a program could be given by another one, which no-new-privileges forbids."""
-    return [("CapBnd", line.split()[1]) for line in said.splitlines() if line.startswith("CapBnd")]
 
 
 def test_a_sandbox_reaches_nobody_and_only_gateways_reach_it(pods: Pods) -> None:
@@ -239,12 +237,8 @@ def test_what_is_destroyed_leaves_neither_claim_nor_pod(pods: Pods) -> None:
 
 def test_pods_keep_the_promises_of_local_sandboxes(pods: Pods) -> None:
     asked = [word for group in GROUPS for word in ("--only", group)]
-    done = pods.k8e(
-        "conformance", "run", "--json", "--runtime", "kubernetes", *asked, check=False
-    )
+    done = pods.k8e("conformance", "run", "--json", "--runtime", "kubernetes", *asked, check=False)
     told = json.loads(done.stdout)
     failed = [(row["id"], row["reason"]) for row in told["results"] if row["verdict"] == "fail"]
     assert not failed
-    assert told["passed"] > 50
-
-
+    assert told["passed"] > 70

@@ -267,7 +267,7 @@ def with_image_env(spec: dict[str, Any]) -> dict[str, Any]:
 
 def own_folders() -> None:
     """Give the volumes of the pod, which are root's, to whom they are for."""
-    os.chmod(WORKSPACE, 0o755)
+    os.chmod(WORKSPACE, 0o755)  # noqa: S103 - its owner is the user
     os.chown(WORKSPACE, UID, GID)
     for path in _SHARED_FOLDERS:
         os.chmod(path, 0o1777)  # noqa: S103 - as on any system
