@@ -184,9 +184,10 @@ class Settings:
     a gateway that is a pod there; empty means that they run on this machine."""
     sandbox_namespace: str = "sandbox-matrix"
     """K8E_SANDBOX_NAMESPACE: the namespace of those pods."""
-    runtime_classes: str = "gvisor,kata,firecracker"
+    runtime_classes: str = "gvisor kata firecracker"
     """K8E_RUNTIME_CLASSES: the cluster's RuntimeClasses that sessions may ask for as their runtime,
-    separated by commas; ``kubernetes`` means the first. One that the cluster lacks is an error."""
+    separated by spaces or commas; ``kubernetes`` means the first. One that the cluster lacks is an
+    error."""
     sandbox_image: str = ""
     """K8E_SANDBOX_IMAGE: the image of sandboxes in pods whose session and template name none."""
     guest_image: str = ""

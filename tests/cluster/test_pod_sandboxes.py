@@ -235,6 +235,17 @@ def test_what_is_destroyed_leaves_neither_claim_nor_pod(pods: Pods) -> None:
     assert (pods.claims(), pods.pods()) == ([], [])
 
 
+def test_a_session_from_the_pool_is_in_a_pod_that_was_there_before(pods: Pods) -> None:
+    pods.k8e("pool", "set", "--min", "1", "--max", "1", "--wait")
+    (waiting,) = pods.pods()
+    pods.run("echo pooled > note")
+    flags = ("exec", "-n", NAMESPACE, waiting["metadata"]["name"], "-c", objects.CONTAINER, "--")
+    assert pods.cluster.kubectl(*flags, "cat", "/workspace/note") == "pooled\n"
+    pods.k8e("pool", "set", "--min", "0", "--max", "0")
+    pods.k8e("sandbox", "destroy", pods.sessions()[0]["session_id"])
+    eventually("all pods go", lambda: not pods.pods())
+
+
 def test_pods_keep_the_promises_of_local_sandboxes(pods: Pods) -> None:
     asked = [word for group in GROUPS for word in ("--only", group)]
     done = pods.k8e("conformance", "run", "--json", "--runtime", "kubernetes", *asked, check=False)

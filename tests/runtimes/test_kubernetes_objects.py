@@ -139,7 +139,9 @@ def test_the_end_of_a_pod_is_told_in_words(pod: dict[str, Any], reason: str) -> 
 
 def test_a_pod_that_cannot_start_is_given_up_with_the_reason() -> None:
     waiting = {"reason": "ErrImagePull", "message": "no such image"}
-    status: dict[str, Any] = {"containerStatuses": [{"name": "sandbox", "state": {"waiting": waiting}}]}
+    status: dict[str, Any] = {
+        "containerStatuses": [{"name": "sandbox", "state": {"waiting": waiting}}]
+    }
     assert objects.fault_of(a_pod("Pending", **status)) == "ErrImagePull: no such image"
     waiting["reason"] = "ContainerCreating"
     assert objects.fault_of(a_pod("Pending", **status)) == ""
@@ -150,10 +152,11 @@ def test_a_pod_that_cannot_start_is_given_up_with_the_reason() -> None:
 
 def test_records_are_for_the_owner_alone_and_come_back(tmp_path: Path) -> None:
     records = Records(tmp_path / "pods")
-    record = PodRecord("sb-1", "gvisor", RECIPE.limits, "ab" * 32, "claim", "pod", "uid")
+    record = PodRecord("sb-1", "gvisor", RECIPE.limits, "ab" * 32, "k8e-1", "claim", "pod", "uid")
     records.save(record)
     assert records.load("sb-1") == record
     assert records.names() == {"sb-1"}
+    assert records.templates() == Records(tmp_path / "pods").templates() == {"k8e-1"}
     file = tmp_path / "pods/sb-1/pod.json"
     assert file.stat().st_mode & 0o077 == 0
     file.write_text(file.read_text().replace('"format": 1', '"format": 2'))
@@ -162,7 +165,7 @@ def test_records_are_for_the_owner_alone_and_come_back(tmp_path: Path) -> None:
     file.write_text("{")
     assert records.load("sb-1") is None
     records.remove("sb-1")
-    assert records.names() == set()
+    assert records.names() == records.templates() == set()
 
 
 def test_an_authority_is_made_once_and_kept(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def _make_all(host: Host) -> list[RegisteredRuntime]:
     from k8e.runtimes.kubernetes.runtime import Kubernetes
 
     cluster = Cluster(host.settings, host.leftovers)
-    classes = [name.strip() for name in host.settings.runtime_classes.split(",") if name.strip()]
+    classes = host.settings.runtime_classes.replace(",", " ").split()
     if not classes:
         raise errors.InvalidRequest(
             "K8E_RUNTIME_CLASSES names no RuntimeClass", hint="gvisor is the usual one"

@@ -31,6 +31,7 @@ from k8e.settings import Settings
 IN_CLUSTER = "in-cluster"
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _AT_ONCE = 8
+_MOST_IDLE_TEMPLATES = 16
 _RIGHTS = (
     (objects.EXTENSIONS, "sandboxclaims", "create delete get list"),
     (objects.EXTENSIONS, "sandboxtemplates", "create delete get list patch"),
@@ -77,7 +78,9 @@ class Cluster:
         self.namespace = settings.sandbox_namespace
         self.records = Records(settings.data_dir / "pods")
         self.verifier = TokenVerifier(self._keys)
-        self._made: set[str] = set()
+        self._made: dict[str, None] = {}  # templates, the one that was asked for last at the end
+        self._earlier: list[str] = []  # of the gateway before us, not used since
+        self._is_founded = False
         self._making = asyncio.Lock()
 
     @functools.cached_property
@@ -112,17 +115,41 @@ class Cluster:
     async def prepare(self, recipe: objects.Recipe) -> None:
         """Have the template and the pool of a recipe, and before them what keeps pods apart."""
         name = objects.name_of(recipe)
-        if name in self._made:
-            return
-        async with self._making:
-            if name in self._made:
-                return
-            if not self._made:
-                await self._found()
-            # The template first: a pool without one tells everybody so.
-            await self.api.apply(objects.template(recipe))
-            await self.api.apply(objects.pool(recipe))
-            self._made.add(name)
+        if name not in self._made:
+            async with self._making:
+                if not self._is_founded:
+                    await self._found()
+                # The template first: a pool without one tells everybody so.
+                await self.api.apply(objects.template(recipe))
+                await self.api.apply(objects.pool(recipe))
+                self._made[name] = None
+                self._earlier = [item for item in self._earlier if item != name]
+                await self._prune()
+        self._made[name] = self._made.pop(name, None)
+
+    async def _prune(self) -> None:
+        """Delete templates that no sandbox is made of, but the last few: clients choose limits.
+
+        A launch has written down which it needs before it looks whether that is there.
+        """
+        used = self.records.templates()
+        idle = [name for name in (*self._earlier, *self._made) if name not in used]
+        for name in idle[:-_MOST_IDLE_TEMPLATES]:
+            if name in self.records.templates():
+                continue  # somebody needs it by now
+            self._made.pop(name, None)
+            self._earlier = [item for item in self._earlier if item != name]
+            for plural in ("sandboxwarmpools", "sandboxtemplates"):
+                await self.delete(plural, name)
+
+    async def delete(self, plural: str, name: str, *, group: str = "extensions") -> None:
+        """Delete an object with what it owns; nothing happens where there is none."""
+        path = self.path(plural, name, group=group)
+        try:
+            await self.api.call("DELETE", f"{path}?propagationPolicy=Background")
+        except ApiError as error:
+            if error.status != NOT_FOUND:
+                raise
 
     async def _found(self) -> None:
         where = f"/api/v1/namespaces/{quote(self.namespace, safe='')}"
@@ -130,10 +157,15 @@ class Cluster:
             await self.api.apply(objects.new_namespace(self.namespace))
         for wanted in objects.foundation(self.namespace):
             await self.api.apply(wanted)
+        selector = quote(objects.selector(self.authority.fingerprint), safe="")
+        listed = await self.api.list(f"{self.path('sandboxtemplates')}?labelSelector={selector}")
+        self._earlier = [str(item["metadata"]["name"]) for item in listed]
+        self._is_founded = True
 
     def forget(self) -> None:
         """Make everything anew when it is needed next: somebody may have removed it."""
         self._made.clear()
+        self._is_founded = False
 
     # What a probe asks.
 

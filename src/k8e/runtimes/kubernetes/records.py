@@ -26,6 +26,8 @@ class PodRecord:
     limits: Limits
     key: str
     """The key of its link, in hexadecimal digits."""
+    template: str
+    """The name of its template."""
     claim_uid: str = ""
     pod: str = ""
     pod_uid: str = ""
@@ -38,6 +40,17 @@ class Records:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._templates: dict[str, str] | None = None
+
+    def templates(self) -> set[str]:
+        """The templates that sandboxes are made of now."""
+        return set(self._by_sandbox().values())
+
+    def _by_sandbox(self) -> dict[str, str]:
+        if self._templates is None:
+            known = (self.load(name) for name in self.names())
+            self._templates = {item.sandbox_id: item.template for item in known if item}
+        return self._templates
 
     def names(self) -> set[str]:
         return {path.name for path in self._folder.glob("sb-*")}
@@ -50,6 +63,7 @@ class Records:
         with open(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             json.dump(asdict(record), file)
         scratch.rename(folder / "pod.json")
+        self._by_sandbox()[record.sandbox_id] = record.template
 
     def load(self, sandbox_id: str) -> PodRecord | None:
         """The record of a sandbox; None where it was only half made.
@@ -74,6 +88,7 @@ class Records:
 
     def remove(self, sandbox_id: str) -> None:
         shutil.rmtree(self._folder / sandbox_id, ignore_errors=True)
+        self._by_sandbox().pop(sandbox_id, None)
 
 
 def _known(kind: type[Any], data: dict[str, Any]) -> dict[str, Any]:

@@ -115,7 +115,8 @@ class Kubernetes:
             )
         recipe = self.recipe(spec.limits, spec.rootfs)
         key = secrets.token_bytes(link.KEY_SIZE).hex()
-        record = PodRecord(spec.sandbox_id, self.name, spec.limits, key)
+        template = objects.name_of(recipe)
+        record = PodRecord(spec.sandbox_id, self.name, spec.limits, key, template)
         self.cluster.records.save(record)
         patience = asyncio.timeout(LAUNCH_SECONDS)
         try:
@@ -207,6 +208,8 @@ class Kubernetes:
         guest = PodGuest(record, dialler, self.purge)
         dialler.start()
         guest.stop_watching = self.cluster.pods.watch(record.claim_uid, guest.note)
+        if self.cluster.pods.get(record.claim_uid) is None:  # it went meanwhile
+            guest.note(None)
         return guest
 
     # What is there already.
@@ -269,19 +272,11 @@ class Kubernetes:
             )
         name = pod["metadata"]["name"] if pod is not None else sandbox_id
         try:
-            await self._delete("sandboxclaims", sandbox_id, "extensions")
-            await self._delete("sandboxes", name, "agents")
-            await self._delete("pods", name, "core")
+            await self.cluster.delete("sandboxclaims", sandbox_id)
+            await self.cluster.delete("sandboxes", name, group="agents")
+            await self.cluster.delete("pods", name, group="core")
             if pod is not None:
                 await gone.wait()
         finally:
             if stop is not None:
                 stop()
-
-    async def _delete(self, plural: str, name: str, group: str) -> None:
-        path = self.cluster.path(plural, name, group=group)
-        try:
-            await self.cluster.api.call("DELETE", f"{path}?propagationPolicy=Background")
-        except ApiError as error:
-            if error.status != NOT_FOUND:
-                raise
