@@ -40,7 +40,7 @@ GROUPS = ("exec", "output", "files", "life", "limits")
 RIGHTS = """
 grep -E '^(Cap|Groups|NoNewPrivs)' /proc/self/status
 for path in /run/k8e/identity/token /var/run/secrets /proc/1/environ /proc/1/fd; do
-  ls -d $path/ 2>/dev/null; cat $path 2>/dev/null && echo readable $path
+  ls $path/ 2>/dev/null; cat $path 2>/dev/null && echo readable $path
 done
 touch /x /etc/x /run/k8e/guest/x 2>/dev/null && echo writable
 true
