@@ -21,7 +21,7 @@ def add_manifests(commands: Commands) -> None:
     below = group.commands(required=True)
     render_parser = below.add(
         "render",
-        "print what serves Sandbox (core), and claims, templates and warm pools (extensions)",
+        "print those for Sandbox (core), or claims, templates and warm pools (extensions)",
         "k8e manifests render extensions",
         render,
     )
@@ -60,9 +60,9 @@ def upgrade(options: argparse.Namespace) -> int:
     except OSError as error:
         raise errors.InvalidRequest(f"{options.filename} cannot be read: {error}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise errors.InvalidRequest(f"{options.filename} is no YAML: {error}") from None
+        raise errors.InvalidRequest(f"{options.filename} is not YAML: {error}") from None
     if not all(isinstance(item, dict) for item in found):
-        raise errors.InvalidRequest(f"{options.filename} has something that is no object")
+        raise errors.InvalidRequest(f"{options.filename} has a document that is not an object")
     made, notes = upgrades.upgrade(found)
     for note in notes:
         fast.write(2, f"{note}\n".encode())

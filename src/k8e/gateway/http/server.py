@@ -18,7 +18,7 @@ CLOSE_SECONDS = 1  # for the last bytes of them
 
 
 class UvicornServer(uvicorn.Server):
-    """Serves until it is told to stop; signals are the gateway's."""
+    """Serves until it is stopped; signals are the gateway's."""
 
     def __init__(self, gateway: Gateway, door: HostPolicy) -> None:
         self.told = asyncio.Event()

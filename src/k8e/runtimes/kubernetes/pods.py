@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable
 from urllib.parse import quote
 
-from k8e.kubernetes.api import Api, Object, entries, section
+from k8e.kubernetes.api import Api, Object, section
 from k8e.runtimes.kubernetes import objects
 
 Tell = Callable[[Object | None], None]
@@ -22,6 +22,7 @@ class Pods:
         self._path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods"
         self._selector = objects.selector(fingerprint)
         self._by_claim: dict[str, Object] = {}
+        self._claims: dict[str, str] = {}  # their uids, by the names of pods
         self._tell: dict[str, list[Tell]] = {}
         self._synced = asyncio.Event()
         self._following: asyncio.Task[None] | None = None
@@ -67,18 +68,17 @@ class Pods:
 
     def _note(self, change: str, pod: Object) -> None:
         if change == "SYNCED":
-            for uid in set(self._by_claim) - {_claim_of(item) for item in entries(pod, "items")}:
-                self._lose(uid)
             self._synced.set()
             return
-        uid = _claim_of(pod)
-        if not uid:
-            return
-        if change == "DELETED":
-            known = self._by_claim.get(uid)
-            if known is not None and known["metadata"]["uid"] == pod["metadata"]["uid"]:
+        if change == "DELETED":  # by its name alone, where that was noticed later
+            name = pod["metadata"]["name"]
+            if uid := self._claims.pop(name, ""):
                 self._lose(uid)
             return
+        uid = str(section(pod["metadata"], "labels").get(objects.CLAIM_UID) or "")
+        if not uid:
+            return
+        self._claims[pod["metadata"]["name"]] = uid
         self._by_claim[uid] = pod
         for tell in list(self._tell.get(uid, ())):
             tell(pod)
@@ -87,7 +87,3 @@ class Pods:
         self._by_claim.pop(uid, None)
         for tell in list(self._tell.get(uid, ())):
             tell(None)
-
-
-def _claim_of(pod: Object) -> str:
-    return str(section(pod["metadata"], "labels").get(objects.CLAIM_UID) or "")
