@@ -19,6 +19,11 @@ NAME = "guest"
 def write(folder: Path) -> Path:
     """Write the archive of the image into a folder, unless it is there in the same form."""
     folder.mkdir(parents=True, exist_ok=True)
+    target, noted = folder / "images" / f"{NAME}.tar", folder / f"{NAME}.stamp"
+    stamp = guest_package.pods_stamp(GUEST_PYTHON)
+    if target.exists() and noted.exists() and noted.read_text("ascii") == stamp:
+        return target
+    target.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".guest-") as scratch:
         staged = Path(scratch)
         guest_package.pack_for_pods(staged, GUEST_PYTHON)
@@ -27,7 +32,6 @@ def write(folder: Path) -> Path:
         image = Image(NAME, files)
         owner = Component(NAME, __version__, "Apache-2.0", "copied into pods", images=(image,))
         made = images.write(owner, image, staged, architecture())
-        target = folder / made.name
-        if not target.exists() or target.read_bytes() != made.read_bytes():
-            made.rename(target)
+        made.rename(target)
+    noted.write_text(stamp, "ascii")
     return target

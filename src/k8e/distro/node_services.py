@@ -80,7 +80,7 @@ class NodeServices:
     async def load_images(self) -> None:
         await image_import.load_all(self.node.layout, self._components)
         layout = self.node.layout
-        made = await asyncio.to_thread(guest_image.write, layout.agent / "images")
+        made = await asyncio.to_thread(guest_image.write, layout.agent / "guest")
         await image_import.load(layout, self._components, made)
 
     async def run_network(self) -> None:

@@ -201,6 +201,14 @@ COPIER = "copy.py"
 _POD_NAME = "guest-pod"
 
 
+def pods_stamp(interpreter: str) -> str:
+    """What changes whenever ``pack_for_pods`` would make something else."""
+    copier = (Path(k8e.guest.__file__).parent / COPIER).read_text("utf-8")
+    parts = (packed_source(POD_MODULES), boot_source(), node_boot_source(), kernel_sources())
+    text = f"{FORM} {_stamps(Path(interpreter).resolve())} {parts} {copier}"
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def pack_for_pods(folder: Path, interpreter: str) -> None:
     """Write what pods need into an empty folder: the guest, its Python, and what copies both.
 
