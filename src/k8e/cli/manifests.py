@@ -21,11 +21,14 @@ def add_manifests(commands: Commands) -> None:
     below = group.commands(required=True)
     render_parser = below.add(
         "render",
-        "print those for Sandbox (core), or claims, templates and warm pools (extensions)",
+        "print those for Sandbox (core), for claims, templates and warm pools (extensions), or for "
+        "the kinds of early write-ups (extensions-legacy)",
         "k8e manifests render extensions",
         render,
     )
-    render_parser.add_argument("part", choices=("core", "extensions"), help="what to print")
+    render_parser.add_argument(
+        "part", choices=("core", "extensions", "extensions-legacy"), help="what to print"
+    )
     render_parser.add_argument("--image", metavar="IMAGE", help="of the controller's Deployment")
     upgrade_parser = below.add(
         "upgrade",
