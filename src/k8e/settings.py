@@ -194,6 +194,21 @@ class Settings:
     encrypted, such as a credential of systemd; empty means ``secrets.key`` in the data folder,
     which is made with the first secret."""
 
+    kubeconfig: str = ""
+    """K8E_KUBECONFIG: kubeconfig of the cluster in whose pods sandboxes run, or ``in-cluster`` for
+    a gateway that is a pod there; empty means that they run on this machine."""
+    sandbox_namespace: str = "sandbox-matrix"
+    """K8E_SANDBOX_NAMESPACE: the namespace of those pods."""
+    runtime_classes: str = "gvisor kata firecracker"
+    """K8E_RUNTIME_CLASSES: the cluster's RuntimeClasses that sessions may ask for as their runtime,
+    separated by spaces or commas; ``kubernetes`` means the first. One that the cluster lacks is an
+    error."""
+    sandbox_image: str = ""
+    """K8E_SANDBOX_IMAGE: the image of sandboxes in pods whose session and template name none."""
+    guest_image: str = ""
+    """K8E_GUEST_IMAGE: the image with k8e's guest, from which each pod copies it; empty means the
+    one that ``k8e server`` and ``k8e agent`` give their nodes."""
+
     components_dir: Path = Path("/var/cache/k8e/components")
     """K8E_COMPONENTS_DIR: the upstream programs that ``k8e server`` and ``k8e agent`` run; see
     ``k8e components``."""

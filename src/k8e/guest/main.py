@@ -42,6 +42,8 @@ from k8e.guest.wire import RESULT, pack
 class Guest:
     """PID 1: reaps, answers calls, never exits."""
 
+    link_class = GuestLink
+
     def __init__(self) -> None:
         self.loop = Loop()
         self.execs = Execs(self.loop)
@@ -84,7 +86,7 @@ class Guest:
         limit_files()
         own_home()
         self._catch_children()
-        self.execs.link = GuestLink(self.loop, self.operations())
+        self.execs.link = self.link_class(self.loop, self.operations())
         self.execs.link.dial()
         self.loop.run()
 

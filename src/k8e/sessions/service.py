@@ -250,7 +250,10 @@ class Sessions:
             self._network.sandboxes = self.sandboxes
             self._network.on_late_start.append(self._has_network_now)
             alive = self.sandboxes()
-            await self._network.start(alive)
+            if self.runtimes.network_fault:
+                self._network.do_without(self.runtimes.network_fault)
+            else:
+                await self._network.start(alive)
             for sandbox_id in alive - self.sandboxes():  # it died before there was a network
                 await self._network.detach(sandbox_id)
             await adoption.finish_policies(self._store, self._network, self._live)
