@@ -117,6 +117,8 @@ class Api:
         self._most_idle, self._reuse_for_posts = most_idle, reuse_for_posts
         self._plurals: dict[tuple[str, str], tuple[str, bool]] = {}
         self._idle: list[_Connection] = []
+        self.heard_at = float("-inf")
+        """When the server last answered, or said something on a list that is followed."""
 
     async def call(
         self,
@@ -134,6 +136,7 @@ class Api:
                 status, answer = await self._exchange(method, path, data, kind)
         except (OSError, TimeoutError, h11.ProtocolError, EOFError) as error:
             raise ApiUnreachable(self.server, error or "no answer in time") from None
+        self._heard()
         read = _decode(answer)
         if status >= 300:
             raise ApiError(status, read, f"{method} {path.partition('?')[0]}")
@@ -186,6 +189,9 @@ class Api:
         if data:
             headers += [("Content-Type", kind), ("Content-Length", str(len(data)))]
         return headers
+
+    def _heard(self) -> None:
+        self.heard_at = asyncio.get_running_loop().time()
 
     def close(self) -> None:
         while self._idle:
@@ -265,9 +271,11 @@ class Api:
                 answer = b"".join([part async for part in connection.body()])
                 raise ApiError(status, _decode(answer), f"watching {path.partition('?')[0]}")
             rest = b""
+            self._heard()
             async with asyncio.timeout(quiet_seconds) as patience:
                 async for part in connection.body():
-                    patience.reschedule(asyncio.get_running_loop().time() + quiet_seconds)
+                    self._heard()
+                    patience.reschedule(self.heard_at + quiet_seconds)
                     if b"\n" not in part:
                         rest += part
                         continue
