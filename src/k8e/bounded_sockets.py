@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import struct
 from typing import cast
@@ -94,7 +95,8 @@ class BoundedSocket(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             if last:
                 self._transport.write(last)
-            self._transport.write_eof()
+            with contextlib.suppress(OSError):  # it may be gone already, which is told later
+                self._transport.write_eof()
 
     def close(self) -> None:
         """Close once the bytes are on their way, or the client does not take them."""

@@ -323,7 +323,7 @@ async def test_a_strange_first_line_leads_to_the_sandbox_or_nowhere(
             assert not found.heard
 
 
-IDS = ["127.0.0.1", "a/b", "box.other.svc", "box@evil", "box%2f", "-box", "ＢＯＸ"]
+IDS = ["127.0.0.1", "a/b", "box.other.svc", "box@evil", "box%2f", "-box", "b\u00f6x"]
 
 
 @pytest.mark.parametrize("name", IDS)
@@ -428,7 +428,7 @@ async def test_bodies_pass_in_constant_memory_both_ways(tmp_path: Path) -> None:
     answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (count << 20)
     async with pod(answer) as found, routed(tmp_path) as router:
         router.add(sandbox("box", found.address))
-        reader, writer = await router.connect()
+        _, writer = await router.connect()
         writer.write(head())
         await found.until(lambda: bool(found.writers) and b"\r\n\r\n" in found.heard[0])
         pod_writer = found.writers[0]

@@ -213,12 +213,12 @@ async def test_a_server_that_does_not_switch_is_answered_for(tmp_path: Path, how
 async def test_what_is_no_handshake_is_a_plain_request(
     tmp_path: Path, fields: tuple[str, ...]
 ) -> None:
-    async with pod(b"HTTP/1.1 426 Upgrade\r\nContent-Length: 0\r\n\r\n") as found:
-        async with routed(tmp_path) as router:
-            router.add(sandbox("box", found.address))
-            asked = head("GET /ws HTTP/1.1", *fields) + head("GET / HTTP/1.1", "Connection: close")
-            assert status(await router.say(asked)) == 426
-            assert b"upgrade" not in bytes(found.heard[0]).lower()
+    answer = b"HTTP/1.1 426 Upgrade\r\nContent-Length: 0\r\n\r\n"
+    async with pod(answer) as found, routed(tmp_path) as router:
+        router.add(sandbox("box", found.address))
+        asked = head("GET /ws HTTP/1.1", *fields) + head("GET / HTTP/1.1", "Connection: close")
+        assert status(await router.say(asked)) == 426
+        assert b"upgrade" not in bytes(found.heard[0]).lower()
 
 
 # Frames.
