@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import socket
 import ssl
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
@@ -92,8 +91,7 @@ async def routed(folder: Path, access: Object | None = None) -> AsyncGenerator[R
     cluster.pods.cache.synced.set()
     api.heard_at = asyncio.get_running_loop().time()
     server = Server(App(cluster, AccessFile(file)), cluster.requests)
-    listening = socket.create_server(("127.0.0.1", 0))
-    listening.setblocking(False)
+    listening = cluster_router.listen("127.0.0.1:0")
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     try:
         yield Routed(listening.getsockname()[1], cluster)

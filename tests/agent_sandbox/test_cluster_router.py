@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from k8e.controller import deployment, resources, router_deployment
+from k8e.controller import definitions, deployment, resources, router_deployment
 from k8e.controller.store import MERGE
 from k8e.kubernetes.api import ApiError, by_kubeconfig
-from tests.agent_sandbox import serving
+from tests.agent_sandbox import python_runtime, serving, upstream
+from tests.agent_sandbox.upstream import Upstream
 from tests.cluster.machine import COMPONENTS
 from tests.controller.clusters import eventually
 from tests.controller.control_planes import ControlPlane, control_plane, free_port
@@ -29,6 +31,35 @@ from tests.controller.control_planes import ControlPlane, control_plane, free_po
 pytestmark = pytest.mark.timeout(300)
 PATIENCE = 60.0
 Object = dict[str, Any]
+
+
+GATEWAYS: Object = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {
+        "name": "gateways.gateway.networking.k8s.io",
+        # Without this the API server keeps such groups for their owners.
+        "annotations": {"api-approved.kubernetes.io": "unapproved, a test's"},
+    },
+    "spec": {
+        "group": "gateway.networking.k8s.io",
+        "names": {"kind": "Gateway", "plural": "gateways"},
+        "scope": "Namespaced",
+        "versions": [
+            {
+                "name": "v1",
+                "served": True,
+                "storage": True,
+                "schema": {
+                    "openAPIV3Schema": {
+                        "type": "object",
+                        "x-kubernetes-preserve-unknown-fields": True,
+                    }
+                },
+            }
+        ],
+    },
+}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -66,6 +97,9 @@ class Stage:
         self.plane = plane
         self.access = plane.folder / "access.yaml"
         self.key = self.make_key("somebody", "default", "space")
+        found = yaml.safe_load(self.access.read_bytes())
+        here = {"name": "tunnel", "addresses": ["127.0.0.1/32"], "namespaces": ["default"]}
+        self.access.write_text(yaml.safe_dump({"principals": [*found["principals"], here]}))
         self.kubeconfig = plane.account(resources.SYSTEM_NAMESPACE, router_deployment.NAME)
         self.port = free_port()
         self.log = plane.folder / "router.log"
@@ -176,6 +210,7 @@ def stage() -> Generator[Stage]:
             pytest.fail(f"{name} is missing: make components")
     with control_plane() as plane:
         plane.apply(*deployment.objects("core"), *router_deployment.objects())
+        plane.apply(*definitions.extensions(), GATEWAYS)
         plane.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "space"}})
         plane.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "other"}})
         made = Stage(plane)
@@ -357,6 +392,150 @@ async def _patch(kubeconfig: Path, name: str, change: Object) -> str:
     finally:
         api.close()
     return ""
+
+
+# Upstream's client, unmodified.
+
+CONFIGS = """
+from kubernetes import config as kubernetes_config
+from k8s_agent_sandbox import AsyncSandboxClient, SandboxClient
+from k8s_agent_sandbox.models import *
+
+bearer = {"Authorization": f"Bearer {key}"}
+configs = {
+    "direct": SandboxDirectConnectionConfig(api_url=router, extra_headers=bearer),
+    "tunnel": SandboxLocalTunnelConnectionConfig(),
+    "gateway": SandboxGatewayConnectionConfig(gateway_name="way"),
+    "in the cluster": SandboxInClusterConnectionConfig(),
+}
+"""
+SYNC = """
+api = kubernetes_config.new_client_from_config(kubeconfig)
+with SandboxClient(configs[mode], api_client=api) as boxes:
+    box = boxes.get_sandbox("mine")
+    run = box.commands.run("echo out; echo err >&2; exit 3")
+    box.files.write("data.bin", bytes(range(256)))
+    result = [
+        run.stdout, run.stderr, run.exit_code,
+        box.files.read("data.bin") == bytes(range(256)),
+        [entry.name for entry in box.files.list(".")],
+        box.files.exists("none"),
+    ]
+    box.close_connection()
+"""
+ASYNC = """
+import asyncio
+from kubernetes_asyncio import config as async_config
+
+async def main():
+    api = await async_config.new_client_from_config(kubeconfig)
+    async with AsyncSandboxClient(
+        connection_config=configs[mode], cleanup=False, api_client=api
+    ) as boxes:
+        box = await boxes.get_sandbox("mine")
+        run = await box.commands.run("echo out; echo err >&2; exit 3")
+        await box.files.write("data.bin", bytes(range(256)))
+        return [
+            run.stdout, run.stderr, run.exit_code,
+            await box.files.read("data.bin") == bytes(range(256)),
+            [entry.name for entry in await box.files.list(".")],
+            await box.files.exists("none"),
+        ]
+
+result = asyncio.run(main())
+"""
+MODES = [
+    *((SYNC, mode) for mode in ("direct", "tunnel", "gateway", "in the cluster")),
+    *((ASYNC, mode) for mode in ("direct", "gateway", "in the cluster")),
+]
+
+
+@pytest.fixture(scope="module")
+def client(stage: Stage, tmp_path_factory: pytest.TempPathFactory) -> Generator[Upstream]:
+    """The client, and a sandbox of its own with a claim on it."""
+    folder = tmp_path_factory.mktemp("pod")
+    programs = tmp_path_factory.mktemp("bin")
+    shim = programs / "kubectl"
+    command = (sys.executable, str(KUBECTL), str(stage.port), str(COMPONENTS / "bin/kubectl"))
+    shim.write_text(f'#!/bin/sh\nexec {" ".join(command)} "$@"\n')
+    shim.chmod(0o755)
+    way = serving.address()
+    carrying = subprocess.Popen(
+        [sys.executable, "-P", "-c", CARRY, str(KUBECTL.parent), way, str(stage.port)]
+    )
+    try:
+        with python_runtime.pod(folder) as address:
+            stage.add("box")
+            stage.report("box", address)
+            stage.wait_status(200, "box", path="/exists/a")
+            claim(stage, "mine", "box")
+            gateway(stage, "way", way)
+            environ = {"PATH": f"{programs}:{os.environ['PATH']}"}
+            names = {
+                "router": f"http://127.0.0.1:{stage.port}",
+                "key": stage.key,
+                "kubeconfig": str(stage.plane.admin),
+            }
+            with upstream.started(environ, **names) as running:
+                yield running
+    finally:
+        carrying.kill()
+        carrying.wait(PATIENCE)
+
+
+KUBECTL = Path(__file__).parent / "kubectl.py"
+CARRY = """
+import asyncio, sys
+sys.path.insert(0, sys.argv[1])
+import kubectl
+asyncio.run(kubectl.forward(80, int(sys.argv[3]), sys.argv[2]))
+"""
+
+
+def claim(stage: Stage, name: str, sandbox: str) -> None:
+    """A claim that is bound, as the controller leaves it."""
+    stage.plane.apply(
+        {
+            "apiVersion": resources.EXTENSIONS_VERSION,
+            "kind": "SandboxClaim",
+            "metadata": {"name": name, "namespace": "default"},
+            "spec": {"warmPoolRef": {"name": "pool"}},
+        }
+    )
+    ready = {
+        "type": "Ready",
+        "status": "True",
+        "reason": "DependenciesReady",
+        "message": "",
+        "lastTransitionTime": "2030-01-01T00:00:00Z",
+    }
+    status = {"status": {"sandbox": {"name": sandbox}, "conditions": [ready]}}
+    stage.plane.kubectl(
+        *("patch", "sandboxclaim", name, "-n", "default", "--type=merge"),
+        *("-p", json.dumps(status), "--subresource=status"),
+    )
+
+
+def gateway(stage: Stage, name: str, address: str) -> None:
+    """A Gateway that has its address."""
+    made = {
+        "apiVersion": "gateway.networking.k8s.io/v1",
+        "kind": "Gateway",
+        "metadata": {"name": name, "namespace": "default"},
+        "status": {"addresses": [{"type": "IPAddress", "value": address}]},
+    }
+
+    def served() -> bool:
+        return "No resources" in stage.plane.kubectl("get", "gateways", check=False)
+
+    eventually("gateways are served", served)
+    stage.plane.apply(made)
+
+
+@pytest.mark.parametrize(("code", "mode"), MODES)
+def test_upstreams_client_works_in_each_of_its_ways(client: Upstream, code: str, mode: str) -> None:
+    found = client.run(CONFIGS + code, mode=mode)
+    assert found == ["out\n", "err\n", 3, True, ["data.bin"], False]
 
 
 def test_the_program_has_no_sandbox_runtime_in_it() -> None:

@@ -349,10 +349,11 @@ listener = socket.create_server(("127.0.0.1", 3002))
 client, _ = listener.accept()
 stream = client.makefile("rb")
 head = b"".join(iter(stream.readline, b"\\r\\n")).decode()
-key = next(line[18:].strip() for line in head.splitlines() if line.lower().startswith("sec-websocket-key"))
-accept = base64.b64encode(hashlib.sha1((key + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11").encode()).digest())
-client.sendall(b"HTTP/1.1 101 Switching Protocols\\r\\nConnection: Upgrade\\r\\nUpgrade: websocket\\r\\n"
-    b"Sec-WebSocket-Accept: " + accept + b"\\r\\n\\r\\n")
+key = next(line[18:].strip() for line in head.splitlines() if line.lower()[4:17] == "websocket-key")
+digest = hashlib.sha1((key + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11").encode()).digest()
+client.sendall(b"HTTP/1.1 101 Switching Protocols\\r\\nConnection: Upgrade\\r\\n"
+    b"Upgrade: websocket\\r\\n"
+    b"Sec-WebSocket-Accept: " + base64.b64encode(digest) + b"\\r\\n\\r\\n")
 while data := client.recv(65536):
     client.sendall(data)
 """

@@ -213,7 +213,7 @@ async def run(options: Options) -> None:
         answers = {"/healthz": lambda: (200, b"ok\n"), "/readyz": ready}
         watched = await probes.serve(options.probe_address, answers)
     following = asyncio.create_task(cluster.pods.run())
-    listening = _listen(options.address)
+    listening = listen(options.address)
     log.info("serving on %s:%d", *listening.getsockname()[:2])
     try:
         serving = asyncio.create_task(server.serve(sockets=[listening]))
@@ -229,7 +229,7 @@ async def run(options: Options) -> None:
             watched.close()
 
 
-def _listen(address: str) -> socket.socket:
+def listen(address: str) -> socket.socket:
     """A socket that listens at ``HOST:PORT``; without a host, at all addresses of both families."""
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
