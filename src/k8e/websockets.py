@@ -103,7 +103,6 @@ async def relay(
     *,
     client_said: bytes = b"",
     server_said: bytes = b"",
-    idle_seconds: float = IDLE_SECONDS,
 ) -> None:
     """Bytes both ways until both sides have ended; then the client's connection is closed.
 
@@ -117,9 +116,9 @@ async def relay(
     farewell = (GOING_AWAY, "the connection was ended by what lies between")
     try:
         while not (to_server.done() or to_client.done()):
-            rest = idle_seconds - pulse.age()
+            rest = IDLE_SECONDS - pulse.age()
             if rest <= 0:
-                farewell = (GOING_AWAY, f"nothing happened for {idle_seconds:g} seconds")
+                farewell = (GOING_AWAY, f"nothing happened for {IDLE_SECONDS:g} seconds")
                 return
             await asyncio.wait(ways, timeout=rest, return_when=asyncio.FIRST_COMPLETED)
         if not _has_failed(to_client):  # else nobody is left to wait for

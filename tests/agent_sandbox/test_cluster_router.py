@@ -66,13 +66,13 @@ class Handler(BaseHTTPRequestHandler):
     """A pod's server: says which pod it is."""
 
     def do_GET(self) -> None:
-        body = json.dumps({"pod": self.server.server_address[0], "path": self.path}).encode()
+        body = json.dumps({"pod": str(self.server.server_address[0]), "path": self.path}).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the library's name
         pass
 
 

@@ -159,7 +159,7 @@ async def test_a_router_that_stops_says_that_it_goes_away(
 async def test_a_websocket_on_which_nothing_moves_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(websockets.relay.__kwdefaults__, "idle_seconds", 0.3)
+    monkeypatch.setattr(websockets, "IDLE_SECONDS", 0.3)
     async with conversation(tmp_path) as (one, _):
         said = await one.rest()
         assert said[2:4] == struct.pack("!H", websockets.GOING_AWAY)
