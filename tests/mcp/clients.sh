@@ -11,9 +11,9 @@ fi
 cmp -s "$source/package-lock.json" "$folder/.stamp" && exit 0
 rm -rf "$folder" && mkdir -p "$folder" && cp "$source/package.json" "$source/package-lock.json" "$folder/" || exit 0
 # Not `npm ci`: it wants packages of other platforms in the lock, which npm itself leaves out.
-if (cd "$folder" && npm install --no-save --ignore-scripts --no-audit --no-fund --loglevel=error >/dev/null 2>&1); then
+if said=$(cd "$folder" && npm install --no-save --ignore-scripts --no-audit --no-fund --loglevel=error 2>&1); then
     cp "$source/package-lock.json" "$folder/.stamp"
 else
     rm -rf "$folder"
-    echo "could not fetch the MCP clients; some tests will be skipped" >&2
+    printf '%s\n' "$said" "could not fetch the MCP clients; some tests will be skipped" >&2
 fi

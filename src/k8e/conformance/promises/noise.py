@@ -114,9 +114,6 @@ async def sockets(stage: Stage) -> None:
     await _endure(stage, ["python3", "-c", SOCKETS], TIMEOUT)
 
 
-LOUD_PATIENCE = 3 * PATIENCE  # seconds; what makes noise is slowed by it, and by others
-
-
 async def _endure(stage: Stage, argv: list[str], limit: str) -> None:
     quiet = await stage.shared()
     seen: list[str] = []
@@ -127,7 +124,7 @@ async def _endure(stage: Stage, argv: list[str], limit: str) -> None:
         alone = await _worst(quiet)
         async with _noise(loud, argv, limit) as said:
             if limit in _SAYING:
-                async with asyncio.timeout(LOUD_PATIENCE):
+                async with asyncio.timeout(PATIENCE):
                     await said.wait()
             else:
                 await asyncio.sleep(LOUD_SECONDS)  # for it to get loud
@@ -167,7 +164,7 @@ async def _noise(loud: Sandbox, argv: list[str], limit: str) -> AsyncGenerator[a
         if limit not in _STOPPING:
             with contextlib.suppress(errors.K8eError, OSError):
                 await loud.call("signal", id=program.id, terminate=True)
-        async with asyncio.timeout(LOUD_PATIENCE):
+        async with asyncio.timeout(PATIENCE):
             ended = await listening
     if limit != TIMEOUT:
         await _check_told(loud, ended, limit)
@@ -176,7 +173,7 @@ async def _noise(loud: Sandbox, argv: list[str], limit: str) -> AsyncGenerator[a
 async def _check_timed_out(loud: Sandbox, argv: list[str]) -> None:
     """The noise once more, up to a time-out: nothing else stops who is only slowed or refused."""
     program = await loud.start(argv, timeout=SHORT_SECONDS)
-    async with asyncio.timeout(LOUD_PATIENCE):
+    async with asyncio.timeout(PATIENCE):
         ended = await _listen(program, asyncio.Event())
     expect(bool(ended), "the sandbox ended with its noise")
     told = wire.unpack_dict(ended)
@@ -201,7 +198,7 @@ async def _listen(program: Program, said: asyncio.Event) -> bytes:
 
 async def _check_told(loud: Sandbox, ended: bytes, limit: str) -> None:
     if not ended:
-        async with asyncio.timeout(LOUD_PATIENCE):
+        async with asyncio.timeout(PATIENCE):
             reason = await loud.guest.wait()
         expect(limit in reason, f"the sandbox ended and does not name {limit}: {reason}")
         return
