@@ -39,6 +39,10 @@ with the headers that it is given, and returns the connection, whose bytes are t
 The app ends the connection. ASGI's own WebSockets are not used: they are messages, and what only
 passes a message on need not hold all of it."""
 
+CUT_OFF = "k8e.cut_off"
+"""Where a request has a function, in its state, that cuts its connection off: for an answer that
+cannot be finished, so that its client notices and no log fills with what servers do wrong."""
+
 
 class Protocol(H11Protocol):
     """One connection. Servers derive from this, and give it an ``admission``."""
@@ -53,7 +57,8 @@ class Protocol(H11Protocol):
         if len(self.connections) > MAX_CONNECTIONS:
             transport.abort()
             return
-        self.app_state = {**self.app_state, ADMIT: self._admit, SWITCH: self._switch}
+        own = {ADMIT: self._admit, SWITCH: self._switch, CUT_OFF: self._cut_off}
+        self.app_state = {**self.app_state, **own}
         self._enter()
 
     def _enter(self) -> None:
@@ -83,6 +88,10 @@ class Protocol(H11Protocol):
     def _admit(self) -> None:
         if self._stranger is not None and self._stranger.pool is not None:
             self.admission.admit(self._stranger)
+
+    def _cut_off(self) -> None:
+        self.cycle.disconnected = True
+        self.transport.abort()
 
     def _switch(self, headers: Headers) -> BoundedSocket:
         phrase = b"Switching Protocols"

@@ -66,7 +66,7 @@ class Handler(BaseHTTPRequestHandler):
     """A pod's server: says which pod it is."""
 
     def do_GET(self) -> None:
-        body = json.dumps({"pod": str(self.server.server_address[0]), "path": self.path}).encode()
+        body = json.dumps({"pod": self.connection.getsockname()[0], "path": self.path}).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

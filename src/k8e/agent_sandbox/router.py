@@ -26,7 +26,7 @@ from k8e.agent_sandbox.reach import LinkReach
 from k8e.agent_sandbox.sandboxd import Sandboxd
 from k8e.agent_sandbox.target import Target
 from k8e.bounded_sockets import BoundedSocket
-from k8e.http_connections import SWITCH
+from k8e.http_connections import CUT_OFF, SWITCH
 from k8e.http_headers import Headers
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,8 @@ class Router:
             return
         except EXPECTED as error:
             if answer.begun:
-                raise Broken from error
+                _cut_off(scope, error)
+                return
             await answer.refuse(refusal_of(error))
 
     async def _serve(self, path: str, scope: Scope, receive: Receive, answer: Answer) -> None:
@@ -126,6 +127,15 @@ class LocalSandboxes:
                 self._namespaces.popitem(last=False)
         if known != asked.namespace or asked.uid not in ("", asked.sandbox):
             raise _unknown(asked)
+
+
+def _cut_off(scope: Scope, error: Exception) -> None:
+    """End an answer in the middle."""
+    cut_off = scope.get("state", {}).get(CUT_OFF)
+    if cut_off is None:
+        raise Broken from error
+    log.debug("an answer was cut off: %s", error)
+    cut_off()
 
 
 class Broken(Exception):
