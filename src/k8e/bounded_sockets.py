@@ -95,7 +95,8 @@ class BoundedSocket(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             if last:
                 self._transport.write(last)
-            with contextlib.suppress(OSError):  # it may be gone already, which is told later
+            # With TLS there is no half of a connection; one that is gone already is told later.
+            with contextlib.suppress(OSError, NotImplementedError):
                 self._transport.write_eof()
 
     def close(self) -> None:
