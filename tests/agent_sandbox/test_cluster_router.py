@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.client
+import itertools
 import json
 import os
 import subprocess
@@ -412,7 +413,7 @@ configs = {
 SYNC = """
 api = kubernetes_config.new_client_from_config(kubeconfig)
 with SandboxClient(configs[mode], api_client=api) as boxes:
-    box = boxes.get_sandbox("mine")
+    box = boxes.get_sandbox(claim)
     run = box.commands.run("echo out; echo err >&2; exit 3")
     box.files.write("data.bin", bytes(range(256)))
     result = [
@@ -432,7 +433,7 @@ async def main():
     async with AsyncSandboxClient(
         connection_config=configs[mode], cleanup=False, api_client=api
     ) as boxes:
-        box = await boxes.get_sandbox("mine")
+        box = await boxes.get_sandbox(claim)
         run = await box.commands.run("echo out; echo err >&2; exit 3")
         await box.files.write("data.bin", bytes(range(256)))
         return [
@@ -468,7 +469,6 @@ def client(stage: Stage, tmp_path_factory: pytest.TempPathFactory) -> Generator[
             stage.add("box")
             stage.report("box", address)
             stage.wait_status(200, "box", path="/exists/a")
-            claim(stage, "mine", "box")
             gateway(stage, "way", way)
             environ = {"PATH": f"{programs}:{os.environ['PATH']}"}
             names = {
@@ -483,6 +483,7 @@ def client(stage: Stage, tmp_path_factory: pytest.TempPathFactory) -> Generator[
         carrying.wait(PATIENCE)
 
 
+_claims = itertools.count(1)
 KUBECTL = Path(__file__).parent / "kubectl.py"
 CARRY = """
 import asyncio, sys
@@ -533,8 +534,12 @@ def gateway(stage: Stage, name: str, address: str) -> None:
 
 
 @pytest.mark.parametrize(("code", "mode"), MODES)
-def test_upstreams_client_works_in_each_of_its_ways(client: Upstream, code: str, mode: str) -> None:
-    found = client.run(CONFIGS + code, mode=mode)
+def test_upstreams_client_works_in_each_of_its_ways(
+    stage: Stage, client: Upstream, code: str, mode: str
+) -> None:
+    name = f"mine-{next(_claims)}"  # a client deletes the claims that it has used
+    claim(stage, name, "box")
+    found = client.run(CONFIGS + code, mode=mode, claim=name)
     assert found == ["out\n", "err\n", 3, True, ["data.bin"], False]
 
 
