@@ -111,14 +111,14 @@ class Api:
         self.server = server.rstrip("/")
         parts = urlsplit(self.server)
         self._host, self._port = parts.hostname or "", parts.port or 6443
+        self.heard_at = float("-inf")
+        """When the server last answered, or said something on a list that is followed."""
         self._identity = identity
         self._context = identity if isinstance(identity, ssl.SSLContext) else identity.context()
         self._token = token
         self._most_idle, self._reuse_for_posts = most_idle, reuse_for_posts
         self._plurals: dict[tuple[str, str], tuple[str, bool]] = {}
         self._idle: list[_Connection] = []
-        self.heard_at = float("-inf")
-        """When the server last answered, or said something on a list that is followed."""
 
     async def call(
         self,
