@@ -234,18 +234,29 @@ def listen(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     try:
-        number = int(port)
-        family = socket.AF_INET if host and ":" not in host else socket.AF_INET6
-        # With the protocol named, asyncio turns Nagle's algorithm off.
-        found = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC, socket.IPPROTO_TCP)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6 and not host:
-            found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        found.setblocking(False)
-        found.bind((host, number))
-        found.listen(BACKLOG)
+        if host:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            return _bound(family, host, int(port))
+        with contextlib.suppress(OSError):  # there are machines without IPv6
+            return _bound(socket.AF_INET6, "", int(port))
+        return _bound(socket.AF_INET, "", int(port))
     except (OSError, ValueError, OverflowError) as error:
         raise errors.InvalidRequest(
             f"the router cannot listen at {address!r}: {error}", hint="use HOST:PORT, or :PORT"
         ) from None
+
+
+def _bound(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
+    # With the protocol named, asyncio turns Nagle's algorithm off.
+    found = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC, socket.IPPROTO_TCP)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if not host else 1)
+        found.setblocking(False)
+        found.bind((host, port))
+        found.listen(BACKLOG)
+    except BaseException:
+        found.close()
+        raise
     return found
