@@ -41,19 +41,24 @@ def measure(cni: str) -> dict[str, Any]:
         began = time.monotonic()
         cluster.start()
         ready = time.monotonic() - began
+        worked = cpu_seconds(cluster.server)
         cluster.pod("first", runtime="gvisor")
         ran = time.monotonic() - began
         agent = cluster.add_machine()
         began = time.monotonic()
         cluster.join(agent)
         joined = time.monotonic() - began
+        worked_to_join = cpu_seconds(agent)
         cluster.kubectl("delete", "pod", "first", "--wait=true", seconds=120)
         time.sleep(SETTLE_SECONDS)
         found: dict[str, Any] = {
             "load": load,
             "node_ready_s": round(ready, 1),
+            "node_ready_cpu_s": round(worked, 1),
             "gvisor_pod_ready_s": round(ran, 1),
             "join_s": round(joined, 1),
+            "join_cpu_s": round(worked_to_join, 1),
+            "steps": steps(cluster.said),
             "server_mb": memory(cluster.server),
             "agent_mb": memory(agent),
         }
@@ -61,6 +66,26 @@ def measure(cni: str) -> dict[str, Any]:
         return found
     finally:
         cluster.close()
+
+
+def cpu_seconds(machine: Machine) -> float:
+    """For how long a machine has kept one CPU busy so far, whatever else runs on the computer."""
+    for group in machine.groups:
+        if (group / "cpuacct.usage").exists():
+            return int((group / "cpuacct.usage").read_text("ascii")) / 1e9
+        if found := re.search(r"^usage_usec (\d+)", _read(group / "cpu.stat"), re.MULTILINE):
+            return int(found[1]) / 1e6
+    return 0.0
+
+
+def _read(path: Path) -> str:
+    return path.read_text("ascii") if path.exists() else ""
+
+
+def steps(said: str) -> dict[str, float]:
+    """When the server told each step of its start, in seconds."""
+    lines = re.findall(r"^k8e: \[ *([\d.]+) s\] (.+)$", said, re.MULTILINE)
+    return {text: float(seconds) for seconds, text in lines if not text.startswith("runtime ")}
 
 
 def memory(machine: Machine) -> dict[str, float]:

@@ -34,7 +34,7 @@ NAMES = {
     "AsyncCaller": "Caller",
     "AsyncContent": "Content",
     "AsyncContext": "Context",
-    "AsyncConversation": "Conversation",
+    "AsyncProgramDriver": "ProgramDriver",
     "AsyncGatewayClient": "GatewayClient",
     "AsyncGenerator": "Generator",
     "AsyncProcess": "Process",

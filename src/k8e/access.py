@@ -27,7 +27,7 @@ _OWN_SITE = ("same-origin", "none")
 
 @dataclass(frozen=True)
 class HostPolicy:
-    """What the server knows of itself."""
+    """The names and addresses by which a server may be called."""
 
     token: str = field(repr=False)
     names: frozenset[str]
@@ -47,7 +47,7 @@ class HostPolicy:
         return cls(token, frozenset(names), everywhere)
 
     def opens(self, shown: str) -> bool:
-        """Whether this is the token; the time that it takes tells nothing about it."""
+        """Whether this is the token; the time of the comparison reveals nothing about it."""
         return hmac.compare_digest(shown.encode("utf-8"), self.token.encode("ascii"))
 
 
@@ -71,7 +71,7 @@ def judge(door: HostPolicy, headers: Headers) -> HostRefusal | None:
 
 
 def judge_place(door: HostPolicy, headers: Headers) -> HostRefusal | None:
-    """The same without the token: whom a request is for, and whose page sends it."""
+    """The same without the token: checks the host, and the page that sends the request."""
     headers = list(headers)
     host = host_of(headers)
     if not _is_ours(door, host):
@@ -82,7 +82,7 @@ def judge_place(door: HostPolicy, headers: Headers) -> HostRefusal | None:
 
 
 def host_of(headers: Headers) -> str:
-    """The host, and mostly the port, that a request is for; empty if it does not name just one."""
+    """The host, usually with a port, that a request names; empty if it is not exactly one."""
     hosts = _values(headers, b"host")
     return hosts[0] if len(hosts) == 1 else ""
 
@@ -99,12 +99,12 @@ def is_foreign(headers: Headers, host: str, schemes: Iterable[str] = ("http", "h
     own = [f"{scheme}://{_plain(host)}" for scheme in schemes]
     if sites == ["same-origin"]:
         own.append("null")  # a form of a page that hides its address has no origin
-    # One of another port is another: behind that may be the service of a sandbox.
+    # Another port is another origin: behind it may be the service of a sandbox.
     return any(_plain(origin) not in own for origin in _values(headers, b"origin"))
 
 
 def credential(headers: Headers) -> str:
-    """What a request shows as its bearer; empty if that is nothing, or more than one thing."""
+    """The bearer credential of a request; empty if there is none, or more than one."""
     values = _values(headers, b"authorization")
     if len(values) != 1 or not values[0].lower().startswith(BEARER):
         return ""
@@ -184,7 +184,7 @@ def _read(path: Path) -> str:
         others = stat.S_IMODE(info.st_mode) & 0o077
         if info.st_uid != os.geteuid() or others:
             raise errors.Denied(
-                f"others can read the token in {path}, or it is not yours",
+                f"other users can read the token in {path}, or it is not yours",
                 hint=f"remove it, or make it yours alone: chmod 600 {path}",
             )
         return _checked(opened.read(MAX_LENGTH).strip(), str(path))
@@ -219,17 +219,17 @@ _RANGE_BITS = {4: 24, 6: 48}  # … and of one that belongs to one network
 
 
 def group(address: str) -> str:
-    """One host. With IPv6 it has a whole /64 to choose its addresses from."""
+    """The group of one host. With IPv6 a host has a whole /64 to choose its addresses from."""
     return _network(address, _HOST_BITS)
 
 
 def span(address: str) -> str:
-    """One network: whoever has many addresses mostly has those of a few of these."""
+    """The group of one network: the addresses of one attacker are mostly in a few networks."""
     return _network(address, _RANGE_BITS)
 
 
 def is_local_address(address: str) -> bool:
-    """Whether it is of this machine."""
+    """Whether an address belongs to this machine."""
     parsed = _parse(address)
     return parsed is not None and parsed.is_loopback
 
@@ -239,7 +239,7 @@ def _parse(address: str) -> Address | None:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return None
-    # A listener for both kinds names IPv4 addresses in the words of IPv6.
+    # A listener for both kinds writes IPv4 addresses in the form of IPv6.
     mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
     return mapped or parsed
 

@@ -1,10 +1,10 @@
-"""Admission of connections: how many may be open of which we do not know yet whose they are.
+"""Admission of connections: how many may be open without a credential.
 
-Anybody can open connections and say nothing. So those that have not shown a credential have a
-bounded number of places. When these are taken a newcomer gets in nevertheless, and somebody who
-only sits there has to leave: first one of the group that has the most places. A group is a range of
-addresses, since an attacker has many addresses and few ranges. Connections from this machine, and
-those from addresses whose users were known a while ago, have places of their own.
+Any client can open connections and send nothing. So those without a credential have a bounded
+number of places. When these are taken, a newcomer gets in nevertheless, and a silent connection is
+closed: first one of the group that has the most places. A group is a range of addresses, since an
+attacker has many addresses and few ranges. Connections from this machine, and those from addresses
+whose users were known a while ago, have places of their own.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class UnknownConnection:
         self.pool: ConnectionPool | None = None
 
     def leave(self) -> None:
-        """Give the place back; the connection has ended, or is a stranger's no more."""
+        """Give the place back; the connection has ended, or its caller is known."""
         if self.pool is not None:
             self.pool.remove(self)
 
@@ -61,7 +61,7 @@ class ConnectionPool:
         return len(self._all)
 
     def add(self, stranger: UnknownConnection) -> None:
-        """Give a place to somebody, and send somebody else away if there is none left."""
+        """Give a place to a newcomer, and close another connection if there is none left."""
         self._make_room(stranger)
         stranger.pool = self
         self._all[stranger] = None
@@ -108,7 +108,7 @@ class Admission:
     """The places of one listener."""
 
     def __init__(self, room: int, room_of_address: int) -> None:
-        """``room`` is for each of three: anybody, this machine, and those known from before."""
+        """``room`` is for each of three: any stranger, this machine, and known addresses."""
         self._anybody, self._here, self._familiar = (
             ConnectionPool(room, room_of_address) for _ in range(3)
         )
@@ -136,13 +136,13 @@ class Admission:
         return self._familiar if familiar else self._anybody
 
     def vouch(self, stranger: UnknownConnection) -> None:
-        """It has shown something that strangers lack, such as a certificate of ours."""
+        """Note that it has shown something that strangers lack, such as a certificate of ours."""
         if stranger.pool is self._anybody:
             stranger.leave()
             self._familiar.add(stranger)
 
     def admit(self, stranger: UnknownConnection) -> None:
-        """It has shown a credential: it needs no place any more, and its address is remembered."""
+        """Note a credential: the connection needs no place any more; remember its address."""
         stranger.leave()
         if access.is_local_address(stranger.address):
             return

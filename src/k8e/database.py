@@ -48,7 +48,7 @@ DONE = Done(None)
 
 
 class Damaged(errors.StateUnusable):
-    """A file is no database any more, or parts of it are none."""
+    """A file is not a database any more, or parts of it are damaged."""
 
 
 class ReserveConnection(sqlite3.Connection):
@@ -74,7 +74,7 @@ def is_full(error: BaseException) -> bool:
 
 
 def full() -> errors.LimitExceeded:
-    """What a caller is told where a row cannot be written."""
+    """The error for callers if a row cannot be written."""
     return errors.LimitExceeded(
         "disk is full: the gateway cannot write down what is asked for, so it is not done",
         hint="make room on the disk of the gateway's data folder: destroy sessions, remove "
@@ -120,7 +120,7 @@ def connect(path: Path, migrations: Sequence[str], *, durable: bool) -> sqlite3.
 
 
 def _make(path: Path, migrations: Sequence[str]) -> None:
-    """Make a database that appears whole, so that an empty file is never a new one of ours."""
+    """Make a database that appears whole: so an empty file is never a new one of ours."""
     scratch = path.with_name(f".{path.name}.new")
     for suffix in ("", "-journal"):
         scratch.with_name(scratch.name + suffix).unlink(missing_ok=True)
@@ -140,7 +140,7 @@ def _make(path: Path, migrations: Sequence[str]) -> None:
 
 
 def settle(database: sqlite3.Connection) -> None:
-    """Bring all rows into the file itself.
+    """Write all rows into the file itself.
 
     For rows without which we would be weaker, such as the deletion of a key: what stands only in
     the file beside the database is gone with that file, and nobody would notice.
@@ -149,7 +149,7 @@ def settle(database: sqlite3.Connection) -> None:
 
 
 def _allocate_log(path: Path) -> None:
-    """Have blocks for the write-ahead log; where there are none, the reserve must do."""
+    """Allocate blocks for the write-ahead log; if there are none, the reserve is used."""
     log = path.with_name(path.name + "-wal")
     with contextlib.suppress(OSError):
         fd = os.open(log, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -204,10 +204,11 @@ def _damaged(path: Path, why: str) -> Damaged:
 
 
 def _unusable(path: Path, error: sqlite3.DatabaseError) -> errors.K8eError:
-    if isinstance(error, sqlite3.OperationalError):  # the disk is full, or somebody has locked it
+    # The disk is full, or another process has locked it.
+    if isinstance(error, sqlite3.OperationalError):
         return errors.StateUnusable(
             f"the database {path} cannot be used: {error}",
-            hint="look whether the disk is full, and whose the file is",
+            hint="check whether the disk is full, and who owns the file",
         )
     return _damaged(path, str(error))
 
@@ -217,5 +218,5 @@ def _open_to_read(path: Path) -> sqlite3.Connection:
 
 
 def is_text(*values: object) -> bool:
-    """Whether SQLite takes all of ``values``; nothing else was ever written to it."""
+    """Whether SQLite accepts all of ``values``; no others were ever written to it."""
     return not any("\ud800" <= char <= "\udfff" for value in values for char in str(value))

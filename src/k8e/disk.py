@@ -1,4 +1,4 @@
-"""The disk of the data folder: what is free on it, and what the gateway keeps of it for itself.
+"""The disk of the data folder: its free space, and the gateway's reserve on it.
 
 Everything that can be refused is refused before the disk is full. What must never be refused
 (deleting a key, tightening a policy, ending a session, the audit trail) gets its room from the
@@ -37,18 +37,18 @@ class Space(NamedTuple):
 
 
 def space(folder: Path) -> Space:
-    """The size of the file system that a folder is on."""
+    """The size of the file system that holds a folder."""
     told = os.statvfs(folder)
     return Space(told.f_blocks * told.f_frsize, told.f_bavail * told.f_frsize)
 
 
 def nearly_full(free: int, least: int, what: str) -> errors.LimitExceeded:
-    """The refusal of ``what`` that would need room, for a disk that has too little."""
+    """The refusal of ``what``, which would need more room than the disk has."""
     return errors.LimitExceeded(
         f"disk is nearly full: the data folder of the gateway has {free >> 20} MiB left; {what} "
         f"{least >> 20} MiB (K8E_MIN_FREE_DISK)",
         hint="destroy sessions, remove snapshots (k8e sandbox snapshot list) and images "
-        "(k8e image prune), or have whoever runs the gateway give its data folder a larger disk",
+        "(k8e image prune), or ask the gateway's operator for a larger disk for its data folder",
     )
 
 
@@ -59,7 +59,7 @@ def refuse_if_full(folder: Path, least: int, what: str) -> None:
 
 
 def allocate(fd: int, size: int) -> bool:
-    """Have blocks for the first ``size`` bytes of a file, which stays as long as it is.
+    """Allocate blocks for the first ``size`` bytes of a file, whose length does not change.
 
     False if there is no room for them. A file system that cannot do this gives none ahead.
     """
@@ -73,7 +73,7 @@ def allocate(fd: int, size: int) -> bool:
 
 
 class Reserve:
-    """Room that nobody else can take, in a file of its own."""
+    """Room that no other program can take, in a file of its own."""
 
     def __init__(self, path: Path, size: int) -> None:
         self._path = path
@@ -91,7 +91,7 @@ class Reserve:
         return self.size - self.held
 
     def fill(self, spare: int) -> None:
-        """Keep as much again as is wanted, of ``spare`` bytes that are free."""
+        """Fill the reserve again, with at most ``spare`` free bytes."""
         with self._lock:
             while self.missing and spare >= min(self._step, self.missing):
                 more = min(self._step, self.missing)

@@ -42,7 +42,7 @@ INTERNAL = "internal error; the gateway's log has it"
 
 
 class WireStatus(NamedTuple):
-    """How an error is called on each wire."""
+    """The name of an error on each wire."""
 
     code: str
     """The stable code of this module, or an errno name."""
@@ -133,7 +133,7 @@ class ContextEnded(K8eError):
 
 
 class ApprovalNotFound(K8eError):
-    """No approval has this id, or it has another owner, or it is long over."""
+    """No approval has this id, or it has another owner, or it ended long ago."""
 
     code, grpc_status, http_status = "approval_not_found", "NOT_FOUND", 404
 
@@ -193,7 +193,7 @@ class StateUnusable(K8eError):
 
 
 class StoreUnreachable(K8eError):
-    """The database does not answer; what was asked for is not written down, so it is not done."""
+    """The database does not answer; the request was not written down, so it was not carried out."""
 
     code, grpc_status, http_status = "store_unreachable", "UNAVAILABLE", 503
 
@@ -205,7 +205,7 @@ class Denied(K8eError):
 
 
 class LimitExceeded(K8eError):
-    """A limit was reached; the message says which."""
+    """A limit was reached; the message names it."""
 
     code, grpc_status, http_status = "limit_exceeded", "RESOURCE_EXHAUSTED", 429
 
@@ -223,7 +223,7 @@ class NotImplementedYet(K8eError):
 
 
 class SandboxDied(K8eError):
-    """The sandbox ended by itself; the message says why as far as it is known."""
+    """The sandbox ended by itself; the message says why, if that is known."""
 
     code, grpc_status, http_status = "sandbox_died", "ABORTED", 409
 
@@ -235,7 +235,7 @@ class ToolFailed(K8eError):
 
 
 class GuestFailed(K8eError):
-    """The guest did not answer, or answered with something else than the protocol."""
+    """The guest did not answer, or broke the protocol."""
 
     code, grpc_status, http_status = "guest_failed", "UNAVAILABLE", 502
 
@@ -345,7 +345,7 @@ def from_wire(body: dict[str, object]) -> Exception:
 
 
 def install_extra(name: str) -> str:
-    """How to get an optional part. No package index has k8e, so that is from a clone."""
+    """The command that installs an optional part, from a clone: no package index has k8e."""
     return f"in a clone of k8e: pip install '.[{name}]'"
 
 
@@ -394,14 +394,14 @@ _ON_MACHINE_ELSE = "the path is one of this machine; check that it is there and 
 
 
 def folder_hint(error: OSError, otherwise: str) -> str:
-    """What to do about a file of this machine: ``otherwise``, unless its disk is the reason."""
+    """The hint for a file of this machine: ``otherwise``, unless its disk is the reason."""
     number = error.errno or 0
     general = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENOMEM)
     return _ON_MACHINE[number] if number in general else otherwise
 
 
 def file_hint(error: OSError, listing: str) -> str:
-    """What to do about a failed operation on a file, in a sandbox or on this machine.
+    """The hint for a failed operation on a file, in a sandbox or on this machine.
 
     ``listing`` tells how to see what is in a sandbox, which is the remedy for a wrong path.
     """

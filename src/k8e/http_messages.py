@@ -1,4 +1,4 @@
-"""Messages of HTTP from somebody who is not trusted: h11's, within bounds of the work they make.
+"""HTTP messages from untrusted peers: h11, with bounds on the work that a message can cause.
 
 h11 bounds the bytes of a head. But to read one of one-letter fields takes a hundred times as long
 as one of the same size that a browser sends, and so does a body of chunks that have a byte each.
@@ -19,12 +19,12 @@ _SHORTEST = 4 * MAX_FIELDS  # bytes of a head with more fields; shorter ones nee
 
 
 class HttpConnection(h11.Connection):
-    """One side of a connection, and what the other side says."""
+    """One side of a connection, and the messages of the other side."""
 
     _pieces = _size = 0
 
     def next_event(self) -> Any:
-        """As h11 has it; RemoteProtocolError for a message that is only there to make work."""
+        """h11's next event; RemoteProtocolError for a message that is only made to cause work."""
         if self.their_state in (h11.IDLE, h11.SEND_RESPONSE):
             self._check_fields()
         event = super().next_event()
@@ -51,7 +51,7 @@ class HttpConnection(h11.Connection):
 
 
 class HttpStream(HttpConnection):
-    """The same for bodies that go on to somebody else, who may want them piece by piece."""
+    """The same for bodies that are passed on piece by piece."""
 
     def _check_piece(self, event: Any) -> None:
         pass

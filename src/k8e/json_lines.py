@@ -1,4 +1,4 @@
-"""Values as JSON in lines that people and audits read: bounded, and ASCII alone.
+"""Values as JSON lines for people and audits: bounded, and ASCII alone.
 
 Much of what is written there comes from clients and guests, who are hostile.
 """
@@ -21,7 +21,7 @@ _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 def to_json(value: Any) -> str:
-    """A value as JSON, which for what most events have is no more than this."""
+    """A value as JSON; for most events this function is all that runs."""
     if type(value) is str and len(value) <= MAX_TEXT and value.isascii():
         encoded = encode_basestring_ascii(value)
         return encoded if len(encoded) <= ESCAPES * MAX_TEXT else _encode(cut(value))
@@ -31,7 +31,7 @@ def to_json(value: Any) -> str:
 
 
 def _checked(value: Any, depth: int = 0) -> Any:
-    """A value as JSON can hold it; much of it comes from clients and guests."""
+    """A value in a form that JSON can hold; many come from clients and guests."""
     if isinstance(value, str):
         return cut(value)
     if isinstance(value, int) or value is None:
@@ -59,13 +59,13 @@ def cut(text: str, most: int = MAX_TEXT) -> str:
 
 
 def _fitting(text: str, most: int) -> str:
-    """As much of the beginning of a text as has ``most`` bytes as JSON."""
+    """The longest beginning of a text that has ``most`` bytes as JSON."""
     sizes = range(len(text))
     return text[: bisect.bisect_right(sizes, most, key=lambda size: _length(text[:size])) - 1]
 
 
 def _length(text: str) -> int:
-    """How many bytes a text has as JSON."""
+    """The number of bytes of a text as JSON."""
     return len(encode_basestring_ascii(text)) - 2
 
 

@@ -1,7 +1,7 @@
-"""Size of a JSON text in values, told before anybody reads it.
+"""The number of values in a JSON text, counted before it is parsed.
 
-A few megabytes can be millions of empty lists: to read them takes seconds, in which nobody else is
-served, and a hundred times their size in memory. Bytes alone do not bound that.
+A few megabytes can be millions of empty lists: parsing them takes seconds, in which no other client
+is served, and a hundred times their size in memory. Bytes alone do not bound that.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _PIECE = 64 << 10
 
 
 class JsonSize:
-    """Counts strings, lists, mappings and commas of a text that comes in pieces, whatever it is."""
+    """Counts strings, lists, mappings and commas of a text that comes in pieces."""
 
     def __init__(self) -> None:
         self.values = 0

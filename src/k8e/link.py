@@ -99,7 +99,7 @@ MAX_TURN = 256
 """Frames of one guest that are handled before all others have their turn: they may be of nine bytes
 each, and a read has room for thousands."""
 MAX_STRAYS = 1 << 18
-"""Frames for operations that nobody waits for. Some cross with the end of an operation; a guest
+"""Frames for operations that have ended. Some cross with the end of an operation; a guest
 that sends so many within ``STRAY_SECONDS`` only keeps us busy."""
 STRAY_SECONDS = 10.0
 MAX_UNREAD = 32 << 20
@@ -168,7 +168,7 @@ class Link(asyncio.Protocol):
         strangers: set[Link] | None = None,
         on_breach: Callable[[str], None] | None = None,
     ) -> None:
-        """``strangers`` are the connections of a sandbox that have not proved themselves.
+        """``strangers`` are the connections of a sandbox that have not authenticated yet.
 
         ``on_breach`` hears what a guest did that no guest of ours does.
         """
@@ -196,7 +196,7 @@ class Link(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = self._outgoing.transport = cast("asyncio.Transport", transport)
         self._strangers.add(self)
-        if len(self._strangers) > MAX_STRANGERS:  # the gateway's descriptors are everybody's
+        if len(self._strangers) > MAX_STRANGERS:  # all sessions share the gateway's descriptors
             self._transport.abort()
             return
         self._transport.set_write_buffer_limits(MAX_UNREAD)
@@ -227,7 +227,7 @@ class Link(asyncio.Protocol):
             asyncio.get_running_loop().call_soon(self._go_on)
 
     def _go_on(self) -> None:
-        """Handle more of what was read, after other tasks had their turn."""
+        """Handle more of the bytes that were read, after other tasks had their turn."""
         left, self._left = self._left, None
         if left is None or self._transport is None or self._transport.is_closing():
             return
@@ -313,7 +313,7 @@ class Link(asyncio.Protocol):
         return channel
 
     def check_room(self) -> None:
-        """Raise GuestFailed while the guest does not read what was sent before."""
+        """Raise GuestFailed while the guest does not read earlier frames."""
         if self._choked:
             raise errors.GuestFailed(
                 f"the sandbox has more than {MAX_UNREAD >> 20} MiB waiting that it does not read",

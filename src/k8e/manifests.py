@@ -1,4 +1,4 @@
-"""What a new session's workspace is to hold: files, folders and git repositories. Pure checks.
+"""Manifests: the files, folders and git repositories of a new session's workspace. Pure checks.
 
 A manifest is a list of entries, as K8E writes them in YAML: each is a mapping with one of ``file``,
 ``dir`` and ``gitRepo``, or a flat one that has a ``type``.
@@ -48,7 +48,7 @@ _FIELDS = {
 
 @dataclass(frozen=True)
 class Entry:
-    """One thing to be made, below ``/workspace``."""
+    """One entry to make, below ``/workspace``."""
 
     kind: str
     """``file``, ``dir`` or ``gitRepo``."""
@@ -62,7 +62,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Entries in the order in which they are made. Equal is what has the same digest."""
+    """Entries in the order in which they are made. Manifests with the same digest are equal."""
 
     digest: str = ""
     """Of all entries; empty for none."""
@@ -141,7 +141,7 @@ def _entry(number: int, item: Any) -> Entry:
 
 
 def _unfold(item: Any) -> tuple[str, dict[str, Any]]:
-    """Kind and fields of an entry, in either of its spellings."""
+    """The kind and the fields of an entry, in either of its spellings."""
     if isinstance(item, dict):
         if "type" in item:
             kind = _KINDS.get(item["type"]) if isinstance(item["type"], str) else None
@@ -223,10 +223,10 @@ def check_url(value: Any) -> str:
 
 
 def check_ref(value: Any) -> str:
-    """A branch, a tag or a commit id; the remote's HEAD where none is given."""
+    """A branch, a tag or a commit id; the remote's HEAD if none is given."""
     if value is None or value == "":
         return HEAD
-    # What git check-ref-format refuses, and what would be an option or a refspec.
+    # Names that git check-ref-format refuses, and names that would be an option or a refspec.
     bad = set(" ~^:?*[\\") | {chr(code) for code in range(33)} | {"\x7f"}
     if (
         not isinstance(value, str)

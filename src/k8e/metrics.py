@@ -1,8 +1,7 @@
-"""What the gateway counts, in the text form that Prometheus reads.
+"""Metrics of the gateway, in the text form that Prometheus reads.
 
-Every label is a word from a closed list: what a client or a sandbox says never becomes one, since a
-label that others choose makes a series for each of their words. A word that is not in its list is
-counted as ``other``.
+Every label is a word from a closed list: words from a client or a sandbox never become labels,
+since each would make a series of its own. A word that is not in its list is counted as ``other``.
 
 Only what runs in a gateway imports this module: prometheus_client takes longer to import than the
 command line and the SDK take to start.
@@ -116,7 +115,7 @@ def count_connection(outcome: str) -> None:
 
 
 def count_claim(outcome: str) -> None:
-    """What came of a session's claim, or of a ready sandbox; one of ``CLAIMS``."""
+    """Count the outcome of a session's claim, or of a ready sandbox; one of ``CLAIMS``."""
     _claims.add(outcome)
 
 
@@ -126,7 +125,7 @@ def count_limit(name: str) -> None:
 
 
 def observe_claim(seconds: float, *, warm: bool) -> None:
-    """A session was made in so long, with a sandbox from the pool (``warm``) or a new one."""
+    """Note how long it took to make a session, with a ready sandbox (``warm``) or a new one."""
     _by_start["warm" if warm else "cold"].observe(seconds)
 
 
@@ -146,11 +145,11 @@ def set_removals(number: int) -> None:
 
 
 def set_disk(sizes: Mapping[str, int]) -> None:
-    """What there is of the data folder's disk, and who has it."""
+    """Set the figures of the data folder's disk, and of its users."""
     for name, value in sizes.items():
         _disk[name].set(value)
 
 
 def render() -> bytes:
-    """All of it, of the type ``CONTENT_TYPE``."""
+    """All metrics, of the type ``CONTENT_TYPE``."""
     return generate_latest(_registry)

@@ -50,7 +50,7 @@ def new_id(prefix: str) -> str:
 
 
 def check_id(value: str, what: str) -> str:
-    """``value`` if it is a lowercase DNS label of at most 50 characters."""
+    """Return ``value`` if it is a lowercase DNS label of at most 50 characters."""
     fits = 0 < len(value) <= MAX_ID and set(value) <= _LABEL_CHARS
     if not fits or value.startswith("-") or value.endswith("-"):
         raise errors.InvalidRequest(
@@ -61,7 +61,7 @@ def check_id(value: str, what: str) -> str:
 
 
 def check_tenant(value: str) -> str:
-    """``value`` if it can be a label of Kubernetes and a folder's name."""
+    """Return ``value`` if it can be a label of Kubernetes and a folder's name."""
     fits = 0 < len(value) <= 63 and set(value) <= _TENANT_CHARS
     if not fits or not value[0].isalnum() or not value[-1].isalnum():
         raise errors.InvalidRequest(
@@ -72,7 +72,7 @@ def check_tenant(value: str) -> str:
 
 
 def check_snapshot_name(value: str) -> str:
-    """``value`` if it can name a snapshot."""
+    """Return ``value`` if it can name a snapshot."""
     if not 0 < len(value) <= 63 or not set(value) <= _TENANT_CHARS:
         raise errors.InvalidRequest(
             f"snapshot name {value[:80]!r} is not a valid name",
@@ -82,7 +82,7 @@ def check_snapshot_name(value: str) -> str:
 
 
 def check_secret_name(value: str, what: str) -> str:
-    """``value`` if it can name a secret, or one of its values."""
+    """Return ``value`` if it can name a secret, or one of its values."""
     if not 0 < len(value) <= 63 or not set(value) <= _TENANT_CHARS or set(value) <= {"."}:
         raise errors.InvalidRequest(
             f"the {what} {value[:80]!r} has no valid name",
@@ -100,7 +100,7 @@ class SecretRef(NamedTuple):
 
 
 class Role(enum.StrEnum):
-    """What a principal may do; each role stands alone, nobody approves by being an agent."""
+    """The permissions of a principal; roles are independent: no agent may approve by being one."""
 
     AGENT = "agent"
     APPROVER = "approver"
@@ -109,7 +109,7 @@ class Role(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Principal:
-    """Who is calling."""
+    """A caller of the gateway."""
 
     name: str
     """Whose things are theirs; no two principals ever have the same one, not even years apart."""
@@ -121,13 +121,13 @@ class Principal:
 
     @property
     def shown(self) -> str:
-        """For people: in messages and logs."""
+        """The name for people: in messages and logs."""
         return self.label or self.name
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one session may use."""
+    """The limits of one session."""
 
     cpus: float = 2.0
     """CPU time per second of wall time, in CPUs."""
@@ -161,7 +161,7 @@ class Limits:
 
 
 class Phase(enum.StrEnum):
-    """Where a session is in its life."""
+    """The phase of a session's life."""
 
     CREATING = "creating"
     ACTIVE = "active"
@@ -180,7 +180,7 @@ def _host_rootfs() -> Rootfs:
 
 @dataclass(frozen=True)
 class SessionSpec:
-    """What a client asks for when it creates a session."""
+    """A client's request for a new session."""
 
     tenant: str = "default"
     runtime: str = ""
@@ -269,7 +269,7 @@ class SessionSpec:
 
 
 def pip_command(packages: Sequence[str]) -> list[str]:
-    """How packages are installed. They are data: no shell sees them, and none is an option."""
+    """The command that installs packages. They are data: no shell sees them; none is an option."""
     if isinstance(packages, str) or not packages or len(packages) > MAX_PACKAGES:
         raise errors.InvalidRequest(
             f"packages must be a list of 1 to {MAX_PACKAGES} requirements, like ['requests>=2.28']"
@@ -281,7 +281,7 @@ def pip_command(packages: Sequence[str]) -> list[str]:
 
 
 def words_from_json(value: Any) -> tuple[str, ...]:
-    """The words of an egress policy; what they mean is egress's to say."""
+    """The words of an egress policy; egress interprets them."""
     if isinstance(value, str) or not all(isinstance(word, str) for word in value):
         raise errors.InvalidRequest("allowed_hosts must be a list of texts")
     return tuple(value)
@@ -313,7 +313,7 @@ def limits_from_json(data: dict[str, Any]) -> Limits:
 
 
 def parse_limit(name: str, value: float | str) -> float | int:
-    """A limit as number: text may have a unit (``512M``, ``1.5GiB``)."""
+    """A limit as a number: text may have a unit (``512M``, ``1.5GiB``)."""
     if not isinstance(value, str):
         return value
     text = value.strip().upper().removesuffix("B").removesuffix("I")
@@ -365,7 +365,7 @@ def check_secret_refs(refs: tuple[SecretRef, ...]) -> None:
 
 @dataclass(frozen=True)
 class Rootfs:
-    """What a sandbox sees as ``/``, read-only."""
+    """The root file system of a sandbox, read-only."""
 
     kind: str = "host"
     """``host`` (its ``/usr`` and a small ``/etc``), ``dir``, ``tar`` or ``image``."""
@@ -375,7 +375,7 @@ class Rootfs:
 
 @dataclass(frozen=True)
 class SandboxSpec:
-    """What a runtime needs to know to launch a sandbox. The session's policy comes later."""
+    """Everything that a runtime needs to launch a sandbox. The session's policy comes later."""
 
     sandbox_id: str
     limits: Limits
@@ -411,7 +411,7 @@ class Session:
     """When it expires, by the clock that nobody sets; 0 in what an older release wrote."""
 
     def to_json(self) -> dict[str, Any]:
-        """What a client may see."""
+        """The fields that a client may see."""
         return {
             "session_id": self.session_id,
             "tenant_id": self.spec.tenant,

@@ -1,8 +1,8 @@
-"""Rights of another user, for work that root does in a folder of theirs.
+"""Rights of another user, for work of root in that user's folders.
 
-Whoever owns a folder can put a link into it at any moment: between a look at it and the next step,
-too. So root does not look closely; it works there with no more rights than the owner has, and the
-kernel refuses what the owner could not have done. What is made belongs to the owner by itself.
+The owner of a folder can put a link into it at any moment, even between a check and the next step.
+So root does not check; it works there with no more rights than the owner has, and the kernel
+refuses everything that the owner could not have done. New files belong to the owner by themselves.
 
 On Linux only the file system's user of the calling thread is changed (setfsuid(2)): no other thread
 notices, and nobody may signal or trace the process because of it.
@@ -23,14 +23,14 @@ _PLACE = getattr(os, "O_PATH", 0) | getattr(os, "O_DIRECTORY", 0) | getattr(os, 
 
 
 class User(NamedTuple):
-    """Whose rights are meant."""
+    """The user whose rights are meant."""
 
     uid: int
     gid: int
 
 
 def master_of(path: Path) -> User | None:
-    """The user who decides what ``path`` leads to; None if only root does.
+    """The user who controls where ``path`` leads; None if only root does.
 
     It is the owner of the first folder or link on the way that is not root's. Nobody else can
     change what comes before. A file at its end decides about nothing but itself.
@@ -77,7 +77,7 @@ def _group_of(info: os.stat_result) -> int:
 
 @contextlib.contextmanager
 def of_master(path: Path) -> Generator[None]:
-    """While entered, root's access to files is judged as that of who decides about ``path``.
+    """While entered, root's access to files is checked as that of the user who controls ``path``.
 
     Blocks in each other have the rights of the outermost one that is not for a path of root's.
     """
@@ -122,7 +122,7 @@ def _as(user: User) -> Generator[None]:
 
 
 def _set_groups(libc: Any, groups: list[int]) -> None:
-    """Set the further groups of this thread, where we know how; else root's own stay."""
+    """Set the supplementary groups of this thread, where we know how; otherwise root's own stay."""
     import ctypes
 
     number = _SETGROUPS.get(os.uname().machine)

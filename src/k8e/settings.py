@@ -17,7 +17,7 @@ ENV_PREFIX = "K8E_"
 
 
 def _uid() -> int:
-    """Who we are; on systems without such numbers, nobody that is root."""
+    """Our uid; on systems without uids, a number that is not root's."""
     return os.geteuid() if hasattr(os, "geteuid") else -1
 
 
@@ -34,7 +34,7 @@ _RUNTIME_TOOLS = ("runsc", "runc", "crun")
 
 
 def own_home() -> Path:
-    """Where install.sh puts everything if a user runs it who is not root."""
+    """Where install.sh puts everything if a user other than root runs it."""
     return Path.home() / ".local/share/k8e/home"
 
 
@@ -48,7 +48,7 @@ def default_home() -> Path:
 
 
 def tool_homes(home: Path) -> tuple[Path, ...]:
-    """Where to look for a tool: in ``home``, then where a user's installation lacks it, root's."""
+    """The folders of a tool: ``home``, and root's where a user's installation lacks it."""
     return (home, SYSTEM_HOME) if home == own_home() else (home,)
 
 
@@ -57,7 +57,7 @@ def _has_tools(home: Path) -> bool:
 
 
 def default_data_dir() -> Path:
-    """Where a gateway keeps its state; on the machine of a server, below that one's folder."""
+    """The folder of a gateway's state; on the machine of a server, below that one's folder."""
     if not _is_root():
         return Path.home() / ".local/share/k8e/data"
     return SERVER_GATEWAY if SERVER_GATEWAY.is_dir() else SYSTEM_DATA
@@ -216,7 +216,7 @@ def load(environ: dict[str, str] | None = None, **flags: Any) -> Settings:
 
 
 def _variable(name: str) -> str:
-    """The environment variable of a field: ``default_`` is left away, but for one."""
+    """The environment variable of a field: ``default_`` is left out, but for one field."""
     if name != "default_registry":  # others are allowed, too
         name = name.removeprefix("default_")
     return ENV_PREFIX + name.upper()

@@ -1,4 +1,4 @@
-"""Folders of a user's own, and processes identified by more than their number."""
+"""Folders of a user's own, and processes identified by more than their pid."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def make_own(folder: Path) -> None:
         missing.mkdir(mode=0o700, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
     own = os.geteuid()
-    # A link is judged by where it is: its target may be ours, and chosen by somebody else.
+    # A link is judged by its own place: its target may be ours, but chosen by another user.
     for path in (folder, *folder.parents):
         found = path.lstat()
         above = path != folder
@@ -40,7 +40,7 @@ def make_own(folder: Path) -> None:
 
 
 def make_with_rights(folder: Path, mode: int, marks: Set[str], early: Set[str]) -> None:
-    """Make a folder with the rights ``mode``; OSError if one that is there cannot be used so.
+    """Make a folder with the rights ``mode``; OSError if an existing one cannot be used so.
 
     A folder that is there may be used by others too, such as /tmp. So its rights are changed only
     where it is known to be ours: one of the files ``marks`` is in it, or nothing but files of the
@@ -65,19 +65,19 @@ def make_with_rights(folder: Path, mode: int, marks: Set[str], early: Set[str]) 
 
 
 def _refuse_shared(folder: Path) -> None:
-    """Refuse a folder that other users have things in, or could at any moment."""
+    """Refuse a folder in which other users have files, or could put some."""
     if folder.stat().st_mode & stat.S_IWOTH and any(folder.iterdir()):
         raise PermissionError("every user may write to it")
 
 
 def _is_everybodys(found: os.stat_result) -> bool:
-    """Whether everybody may rename and remove what others have in a folder."""
+    """Whether every user may rename and remove other users' files in a folder."""
     is_open = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_IWOTH
     return bool(is_open and not found.st_mode & stat.S_ISVTX)
 
 
 def open_folder(folder: Path) -> int:
-    """A descriptor of a folder, made for its user alone where there is none.
+    """A descriptor of a folder, made for its user alone if there is none.
 
     Root may be asked to write into the home of another user, who can put a link anywhere in it and
     at any moment. So below a folder that is neither root's nor ours no link is followed.
@@ -102,7 +102,7 @@ def open_folder(folder: Path) -> int:
 
 
 def replace_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write files that only their owner may read, each as a whole, and all or none of them."""
+    """Write files that only their owner may read, each all at once, and all or none of them."""
     if not _POSIX:
         _replace_plainly(folder, files)
         return
@@ -127,7 +127,7 @@ def replace_files(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def add_file(path: Path, data: bytes) -> bool:
-    """Make a file that only its owner may read, as a whole; False if there is one already."""
+    """Make a file that only its owner may read, all at once; False if there is one already."""
     fd = open_folder(path.parent)
     scratch = f".{path.name}.{os.urandom(6).hex()}"
     try:
@@ -160,7 +160,7 @@ KILL_SECONDS = 5.0  # one that has much memory takes a while to end
 
 
 def start_time(pid: int) -> int:
-    """When a process started, in kernel ticks; 0 if there is no such process."""
+    """The start time of a process, in kernel ticks; 0 if there is no such process."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         text = Path(f"/proc/{pid}/stat").read_text("ascii", "replace")
         return int(text.rpartition(")")[2].split()[19])
@@ -182,7 +182,7 @@ def _name(pid: int) -> str:
 
 
 def end_all(find: Callable[[], Iterable[int]]) -> list[int]:
-    """Kill what ``find`` finds until it finds nothing; whatever was killed has ended then.
+    """Kill the processes that ``find`` finds until there are none; afterwards all have ended.
 
     What comes back are those that did not end in time.
     """
@@ -192,7 +192,7 @@ def end_all(find: Callable[[], Iterable[int]]) -> list[int]:
             held = {pid: fd for pid in find() if (fd := _hold(pid, opened)) >= 0}
             if not held:
                 return []
-            # Their numbers can be nobody else's from here on; before that they could.
+            # Their pids cannot be reused from here on; before, they could.
             killed = [held[pid] for pid in find() if pid in held]
             for fd in killed:
                 with contextlib.suppress(ProcessLookupError):

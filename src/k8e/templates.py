@@ -1,7 +1,7 @@
-"""Templates: named recipes that sessions are made from. Pure: what they say, and how it is read.
+"""Templates: named recipes that sessions are made from. Pure: their content, and how it is read.
 
-A template may leave everything open. What a client says when it creates a session wins, for limits,
-variables and labels key by key; the template has the rest, and the gateway's settings what is left.
+A template may leave everything open. A client's request wins, for limits, variables and labels key
+by key; the template decides the rest, and the gateway's settings decide what is left.
 """
 
 # What files and clients say has no static type; everything is checked here.
@@ -48,7 +48,7 @@ def _no_limits() -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Template:
-    """A recipe. Empty, 0 and None mean that it does not say."""
+    """A recipe. Empty, 0 and None mean that it does not set a field."""
 
     name: str
     description: str = ""
@@ -68,19 +68,19 @@ class Template:
 
     @property
     def full_limits(self) -> Limits:
-        """What a sandbox gets that is started before anybody asks for it."""
+        """The limits of a sandbox that is started before a session asks for it."""
         return model.limits_from_json(dict(self.limits))
 
     @property
     def digest(self) -> str:
-        """Changes with whatever a ready sandbox is made of, and with nothing else."""
+        """A value that changes with everything that makes a ready sandbox, and nothing else."""
         limits = dataclasses.asdict(self.full_limits)
         made_of = [self.runtime, self.rootfs.kind, self.rootfs.source, limits, self.warm]
         text = json.dumps(made_of, sort_keys=True)
         return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
     def to_json(self) -> dict[str, Any]:
-        """What :func:`parse` reads back; without what it does not say."""
+        """The form that :func:`parse` reads back, without unset fields."""
         pool = {"min": self.pool_min, "max": self.pool_max}
         told: dict[str, Any] = {
             "name": self.name,
@@ -106,7 +106,7 @@ BUILT_IN = Template(
 
 
 def specify(template: Template, asked: dict[str, Any]) -> SessionSpec:
-    """The specification of a session: what a client says, and the template's for the rest."""
+    """The specification of a session: the client's request, and the template for the rest."""
     filled = {**asked, "template": template.name}
     for key in ("runtime", "lifetime", "idle_timeout"):
         filled[key] = asked.get(key) or getattr(template, key)
@@ -129,7 +129,7 @@ def rootfs_text(rootfs: Rootfs) -> str:
 
 
 def parse_rootfs(text: str) -> Rootfs:
-    """The root file system that is meant by ``text``; ValueError says what is wrong with it."""
+    """The root file system that ``text`` names; ValueError says what is wrong with it."""
     kind, _, source = text.partition(":")
     if text == "host":
         return Rootfs()
@@ -152,7 +152,7 @@ def parse_rootfs(text: str) -> Rootfs:
 
 
 def load(data: bytes, file_name: str) -> Any:
-    """What a file of YAML or TOML says, unchecked; InvalidRequest if it is neither."""
+    """The content of a YAML or TOML file, unchecked; InvalidRequest if it is neither."""
     if len(data) > MAX_FILE:
         raise errors.LimitExceeded(f"{file_name}: it is longer than {MAX_FILE} bytes")
     try:
@@ -169,7 +169,7 @@ def _load_yaml(data: bytes) -> Any:
     import yaml  # takes longer to import than most templates to use
 
     class Loader(yaml.SafeLoader):
-        """Refuses a key that is there twice, of which YAML would silently drop one."""
+        """Refuses duplicate keys, of which YAML would silently drop one."""
 
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
             seen: set[str] = set()
@@ -220,7 +220,7 @@ def parse(data: Any, name: str, where: str = "") -> Template:
 
 
 class _Reader:
-    """Reads the values of one template; knows what to say of those that are wrong."""
+    """Reads the values of one template; explains what is wrong with them."""
 
     def __init__(self, where: str) -> None:
         self.where = where
@@ -284,7 +284,7 @@ class _Reader:
         return found
 
     def allowed_hosts(self, value: Any) -> tuple[str, ...]:
-        """The words of a policy; what they mean is egress's to say."""
+        """The words of a policy; egress interprets them."""
         words = self._texts("allowed_hosts", value)
         if len(words) > MAX_HOSTS:
             raise self.wrong("allowed_hosts", f"has more than {MAX_HOSTS} words")
@@ -297,7 +297,7 @@ class _Reader:
         return self._seconds("idle_timeout", value)
 
     def warm(self, value: Any) -> Warm:
-        """Languages in one order, whatever order they are written in."""
+        """Languages in a fixed order."""
         if isinstance(value, dict) and "bash" in value:
             hint = "leave it out: a new bash starts as quickly as one that waits could be used"
             raise self.wrong("warm.bash", "is refused: no bash is kept waiting", hint)

@@ -117,7 +117,7 @@ async def test_code_as_data_has_its_own_language_and_timeout(
         task = await finished(client, message(pb.Part(data=asked)))
     assert task.status.state == pb.TASK_STATE_FAILED
     assert result(task)["status"] == "timed_out"
-    assert "time was over" in task.status.message.parts[0].text
+    assert "timed out" in task.status.message.parts[0].text
 
 
 async def test_template_of_a_message_is_what_its_sandbox_is_made_from(server: A2aGateway) -> None:

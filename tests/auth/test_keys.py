@@ -13,7 +13,7 @@ import pytest
 from k8e import errors
 from k8e.auth import keys, rates, store
 from k8e.auth.keys import KeyQuota, Keys, Unknown
-from k8e.auth.rates import Attempts, Rates
+from k8e.auth.rates import FailureRates, Rates
 from k8e.auth.store import SqliteKeyStore
 from k8e.model import Principal, Role
 
@@ -244,7 +244,7 @@ async def test_a_timeout_of_a_call_itself_is_not_taken_for_the_key_s(known: Keys
 
 
 def test_failures_are_limited_by_address_and_forgiven_with_time() -> None:
-    counted = Attempts()
+    counted = FailureRates()
     told = [counted.failed("192.0.2.1", now=0) for _ in range(30)]
     assert told == [True] * 20 + [False] * 10
     assert counted.failed("192.0.2.2", now=0), "another address is another's"
@@ -253,7 +253,7 @@ def test_failures_are_limited_by_address_and_forgiven_with_time() -> None:
 
 
 def test_a_host_with_many_addresses_has_one_limit() -> None:
-    counted = Attempts()
+    counted = FailureRates()
     told = [counted.failed(f"2001:db8::{number:x}", now=0) for number in range(21)]
     assert told[-1] is False
     assert counted.failed("2001:db8:0:1::1", now=0)
@@ -261,7 +261,7 @@ def test_a_host_with_many_addresses_has_one_limit() -> None:
 
 def test_many_addresses_need_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rates, "MAX_ADDRESSES", 10)
-    counted = Attempts()
+    counted = FailureRates()
     for number in range(100):
         counted.failed(f"192.0.2.{number}")
     assert len(counted) == 10

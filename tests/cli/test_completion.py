@@ -68,7 +68,7 @@ def test_bash_offers_what_fits(line: str, offered: list[str]) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda item: item.path)
-def test_every_command_and_flag_is_in_every_script(command: completion.Command) -> None:
+def test_every_command_and_flag_is_in_every_script(command: completion.CommandSyntax) -> None:
     parents = {item.path: item for item in COMMANDS}
     parent, _, name = command.path.rpartition(" ")
     assert not parent or name in parents[parent].below

@@ -155,7 +155,7 @@ def test_a_login_meanwhile_keeps_its_key_and_its_certificate(
     (folder / "renew_at").write_text(PAST)
     asked = login.login
 
-    def slow(*arguments: Any) -> login.Certificate:
+    def slow(*arguments: Any) -> login.LoginCertificate:
         issued = asked(*arguments)
         place.json("sandbox", "login", **far)
         return issued

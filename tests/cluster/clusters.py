@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests.cluster.machine import Lan, Machine
+from tests.cluster.machine import COMPONENTS, Lan, Machine, end
 
 T = TypeVar("T")
 POD_SECONDS = 180
@@ -113,8 +114,22 @@ class Cluster:
 
     def fetch(self, name: str, url: str) -> str:
         """What a pod gets from a web server within five seconds; empty if nothing."""
-        command = f"timeout 5 wget -q -O - '{url}' 2>/dev/null || true"
-        return self.shell(name, command, check=False).strip()
+        return self.fetch_all((name, url))[0]
+
+    def fetch_all(self, *tries: tuple[str, str]) -> list[str]:
+        """The same for pods and URLs, all at once: what is not reached takes its whole time."""
+        started: list[subprocess.Popen[str]] = []
+        try:
+            for name, url in tries:
+                command = f"timeout 5 wget -q -O - '{url}' 2>/dev/null || true"
+                flags = ("exec", "-n", "default", name, "--request-timeout=60s", "--")
+                words = (str(COMPONENTS / "bin/kubectl"), *flags, "sh", "-c", command)
+                started.append(self.server.start(*words, KUBECONFIG="/etc/k8e/k8e.yaml"))
+            return [process.communicate(timeout=90)[0].strip() for process in started]
+        finally:
+            for process in started:
+                if process.poll() is None:
+                    end(process)
 
 
 def pod(

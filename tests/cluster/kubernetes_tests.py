@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from k8e import _version
-from k8e.distro import images
+from k8e.distro import certificates, images
+from k8e.distro.certificates import Subject
 from k8e.distro.component_store import ComponentStore, State, architecture
 from k8e.distro.components import KUBERNETES, KUBERNETES_TESTS, REGISTRY
 from tests.cluster.clusters import Cluster
@@ -50,22 +51,48 @@ _REPORT, _LOG = "/tmp/kubernetes-tests/report.json", "/tmp/kubernetes-tests/log"
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.cluster.kubernetes_tests")
     parser.add_argument("--cni", default="cilium")
-    parser.add_argument("--only", default="", help="names that contain this; writes no result")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--only", metavar="WORDS", help="names that have this; writes no result")
+    which.add_argument(
+        "--again",
+        action="store_true",
+        help="those that did not pass in the newest result, which has what became of them then",
+    )
     parser.add_argument("--keep", metavar="FILE", help="where to put the log of e2e.test")
     options = parser.parse_args()
     found = ComponentStore(COMPONENTS).look(KUBERNETES_TESTS)
     if found.state is not State.PRESENT:
         print(f"the tests are {found.state}: k8e components install {KUBERNETES_TESTS.name}")
         return 1
-    wanted = {name: area for name, area in sample().items() if options.only in name}
+    before: dict[str, Any] = json.loads(RESULT.read_bytes()) if options.again else {}
+    failed = {item["name"] for item in unpassed(before)}
+    wanted = {
+        name: area
+        for name, area in sample().items()
+        if (name in failed if options.again else (options.only or "") in name)
+    }
     result = measure(options.cni, wanted, Path(options.keep) if options.keep else None)
     if not options.only:
-        RESULT.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
-    bad = [item for item in result["tests"] if item["state"] != "passed"]
+        whole = merged(before, result) if options.again else result
+        RESULT.write_text(json.dumps(whole, indent=1) + "\n", "utf-8")
+    bad = unpassed(result)
     for item in bad:
         print(f"{item['state']}: {item['name']}\n    {item['why']}")
     print(f"{len(wanted) - len(bad)} of {len(wanted)} passed in {result['seconds']} s")
     return 1 if bad else 0
+
+
+def unpassed(result: dict[str, Any]) -> list[dict[str, Any]]:
+    return [item for item in result.get("tests", []) if item["state"] != "passed"]
+
+
+def merged(before: dict[str, Any], again: dict[str, Any]) -> dict[str, Any]:
+    """A result in which those that ran again have what became of them then."""
+    newer = {item["name"]: item for item in again["tests"]}
+    what = {"tests": len(newer), "load": again["load"], "seconds": again["seconds"]}
+    images = {name: again[name] for name in ("stand_ins", "programs")}
+    tests = [newer.get(item["name"], item) for item in before["tests"]]
+    return before | images | {"again": what, "tests": tests}
 
 
 def sample() -> dict[str, str]:
@@ -122,7 +149,10 @@ def load_images(machine: Machine) -> None:
 def write_agnhost(folder: Path) -> Path:
     """The image of the pods of tests: Kubernetes' program, and what upstream has beside it."""
     image = KUBERNETES_TESTS.images[0]
-    files = dict(image.files)
+    # A file of upstream's image, by which a test asks whether the web server of a pod is ready.
+    authority = certificates.authority(folder / "certificates", "ca")
+    certificates.leaf(authority, Subject("localhost"), folder / "certificates/localhost", days=30)
+    files = {**image.files, "localhost.crt": str(folder / "certificates/localhost.crt")}
     for name in PROGRAMS:
         found = shutil.which(name)
         assert found, f"there is no {name}: make test-packages"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import sys
 import time
@@ -40,6 +41,7 @@ def main() -> int:
         "version": _version.__version__,
         "cni": options.cni,
         "seed": options.seed,
+        "load": round(os.getloadavg()[2], 1),
         "kills": len(healed),
         "slowest_s": max(item["healed_s"] for item in healed),
         "each": healed,

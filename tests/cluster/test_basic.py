@@ -20,6 +20,7 @@ from tests.cluster.machine import COMPONENTS, Machine, end
 
 pytestmark = pytest.mark.timeout(600)
 CNI = "basic"
+GIVEN = "given0.0123456789abcdef"
 SECRET = "no-such-word-stands-in-the-database"
 PUBLIC = "this-word-stands-in-the-database"
 OWN_NETWORK = {
@@ -134,7 +135,7 @@ def test_each_runtime_that_was_found_has_a_class_and_no_other(
     assert handlers == set(classes.values())
 
 
-def test_metrics_and_volumes_work(cluster: Cluster) -> None:
+def test_volumes_work(cluster: Cluster) -> None:
     claim = {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
@@ -150,7 +151,6 @@ def test_metrics_and_volumes_work(cluster: Cluster) -> None:
     cluster.apply(claim, user)
     cluster.wait_for_pods("disk-user")
     cluster.shell("disk-user", "echo kept > /disk/file")
-    assert eventually("metrics", lambda: cluster.kubectl("top", "nodes", check=False), seconds=180)
     cluster.kubectl("delete", "pod/disk-user", "pvc/disk", "--timeout=60s", seconds=90)
 
 
@@ -307,10 +307,17 @@ def test_tokens_are_made_listed_deleted_and_expire(cluster: Cluster, server: Mac
     assert "is not the cluster of this token" in join(short["token"].replace(pin, "0" * 64))
 
 
+def own_tokens(server: Machine) -> list[str]:
+    """The ids of the tokens that the server has made for itself."""
+    listed = json.loads(server.k8e("token", "list").stdout)["tokens"]
+    return [item["id"] for item in listed if "node-token" in item["description"]]
+
+
 def test_a_rotated_token_is_the_only_one_that_joins(cluster: Cluster, server: Machine) -> None:
     old = cluster.token()
     new = json.loads(server.k8e("token", "rotate").stdout)["token"]
     assert cluster.token() == new != old
+    assert own_tokens(server) == [new.partition("::")[2][:6]]
     machine = cluster.machines[-1]
     name = f"Authorization: Bearer {old.partition('::')[2]}"
     command = (*CURL.split(), "-H", name, f"{cluster.url}/version")
@@ -320,7 +327,7 @@ def test_a_rotated_token_is_the_only_one_that_joins(cluster: Cluster, server: Ma
     assert "wrong, deleted or expired" in said
     # What else a join needs stands in a file, of which a server's options are none of an agent's.
     file = machine.path("/etc/k8e/config.yaml")
-    file.parent.mkdir()
+    file.parent.mkdir(exist_ok=True)
     file.write_text(f"server: {cluster.url}\ncni: cilium\nnode-label: [rack=two]\n", "utf-8")
     machine.k8e("agent", "-d", seconds=400, K8E_TOKEN=new)
     assert machine.name in cluster.kubectl("get", "nodes", "-l", "rack=two")
@@ -356,6 +363,11 @@ def test_manifests_are_applied_and_pruned(cluster: Cluster, server: Machine) -> 
     eventually("a removed file is pruned", lambda: not there("second"))
 
 
+def test_metrics_are_served(cluster: Cluster) -> None:
+    """As late as that: they are collected some time after the start, while other tests run."""
+    assert eventually("metrics", lambda: cluster.kubectl("top", "nodes", check=False), seconds=180)
+
+
 # Life.
 
 
@@ -389,9 +401,10 @@ def test_a_server_that_was_killed_leaves_everything_to_the_next(
         "an alarm", lambda: list(map(str, status(server)["alarms"]))
     )
     assert cluster.fetch("gvisor-node-1", f"http://{pods['plain-node-1']}:8080/") == "plain-node-1"
-    cluster.flags = (*cluster.flags, "--tls-san", "other.example")
+    cluster.flags = (*cluster.flags, "--tls-san", "other.example", "--token", GIVEN)
     cluster.start()
     assert pids() == components
+    assert own_tokens(server) == [GIVEN[:6]], "the one of before has ended"
     assert ids <= containers(server)
     assert not [alarm for alarm in status(server)["alarms"] if "does not run" in alarm]
 
@@ -513,6 +526,8 @@ def test_uninstalling_leaves_nothing(
     cluster: Cluster, before: dict[str, dict[str, set[str]]], number: int, role: str
 ) -> None:
     machine = cluster.machines[number]
+    if role == "agent":  # also what a supervisor that was killed leaves running
+        machine.run("kill", "-9", str(status(machine)["pid"]))
     machine.k8e(role, "uninstall", seconds=200)
     left = traces.left(before[machine.name], snapshot(machine))
     assert not left, "\n".join(left)

@@ -129,6 +129,7 @@ def test_a_server_and_an_agent_are_installed_and_a_server_is_removed_without_a_t
     ]
     uninstaller = str(prepared.bin / "k8e-uninstall.sh")
     machine.run(uninstaller, seconds=INSTALL_SECONDS)
+    assert not machine.path("/root/admin.yaml").exists(), "it was told so at its start alone"
     after = traces.of_machine(run)
     more = {kind: after[kind] - before[kind] for kind in before}
     own = {str(prepared.bin / name) for name in ("k8e", "k8e-sandbox", "k8e-sandbox-cli")}

@@ -12,7 +12,7 @@ from tests.cluster.__main__ import STATE
 from tests.cluster.machine_init import CLONE
 
 pytestmark = pytest.mark.timeout(600)
-CNI = "basic"
+CNI = "none"  # the quickest to start; what runs on a cluster is tested elsewhere
 
 
 def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:

@@ -102,7 +102,7 @@ def of_computer() -> dict[str, set[str]]:
     }
 
 
-_OURS = re.compile(r"kubepods|kubelet|cilium|kube-proxy|k8e-basic|cni")
+_OURS = re.compile(r"kubepods|kubelet|cilium|kube-proxy|k8e-basic|\bcni\d*\b")
 
 
 def _matching(lines: Iterable[str]) -> set[str]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
 import socket
 import ssl
 import threading
@@ -125,3 +128,54 @@ async def test_a_certificate_that_is_half_renewed_is_passed_over(
     finally:
         caller.close()
     assert front.serials == [first, serial(tmp_path)]
+
+
+async def test_what_vanished_while_the_api_server_was_away_is_told_as_deleted(
+    authority: Authority, tmp_path: Path
+) -> None:
+    """A watch that breaks tells nothing of it, and the list that follows has it no more."""
+    del authority
+    lists = [["one", "two", "three"], ["one"]]
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while head := await reader.readuntil(b"\r\n\r\n"):
+            body = b""
+            if b"watch=1" not in head:
+                found = [{"metadata": {"name": name}} for name in lists.pop(0)]
+                listed = {"metadata": {"resourceVersion": "1"}, "items": found}
+                body = json.dumps(listed).encode()
+            elif lists:
+                event = {"metadata": {"name": "two", "resourceVersion": "2"}}
+                line = json.dumps({"type": "DELETED", "object": event}).encode() + b"\n"
+                body = b"%x\r\n%s\r\n" % (len(line), line)
+                writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + body)
+                await writer.drain()
+                writer.transport.abort()
+                return
+            else:
+                await asyncio.Event().wait()  # until the test ends
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+            await writer.drain()
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "web.crt", tmp_path / "web.key")
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    port = server.sockets[0].getsockname()[1]
+    trusting = ssl.create_default_context(cafile=str(tmp_path / "ca.crt"))
+    caller = api.Api(f"https://127.0.0.1:{port}", trusting)
+    told: list[tuple[str, str]] = []
+    try:
+        async with (
+            asyncio.timeout(20),
+            contextlib.aclosing(caller.follow("/api/v1/nodes")) as changes,
+        ):
+            async for change, item in changes:
+                told.append((change, item["metadata"]["name"] if item else ""))
+                if [change for change, _ in told].count("SYNCED") == 2:
+                    break
+    finally:
+        caller.close()
+        server.close()
+    first = [("ADDED", name) for name in ("one", "two", "three")]
+    assert told[:5] == [*first, ("SYNCED", ""), ("DELETED", "two")]
+    assert told[5:] == [("DELETED", "three"), ("ADDED", "one"), ("SYNCED", "")]

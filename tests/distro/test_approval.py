@@ -38,6 +38,8 @@ def judge(
     *,
     names: tuple[str, ...] = (),
     addresses: tuple[str, ...] = (),
+    other: tuple[x509.GeneralName, ...] = (),
+    damage: tuple[bytes, bytes] = (b"", b""),
 ) -> Decision | None:
     key = ec.generate_private_key(ec.SECP256R1())
     parts = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, group) for group in groups]
@@ -45,11 +47,16 @@ def judge(
     builder = x509.CertificateSigningRequestBuilder().subject_name(subject)
     hosts: list[x509.GeneralName] = [x509.DNSName(name) for name in names]
     hosts += [x509.IPAddress(ipaddress.ip_address(address)) for address in addresses]
+    hosts += other
     if hosts:
         builder = builder.add_extension(x509.SubjectAlternativeName(hosts), critical=False)
-    pem = builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    der = builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.DER)
+    assert damage[0] in der
+    armoured = base64.b64encode(der.replace(*damage) if damage[0] else der)
+    head, end = (b"-----%s CERTIFICATE REQUEST-----\n" % word for word in (b"BEGIN", b"END"))
+    lines = [armoured[at : at + 64] for at in range(0, len(armoured), 64)]
     spec = {
-        "request": base64.b64encode(pem).decode(),
+        "request": base64.b64encode(head + b"\n".join(lines) + b"\n" + end).decode(),
         "signerName": signer,
         "username": caller[0],
         "groups": caller[1],
@@ -152,6 +159,24 @@ def test_a_node_gets_certificates_for_its_own_components_alone(component: str) -
     for refused in (other, more):
         assert refused is not None
         assert not refused.approved
+
+
+CURVE_KEY = bytes.fromhex("06072a8648ce3d0201")
+NO_KEY = bytes.fromhex("06072a8648ce3d0209")
+"""A kind of key that nobody knows: the API server takes such a request all the same."""
+
+
+@pytest.mark.parametrize("signer", [KUBELET_CLIENT, KUBELET_SERVING, CLIENT])
+def test_a_request_that_cannot_be_read_is_denied_and_stops_nothing(signer: str) -> None:
+    caller = BOOTSTRAP if signer == KUBELET_CLIENT else ("system:node:one", NODES)
+    unknown: dict[str, Any] = {"damage": (CURVE_KEY, NO_KEY)}
+    odd: dict[str, Any] = {"other": (x509.UniformResourceIdentifier("spiffe://x"),)}
+    for wrong in (unknown, odd):
+        found = judge(signer, "system:node:three", ["system:nodes"], caller, **wrong)
+        assert found is not None
+        assert not found.approved
+        assert not found.waits
+        assert "cannot be read" in found.reason
 
 
 def test_requests_of_others_are_not_ours_to_decide() -> None:

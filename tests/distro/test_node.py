@@ -69,6 +69,17 @@ def test_a_network_of_ones_own_is_looked_for_where_everybody_puts_it() -> None:
     assert ours["conf_dir"] == "/data/agent/etc/cni/net.d"
 
 
+def test_containerd_reaches_registries_through_the_proxy_of_its_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example:3128")
+    monkeypatch.setenv("NO_PROXY", "10.0.0.0/8")
+    containerd, kubelet, *_ = node.components(make(), PROGRAMS)
+    assert containerd.environ["HTTPS_PROXY"] == "http://proxy.example:3128"
+    assert containerd.environ["NO_PROXY"] == "10.0.0.0/8"
+    assert "HTTPS_PROXY" not in kubelet.environ, "it talks to the API server alone"
+
+
 @pytest.mark.parametrize("capable", [True, False])
 def test_scores_are_only_lowered_where_that_is_allowed(capable: bool) -> None:
     found = config("basic", capable=capable)

@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from k8e.distro import node_services
+
+
+@pytest.mark.anyio
+async def test_what_fails_by_a_defect_is_tried_again_and_told(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody awaits it: it would end without a word."""
+    monkeypatch.setattr(node_services, "_FIRST_PAUSE", 0.01)
+    tries: list[int] = []
+
+    async def work() -> None:
+        tries.append(1)
+        if len(tries) < 3:
+            async with asyncio.TaskGroup():
+                raise AssertionError("a defect")
+
+    async with asyncio.timeout(20):
+        await node_services.persist("signing", work)
+    assert len(tries) == 3
+    assert "a defect" in caplog.text
 
 
 def offer(folder: Path) -> None:

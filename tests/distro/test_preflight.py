@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import socket
@@ -10,9 +11,12 @@ from pathlib import Path
 import pytest
 
 from k8e import errors
-from k8e.distro import preflight
+from k8e.distro import certificates, components, preflight
+from k8e.distro.component_store import ComponentStore
+from k8e.distro.components import CILIUM, Component, needed
 from k8e.distro.configuration import Configuration
 from k8e.distro.layout import Layout
+from tests.distro.test_component_store import put
 
 
 def test_a_port_that_is_taken_is_told_with_who_has_it() -> None:
@@ -115,3 +119,62 @@ def test_nobody_but_root_runs_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None
     config = Configuration(data_dir=Path("/nowhere"))
     with pytest.raises(errors.Denied, match="need root; this is uid 1000"):
         preflight.check(config, "server")
+
+
+def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
+    layout = Layout(tmp_path / "data", tmp_path / "run")
+    preflight.check_folders(layout)  # none is there yet
+    layout.make()
+    layout.make_server()
+    preflight.check_folders(layout)
+    layout.server.chmod(0o775)
+    with pytest.raises(errors.Denied, match=r"server belongs to uid .* the rights 775") as refused:
+        preflight.check_folders(layout)
+    assert "--data-dir" in refused.value.hint
+
+
+def test_private_folders_that_were_restored_with_other_rights_are_private_again(
+    tmp_path: Path,
+) -> None:
+    layout = Layout(tmp_path / "data", tmp_path / "run")
+    for folder in (layout.credentials, layout.etcd, layout.pki, layout.logs):
+        folder.mkdir(mode=0o755, parents=True)
+    layout.make()
+    layout.make_server()
+    for folder in (layout.credentials, layout.etcd, layout.pki, layout.logs):
+        assert folder.stat().st_mode & 0o777 == 0o700, folder
+
+
+def test_a_clock_that_lies_before_the_clusters_beginning_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = Layout(tmp_path / "data", tmp_path / "run")
+    preflight.check_clock(layout)  # there is no cluster yet
+    now = datetime.datetime.now(datetime.UTC)
+    later = now + datetime.timedelta(days=365)
+    monkeypatch.setattr(certificates, "_now", lambda: later)
+    certificates.authority(layout.tls, "server-ca")
+    with pytest.raises(errors.InvalidRequest, match=f"clock of this machine says {now.year}"):
+        preflight.check_clock(layout)
+
+
+def test_programs_of_a_network_that_are_wrong_are_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent learns only when it joins which network its cluster has."""
+    store = ComponentStore(tmp_path / "components")
+    config = Configuration(data_dir=tmp_path / "data")
+
+    def built(cni: str) -> list[Component]:  # what the distribution has is another test's
+        return [component for component in needed(cni) if not component.programs]
+
+    monkeypatch.setattr(components, "needed", built)
+    for component in built("cilium"):
+        put(store, component)
+    preflight.check_components(config, "agent", store, "none")
+    program = store.folder / CILIUM.files[0]
+    program.write_bytes(b"another")
+    preflight.check_components(config, "agent", store, "none")
+    with pytest.raises(errors.ToolFailed, match=r"component cilium .* has the checksum") as refused:
+        preflight.check_components(config, "agent", store, "cilium")
+    assert refused.value.hint == "k8e components install cilium"

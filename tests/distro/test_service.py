@@ -117,3 +117,31 @@ def test_a_start_in_the_background_that_fails_is_an_error(without_systemd: Machi
     without_systemd.program("k8e", code=3)
     with pytest.raises(errors.ToolFailed, match="k8e agent did not start"):
         without_systemd.service("agent").install()
+
+
+@pytest.mark.parametrize("words", [("--token", "K10secret"), ("--token=K10secret",)])
+def test_a_token_is_not_where_every_user_can_read_it(
+    machine: Machine, words: tuple[str, ...]
+) -> None:
+    found = machine.service("agent", "--server", "https://10.0.0.1", *words, "--node-name", "x")
+    found.install()
+    assert "secret" not in found.unit.read_text()
+    assert "k8e agent --server https://10.0.0.1 --node-name x\n" in found.unit.read_text()
+    assert found.environment.read_text() == 'K8E_TOKEN="K10secret"\n'
+    assert found.environment.stat().st_mode & 0o777 == 0o600
+
+
+def test_without_systemd_a_token_is_no_argument_either(without_systemd: Machine) -> None:
+    program = without_systemd.programs / "k8e"
+    program.write_text(program.read_text().replace('"$@"', '"$@ $K8E_TOKEN"'))
+    without_systemd.service("agent", "--token", "K10secret").install()
+    assert without_systemd.told() == ["agent --detach K10secret"]
+
+
+def test_a_unit_is_stopped_by_systemd_which_would_start_it_again(machine: Machine) -> None:
+    server = machine.service("server")
+    assert not server.stop()
+    server.install()
+    machine.told()
+    assert server.stop()
+    assert machine.told() == ["stop k8e"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -48,6 +49,13 @@ def program(
 
 def record(layout: Layout, name: str) -> supervisor.Record:
     return supervisor.Record(**json.loads((layout.components / f"{name}.json").read_bytes()))
+
+
+def end_of(pid: int) -> int:
+    """By which signal a child of ours has ended."""
+    ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
+    assert ended is not None
+    return ended.si_status
 
 
 async def until(check: Callable[[], object]) -> None:
@@ -130,6 +138,57 @@ async def test_the_next_supervisor_takes_over_what_runs(layout: Layout) -> None:
     await second.stop()
 
 
+async def test_what_was_not_ready_when_its_supervisor_was_killed_is_started_anew(
+    layout: Layout,
+) -> None:
+    """It tells once that it is ready, and nobody may have listened."""
+    deaf = program("one", NOTIFY.replace("out.send", "0 and out.send"), notifies=True)
+    first = Supervisor(layout)
+    first.add(deaf)
+    await until((layout.components / "one.json").exists)
+    await until(lambda: record(layout, "one").is_running())
+    pid = record(layout, "one").pid
+    await first.leave()
+    second = Supervisor(layout)
+    second.add(deaf)
+    await until(lambda: record(layout, "one").pid not in (0, pid))
+    assert not record(layout, "one").ready
+    await second.stop()
+
+
+async def test_a_component_whose_state_cannot_be_written_down_is_kept_running(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> bool:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    mark = layout.data / "starts"
+    monkeypatch.setattr(supervisor, "write_private", full)
+    found = Supervisor(layout)
+    found.add(program("weak", f"open({str(mark)!r}, 'a').write('x')"))
+    await until(lambda: mark.exists() and len(mark.read_text()) > 1)
+    await found.stop()
+    assert "its state cannot be written down: [Errno 28]" in caplog.text
+
+
+async def test_what_is_stopped_while_it_makes_way_for_another_configuration_ends(
+    layout: Layout,
+) -> None:
+    slow = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True)\n"
+    first = Supervisor(layout)
+    first.add(program("slow", f"{slow}{STAY}"))
+    await until(lambda: supervisor.last_lines(layout.logs / "slow.log"))
+    pid = record(layout, "slow").pid
+    await first.leave()
+    second = Supervisor(layout)
+    second.add(
+        Component("slow", (sys.executable, "-Ic", f"{slow}\n{STAY}"), stop_seconds=0.5),
+    )
+    await asyncio.sleep(0)  # it begins to stop the old one, which does not hear
+    await second.stop()
+    assert end_of(pid) == signal.SIGKILL
+
+
 async def test_another_configuration_means_another_process(layout: Layout) -> None:
     file = layout.data / "config"
     file.write_text("a")
@@ -183,3 +242,15 @@ async def test_a_long_log_is_moved_aside_while_it_is_written(
     assert (layout.logs / "loud.log.1").read_text() == "x" * 2000 + "\n"
     keeping.cancel()
     await found.stop()
+
+
+def test_a_long_log_is_cut_where_there_is_no_room_for_a_copy(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "LOG_BYTES", 1000)
+    log = layout.logs / "k8e.log"
+    log.write_text("x" * 2000)
+    log.with_suffix(".log.1").symlink_to("/dev/full")
+    supervisor.shorten_log(log)
+    assert log.stat().st_size == 0
+    assert not log.with_suffix(".log.1").is_symlink()

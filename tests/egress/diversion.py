@@ -27,7 +27,7 @@ from k8e.egress import namespaces, rules
 from k8e.egress.netlink import EVERYWHERE, Netlink, Route
 from k8e.egress.nftables import Nftables
 from k8e.egress.policy import Address
-from k8e.egress.proxy import ALLOWED, PEEK, Decision, Proxy, refused
+from k8e.egress.proxy import ALLOWED, PEEK, Proxy, ProxyDecision, refused
 from k8e.egress.sniff import Said
 
 T = TypeVar("T")
@@ -172,7 +172,7 @@ class Diversion:
 
     def decide(
         self, source: str, address: Address, port: int, said: Said | None, again: bool = False
-    ) -> Decision:
+    ) -> ProxyDecision:
         self.asked.append((source, str(address), port, said))
         if (str(address), port) in self.networks:
             return ALLOWED

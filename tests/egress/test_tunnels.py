@@ -26,7 +26,7 @@ from k8e.egress.dns_answers import (
     LEAST,
     PER_SECOND,
     AllowedQuestion,
-    Cache,
+    AnswerCache,
     DnsAnswer,
     DnsRefusal,
     NameBudget,
@@ -60,7 +60,7 @@ class Wire:
         self.now = 0.0
         self.ttl = 0
         self.arrived: list[tuple[str, str]] = []
-        self.client = SandboxEgress("sb-x", Slot(1), Cache(clock=self.clock))
+        self.client = SandboxEgress("sb-x", Slot(1), AnswerCache(clock=self.clock))
         self.client.budget = NameBudget(self.clock)
         self.client.bound = BoundPolicy(parse_policy(words or [f"*.{BASE}"]), 7)
         router: Any = NoRouter()
@@ -192,7 +192,7 @@ async def test_who_may_not_ask_again_gets_the_old_answer(monkeypatch: pytest.Mon
 
 def test_what_is_kept_is_bounded_for_each_sandbox_and_in_all() -> None:
     share = Share(4 * EACH, EACH, LEAST)
-    caches = [Cache(share) for _ in range(12)]
+    caches = [AnswerCache(share) for _ in range(12)]
     for cache in caches:
         for number in range(2 * EACH):
             cache.put((f"n{number}.test", 1), DnsAnswer(seconds=60))

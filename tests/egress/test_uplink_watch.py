@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from k8e.egress import uplink
-from k8e.egress.uplink import QUICK_SECONDS, SLOW_SECONDS, Watcher
+from k8e.egress.uplink import QUICK_SECONDS, SLOW_SECONDS, NetworkWatcher
 from tests.egress import hosts
 from tests.egress.hosts import HOST, HOST6, LAN, WEB, WEB6, Host
 
@@ -31,7 +31,7 @@ class Watched:
         self.host = host
         self.told = 0
         self._news = asyncio.Event()
-        self.watcher = Watcher(host.world, self._on_change)
+        self.watcher = NetworkWatcher(host.world, self._on_change)
 
     def _on_change(self) -> None:
         self.told += 1

@@ -12,7 +12,7 @@ import pytest
 
 from k8e import errors, settings
 from k8e.auth.keys import Keys
-from k8e.gateway.frames import Conversation
+from k8e.gateway.frames import ClientConnection
 from k8e.gateway.identity import LOCAL
 from k8e.gateway.operations import ANY, NoRow, operation
 from k8e.gateway.service import Gateway
@@ -54,13 +54,13 @@ class Client:
 
         gateway.operations.add(Broken())
         self.answers: asyncio.Queue[tuple[int, int, bytes]] = asyncio.Queue()
-        self._conversation = Conversation(gateway, LOCAL, self._take)
+        self._client = ClientConnection(gateway, LOCAL, self._take)
 
     def _take(self, kind: int, channel: int, body: bytes) -> None:
         self.answers.put_nowait((kind, channel, body))
 
     async def ask(self, **call: Any) -> tuple[int, int, dict[str, Any]]:
-        self._conversation.receive(wire.CALL, 1, wire.pack(call))
+        self._client.receive(wire.CALL, 1, wire.pack(call))
         async with asyncio.timeout(10):
             kind, channel, body = await self.answers.get()
         return kind, channel, wire.unpack_dict(body)

@@ -466,4 +466,4 @@ def test_token_that_others_can_read_is_refused(new_place: NewPlace) -> None:
     file.chmod(0o644)
     done = place.cli("gateway")
     assert done.returncode != 0
-    assert b"others can read the token" in done.stderr
+    assert b"other users can read the token" in done.stderr

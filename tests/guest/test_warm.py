@@ -393,7 +393,7 @@ def settled(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> Kept:
 def test_before_a_session_one_is_started_at_once(settled: Kept) -> None:
     assert settled.keeper.ready == 1
     assert settled.keeper.modules == ["json"]
-    assert settled.keeper.left_out == ["python: no name: this is no name of a module"]
+    assert settled.keeper.left_out == ["python: no name: this is not the name of a module"]
 
 
 def test_a_session_has_the_one_that_waited_for_it(settled: Kept) -> None:

@@ -76,8 +76,9 @@ def test_a_light_client_without_any_gateway_says_what_to_do(
 def test_the_parts_are_those_of_the_extra() -> None:
     project = tomllib.loads((REPO / "pyproject.toml").read_text("utf-8"))["project"]
     named = [re.split(r"[><=,;]", item)[0] for item in project["optional-dependencies"]["gateway"]]
-    modules = {"dnspython": "dns", "prometheus-client": "prometheus_client"}
-    assert sorted(modules.get(name, name) for name in named) == sorted(installations.PARTS)
+    modules = {"dnspython": "dns", "pyjwt": "jwt"}
+    found = sorted(modules.get(name, name.replace("-", "_")) for name in named)
+    assert found == sorted(installations.PARTS)
 
 
 # What is found, and what is not taken.
@@ -105,8 +106,8 @@ def python_that_says(home: Path, text: str) -> None:
 
 WHOLE = f"""echo '{{"version": "{installations.__version__}", "missing": []}}'"""
 NOT_TAKEN: dict[str, tuple[Callable[[Path], object], str]] = {
-    "half": (lambda home: python_that_says(home, "exit 1"), "it is not whole"),
-    "no answer": (lambda home: python_that_says(home, "echo hello"), "it is not whole"),
+    "half": (lambda home: python_that_says(home, "exit 1"), "it is not complete"),
+    "no answer": (lambda home: python_that_says(home, "echo hello"), "it is not complete"),
     "lacking": (
         lambda home: python_that_says(home, WHOLE.replace("[]", '["mcp"]')),
         "it has no mcp",
@@ -124,11 +125,11 @@ NOT_TAKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "writable": (
         lambda home: (python_that_says(home, WHOLE), (home / "venv/bin/python").chmod(0o775)),
-        "others may change",
+        "other users may change",
     ),
     "folder": (
         lambda home: (python_that_says(home, WHOLE), (home / "venv").chmod(0o777)),
-        "others may change",
+        "other users may change",
     ),
 }
 

@@ -38,8 +38,8 @@ def make_config(runtime: GVisor | Container, python: Interpreter | None = None) 
     return bundle.make_config("sb-x", host_layout(python), runtime.flavour(record), LIMITS)
 
 
-def host_layout(python: Interpreter | None = None) -> bundle.Layout:
-    return bundle.Layout(
+def host_layout(python: Interpreter | None = None) -> bundle.BundleLayout:
+    return bundle.BundleLayout(
         rootfs=Path("/k8e/rootfs"),
         bound=["/usr"],
         guest=Path("/k8e/guest/guest-1.pyc"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import tomllib
 from collections.abc import AsyncGenerator, Generator
+from pathlib import Path
 
 import pytest
 
@@ -56,6 +58,15 @@ async def stage(host: Host) -> AsyncGenerator[conformance.Stage]:
     async with conformance.staged(runtime, folders=folders) as stage:
         yield stage
     assert runtime.left(folders) == []
+
+
+def test_all_of_the_runtimes_but_contract_and_registry_is_forbidden_above_them() -> None:
+    package = Path(registry.__file__).parent
+    parts = {path.stem for path in package.iterdir() if not path.name.startswith("__")}
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    contracts = project["tool"]["importlinter"]["contracts"]
+    forbidden = next(item["forbidden_modules"] for item in contracts if item["id"] == "waist")
+    assert set(forbidden) == {f"k8e.runtimes.{part}" for part in parts - {"base", "registry"}}
 
 
 async def test_a_registered_runtime_is_found_by_its_names_and_comes_after_the_stronger(

@@ -19,7 +19,7 @@ from k8e.model import Phase, Session, SessionSpec
 from k8e.sessions import journal as module
 from k8e.sessions.events import Events
 from k8e.sessions.journal import Intents
-from k8e.sessions.operations import Operations
+from k8e.sessions.operations import GuestOperations
 
 ACT = Act(AuditCaller("key:mine:id-1", "socket", "uid 7, pid 8"), "exec", "mine")
 CALL = {"op": "exec", "id": "run-1", "argv": ["echo", "hello"]}
@@ -131,13 +131,13 @@ async def rows(events: Events) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def opener(tmp_path: Path, path: Path) -> tuple[Operations, Events]:
+def opener(tmp_path: Path, path: Path) -> tuple[GuestOperations, Events]:
     events = Events(tmp_path / "events")
     events.start(["sb-one"])
     none: Any = None
     any_network: Any = Network()
     intents = Intents(path)
-    return Operations(
+    return GuestOperations(
         events, any_network, intents, own=none, on_dead=none, on_lost=lambda live, operation: None
     ), events
 

@@ -16,7 +16,7 @@ import pytest
 
 from k8e import errors
 from k8e.skills import agents, files, install, jsonc, toml
-from k8e.skills.agents import AGENTS, NAME, SKILL, Agent
+from k8e.skills.agents import AGENTS, NAME, SKILL, SupportedAgent
 from k8e.skills.install import digest
 from tests.skills.world import ALL, TOKEN, URL, World, golden
 
@@ -29,7 +29,7 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-def entry(world: World, agent: Agent, *, project: bool = False) -> dict[str, Any] | None:
+def entry(world: World, agent: SupportedAgent, *, project: bool = False) -> dict[str, Any] | None:
     text = world.config(agent, project=project).read_text("utf-8")
     return (toml if agent.toml else jsonc).read(text, agent.holder, NAME)
 
@@ -40,7 +40,7 @@ def entry(world: World, agent: Agent, *, project: bool = False) -> dict[str, Any
 @each
 @pytest.mark.parametrize("kind", ["after", "url"])
 def test_file_with_comments_and_odd_format_becomes_the_golden_one(
-    world: World, agent: Agent, kind: str
+    world: World, agent: SupportedAgent, kind: str
 ) -> None:
     config = world.write(agent, golden(agent, "before"))
     done = world.install(agent, **(URL if kind == "url" else {}))
@@ -52,7 +52,7 @@ def test_file_with_comments_and_odd_format_becomes_the_golden_one(
 @each
 @pytest.mark.parametrize("project", [False, True])
 def test_uninstalling_leaves_everything_byte_for_byte(
-    world: World, agent: Agent, project: bool
+    world: World, agent: SupportedAgent, project: bool
 ) -> None:
     world.write(agent, golden(agent, "before"), project=project)
     before = world.everything()
@@ -65,7 +65,9 @@ def test_uninstalling_leaves_everything_byte_for_byte(
 
 @each
 @pytest.mark.parametrize("project", [False, True])
-def test_where_nothing_was_nothing_is_left(world: World, agent: Agent, project: bool) -> None:
+def test_where_nothing_was_nothing_is_left(
+    world: World, agent: SupportedAgent, project: bool
+) -> None:
     before = world.everything()
     done = world.install(agent, project=project)
     assert Path(done.config).is_file()
@@ -76,7 +78,7 @@ def test_where_nothing_was_nothing_is_left(world: World, agent: Agent, project: 
 
 
 @each
-def test_second_time_changes_nothing(world: World, agent: Agent) -> None:
+def test_second_time_changes_nothing(world: World, agent: SupportedAgent) -> None:
     world.write(agent, golden(agent, "before"))
     world.install(agent)
     before = world.everything()
@@ -88,7 +90,7 @@ def test_second_time_changes_nothing(world: World, agent: Agent) -> None:
 
 @each
 def test_dry_run_tells_the_change_without_the_token_and_does_nothing(
-    world: World, agent: Agent
+    world: World, agent: SupportedAgent
 ) -> None:
     world.write(agent, golden(agent, "before"))
     before = world.everything()
@@ -102,7 +104,9 @@ def test_dry_run_tells_the_change_without_the_token_and_does_nothing(
 
 
 @each
-def test_from_command_to_url_and_away_leaves_the_original(world: World, agent: Agent) -> None:
+def test_from_command_to_url_and_away_leaves_the_original(
+    world: World, agent: SupportedAgent
+) -> None:
     config = world.write(agent, golden(agent, "before"))
     world.install(agent)
     assert world.install(agent, **URL).action == "updated"
@@ -112,7 +116,9 @@ def test_from_command_to_url_and_away_leaves_the_original(world: World, agent: A
 
 
 @each
-def test_what_users_add_to_the_entry_and_to_the_file_stays(world: World, agent: Agent) -> None:
+def test_what_users_add_to_the_entry_and_to_the_file_stays(
+    world: World, agent: SupportedAgent
+) -> None:
     config = world.write(agent, golden(agent, "before"))
     world.install(agent)
     text = config.read_bytes().decode()
@@ -166,7 +172,9 @@ def test_without_a_receipt_the_entry_of_our_name_goes(world: World) -> None:
 
 
 @each
-def test_uninstalling_what_is_not_there_changes_nothing(world: World, agent: Agent) -> None:
+def test_uninstalling_what_is_not_there_changes_nothing(
+    world: World, agent: SupportedAgent
+) -> None:
     world.write(agent, golden(agent, "before"))
     before = world.everything()
     assert world.uninstall(agent).action == "absent"
@@ -457,7 +465,7 @@ def test_file_that_changes_in_the_last_moment_is_not_overwritten(
 
     count: list[int] = []
     monkeypatch.setattr(files, "_keep", meanwhile)
-    with pytest.raises(errors.Conflict, match="changed by somebody else"):
+    with pytest.raises(errors.Conflict, match="changed by another program"):
         world.install(CLAUDE)
     assert len(count) == install.ATTEMPTS
     assert config.read_bytes() == f'{{"agent": "was here {len(count) - 1} times"}}'.encode()
@@ -470,7 +478,7 @@ def test_file_that_changes_in_the_last_moment_is_not_overwritten(
 @each
 @pytest.mark.parametrize("project", [False, True])
 def test_skill_that_cannot_be_written_undoes_the_configuration(
-    world: World, agent: Agent, project: bool
+    world: World, agent: SupportedAgent, project: bool
 ) -> None:
     world.write(agent, golden(agent, "before"), project=project)
     folder = agent.skills(world.scope(project=project))
@@ -484,7 +492,7 @@ def test_skill_that_cannot_be_written_undoes_the_configuration(
 
 @each
 def test_write_that_fails_half_way_is_undone(
-    world: World, agent: Agent, monkeypatch: pytest.MonkeyPatch
+    world: World, agent: SupportedAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.write(agent, golden(agent, "before"))
     before = world.everything()
@@ -512,9 +520,9 @@ BROKEN = {
     "unquoted": (b"{\n  mcpServers: {}\n}", 2, "a key in quotes"),
     "twice": (b'{"mcpServers": {},\n\n "mcpServers": {}}', 3, "at line 1"),
     "rest": (b"{}\n{}", 2, "behind the end"),
-    "holder": (b'{\n "mcpServers": []\n}', 2, "is no object"),
-    "entry": (b'{\n "mcpServers": {\n "k8e-sandbox": 3}\n}', 3, "is no object"),
-    "root": (b"\n[]", 2, "is no object"),
+    "holder": (b'{\n "mcpServers": []\n}', 2, "is not an object"),
+    "entry": (b'{\n "mcpServers": {\n "k8e-sandbox": 3}\n}', 3, "is not an object"),
+    "root": (b"\n[]", 2, "is not an object"),
     "value": (b'{\n"a": nul}', 2, "should be"),
     "escape": (b'{\n"a": "\\q"}', 2, "string"),
     "bytes": (b'{\n"a": "\xff"}', 2, "UTF-8"),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from k8e.skills import agents, install
-from k8e.skills.agents import Agent, Scope
+from k8e.skills.agents import Scope, SupportedAgent
 from k8e.skills.install import InstallOutcome
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -30,18 +30,18 @@ class World:
     def scope(self, *, project: bool = False, **environ: str) -> Scope:
         return Scope(self.home, self.project if project else None, {**self.environ, **environ})
 
-    def install(self, agent: Agent, **asked: Any) -> InstallOutcome:
+    def install(self, agent: SupportedAgent, **asked: Any) -> InstallOutcome:
         dry = asked.pop("dry", False)
         return install.install(agent, self.scope(**asked), dry=dry)
 
-    def uninstall(self, agent: Agent, **asked: Any) -> InstallOutcome:
+    def uninstall(self, agent: SupportedAgent, **asked: Any) -> InstallOutcome:
         dry = asked.pop("dry", False)
         return install.uninstall(agent, self.scope(**asked), dry=dry)
 
-    def config(self, agent: Agent, *, project: bool = False) -> Path:
+    def config(self, agent: SupportedAgent, *, project: bool = False) -> Path:
         return agent.config(self.scope(project=project))
 
-    def write(self, agent: Agent, data: bytes, *, project: bool = False) -> Path:
+    def write(self, agent: SupportedAgent, data: bytes, *, project: bool = False) -> Path:
         path = self.config(agent, project=project)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
@@ -61,5 +61,5 @@ class World:
         return found
 
 
-def golden(agent: Agent, kind: str) -> bytes:
+def golden(agent: SupportedAgent, kind: str) -> bytes:
     return (GOLDEN / f"{agent.name}.{kind}").read_bytes()

@@ -107,10 +107,10 @@ def test_a_migration_that_fails_changes_nothing(server: PostgresServer) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("no address", "no address of a database"),
+        ("no address", "not the address of a database"),
         ("mysql://me:hush-hush@host/db", "not of PostgreSQL"),
         ("postgresql://me:hush-hush@host", "names no database"),
-        ("postgresql://me:hush-hush@host:port/db", "no address of a database"),
+        ("postgresql://me:hush-hush@host:port/db", "not the address of a database"),
     ],
 )
 def test_a_wrong_address_is_refused_without_its_password(text: str, why: str) -> None:

@@ -8,11 +8,11 @@ import type { CallOptions } from "./connections.ts";
 import { fill } from "./records.ts";
 import type { Dict } from "./wire.ts";
 
-/** One action that somebody is asked to allow, once. */
+/** One action that an approver is asked to allow, once. */
 export interface Approval {
   readonly approvalId: string;
   readonly sessionId: string;
-  /** The exact text that was asked. */
+  /** The exact text that was asked for. */
   readonly action: string;
   readonly status: "pending" | "approved" | "rejected" | "used" | "expired";
   readonly approved: boolean;
@@ -41,7 +41,7 @@ const APPROVAL: Approval = {
   decidedAt: 0,
 };
 
-/** How an action is asked for. */
+/** How to ask for an action. */
 export interface ConfirmOptions extends CallOptions {
   /** Seconds to wait for the decision; 0 means the gateway's own 300. */
   timeout?: number | undefined;

@@ -9,7 +9,7 @@ import { parsed } from "./events.ts";
 import { fill, texts } from "./records.ts";
 import type { Dict, Packable } from "./wire.ts";
 
-/** One thing that somebody did, or was refused. */
+/** One action of a caller, or its refusal. */
 export interface AuditRow {
   /** Its number, from 1, without gaps. */
   readonly seq: number;
@@ -18,7 +18,7 @@ export interface AuditRow {
   /** Like `exec.started`. */
   readonly action: string;
   readonly outcome: "allowed" | "denied";
-  /** Who; empty if that is not known. */
+  /** The principal; empty if it is not known. */
   readonly principal: string;
   /** How that is known: `socket`, `loopback`, `key`, `certificate`, or `gateway`. */
   readonly via: string;
@@ -30,20 +30,20 @@ export interface AuditRow {
   readonly hash: string;
 }
 
-/** Which rows of the audit trail. */
+/** A selection of rows of the audit trail. */
 export interface AuditFilter extends CallOptions {
   sessionId?: string | undefined;
   principal?: string | undefined;
   /** Seconds since 1970. */
   since?: number | undefined;
   until?: number | undefined;
-  /** One action, or with a `*` at its end all that begin so. */
+  /** One action, or all of a kind with a `*` at the end. */
   action?: string | undefined;
   denied?: boolean | undefined;
   limit?: number | undefined;
 }
 
-/** What a check of the audit trail found. */
+/** The result of a check of the audit trail. */
 export interface AuditCheck {
   readonly ok: boolean;
   readonly problems: readonly string[];

@@ -46,7 +46,7 @@ async function start(): Promise<string> {
     if (typeof told.error === "string" && typeof told.detail === "string") {
       throw new NoGateway(told.error, { hint: told.detail });
     }
-    looked.push(`${installation.python}: it is not whole (run install.sh again)`);
+    looked.push(`${installation.python}: it is not complete (run install.sh again)`);
   }
   const why = looked.length > 0 ? looked.join("; ") : "k8e is not installed on this machine";
   throw new NoGateway(`no gateway runs, and none can be started: ${why}`, { hint: INSTALL });

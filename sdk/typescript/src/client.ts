@@ -34,7 +34,7 @@ import { type Recipe, type Template, template } from "./templates.ts";
 import { type Copied, type CopyOptions, TreeCopy } from "./trees.ts";
 import type { Dict, Packable } from "./wire.ts";
 
-/** What a client is made with. */
+/** Options of a client. */
 export interface ClientOptions extends EndpointOptions {
   /** Whose standing session `run` uses; without one the client makes a session of its own. */
   tenantId?: string | undefined;
@@ -183,7 +183,7 @@ export class SandboxClient implements AsyncDisposable {
     await this.call(commands.runCall("signal", commands.runId(sessionId, execId), { terminate: true }), options);
   }
 
-  /** Starts a command, or source code in `language`, that goes on without us; a handle to come back to it. */
+  /** Starts a command, or source code in `language`, that runs on without us; returns its handle. */
   async start(
     sessionId: string,
     command: Command,
@@ -198,7 +198,7 @@ export class SandboxClient implements AsyncDisposable {
     return runs.start(this.connections, commands.inBackground(call, all.outputLimit ?? 0), all);
   }
 
-  /** The handle of a run that was started before, here or elsewhere; asks nobody. */
+  /** The handle of a run that was started before, here or elsewhere; makes no call. */
   getRun(runId: string): Run {
     return new Run(this.connections, runId);
   }
@@ -234,12 +234,12 @@ export class SandboxClient implements AsyncDisposable {
     }
   }
 
-  /** Tells a command on a terminal that its window has another size. */
+  /** Sets the window size of a command's terminal. */
   async resize(sessionId: string, execId: string, rows: number, columns: number, options?: CallOptions): Promise<void> {
     await this.call(commands.runCall("resize", commands.runId(sessionId, execId), { rows, cols: columns }), options);
   }
 
-  /** Everything that runs in a session's sandbox. */
+  /** All programs that run in a session's sandbox. */
   async processes(sessionId: string, options?: CallOptions): Promise<ProcessInfo[]> {
     return processes(await this.inSession("processes", sessionId, options));
   }
@@ -264,7 +264,7 @@ export class SandboxClient implements AsyncDisposable {
 
   // Sessions.
 
-  /** Makes a session; its id. */
+  /** Makes a session; returns its id. */
   async createSession(options: SessionOptions = {}): Promise<string> {
     const told = await this.call(createCall(options, options.tenantId || this.tenantId), options);
     return oneSession(told).sessionId;
@@ -291,7 +291,7 @@ export class SandboxClient implements AsyncDisposable {
   }
 
   /**
-   * Makes a session for a sub-agent; its id. It is a sandbox of its own, and shares its parent's `/workspace`. It
+   * Makes a session for a sub-agent; returns its id. It is a sandbox of its own, and shares its parent's `/workspace`. It
    * ends with its parent at the latest.
    */
   async runSubagent(parentSessionId: string, agentType = "", workspacePath = "", options?: CallOptions): Promise<string> {
@@ -304,7 +304,7 @@ export class SandboxClient implements AsyncDisposable {
     return oneSession(await this.call(call, options)).sessionId;
   }
 
-  /** Stops everything in a session, and in its sub-agents, until it is resumed. */
+  /** Freezes a session, and its sub-agents, until it is resumed. */
   async pauseSession(sessionId: string, options?: CallOptions): Promise<void> {
     await this.onSession("pause_session", sessionId, options);
   }
@@ -314,19 +314,19 @@ export class SandboxClient implements AsyncDisposable {
     await this.onSession("resume_session", sessionId, options);
   }
 
-  /** What happened in a session, or in all of yours, oldest first: the newest `limit` events. */
+  /** Events of a session, or of all of yours, oldest first: the newest `limit` ones. */
   async events(sessionId = "", limit = 500, options?: CallOptions): Promise<Event[]> {
     return texts((await this.onSession("events", sessionId, options, { limit })).events).map(event);
   }
 
   // Egress.
 
-  /** Replaces what a session may reach; what is in effect, with `default` spelled out. */
+  /** Replaces what a session may reach; returns the policy in effect, with `default` spelled out. */
   async updateAllowedHosts(sessionId: string, hosts: readonly string[], options?: CallOptions): Promise<string[]> {
     return texts((await this.onSession("update_allowed_hosts", sessionId, options, { hosts: words(hosts) })).hosts);
   }
 
-  /** Adds words to what a session may reach, and takes others out; what is in effect. */
+  /** Adds words to what a session may reach, and removes others; returns the policy in effect. */
   async changeAllowedHosts(
     sessionId: string,
     changes: { add?: readonly string[]; remove?: readonly string[] },
@@ -348,7 +348,7 @@ export class SandboxClient implements AsyncDisposable {
     return contexts.create(this.connections, sessionId, language, options);
   }
 
-  /** The handle of a context that was made before, here or elsewhere; asks nobody. */
+  /** The handle of a context that was made before, here or elsewhere; makes no call. */
   getContext(sessionId: string, contextId: string): Context {
     return new contexts.Context(this.connections, sessionId, contextId);
   }
@@ -359,13 +359,13 @@ export class SandboxClient implements AsyncDisposable {
 
   // Files. Paths are absolute, or relative to /workspace.
 
-  /** Writes a file; the number of bytes. A new one appears whole or not at all; folders above it are made. */
+  /** Writes a file; returns the number of bytes. A new one appears whole or not at all; folders above it are made. */
   writeFile(sessionId: string, path: string, content: Content, options: WriteOptions = {}): Promise<number> {
     const call = files.fileCall("write", sessionId, path, { append: options.append ?? false, mode: options.mode });
     return files.write(this.connections, call, content, this.moving(options));
   }
 
-  /** A file as text; what is not UTF-8 is replaced. */
+  /** A file as text; invalid UTF-8 is replaced. */
   async readFile(sessionId: string, path: string, options: ReadOptions = {}): Promise<string> {
     return decode(await this.readBytes(sessionId, path, options));
   }
@@ -429,20 +429,20 @@ export class SandboxClient implements AsyncDisposable {
 
   // Exposed ports.
 
-  /** Makes a port of a session's sandbox reachable, on a URL that carries a token. The server need not run yet. */
+  /** Makes a port of a session's sandbox reachable, on a URL with a token. The server need not run yet. */
   async expose(sessionId: string, port: number, host = LOOPBACK, options?: CallOptions): Promise<Exposed> {
     const fields = { session_id: commands.byId(sessionId).id, port, host };
     return new Exposed(this.connections, await this.call({ op: "expose", ...fields }, options));
   }
 
-  /** Ends a URL, and every connection that came through it. */
+  /** Closes a URL, and every connection that came through it. */
   async unexpose(sessionId: string, port: number, options?: CallOptions): Promise<void> {
     await this.call({ op: "unexpose", session_id: commands.byId(sessionId).id, port }, options);
   }
 
   /**
-   * Waits until a server in the sandbox takes connections, on a port that is exposed or not; {@link errors.TimedOut}
-   * if none does in time. One call: the sandbox looks out for the server.
+   * Waits until a server in the sandbox accepts connections, on a port that is exposed or not; {@link errors.TimedOut}
+   * if none does in time. One call: the sandbox watches for the server.
    */
   async waitForPort(sessionId: string, port: number, options: TimeoutOr<WaitOptions> = {}): Promise<void> {
     await waitForPort(this.connections, sessionId, port, withTimeout(options, 30));
@@ -456,7 +456,7 @@ export class SandboxClient implements AsyncDisposable {
 
   // Approvals.
 
-  /** Asks for leave to do something, and waits for the decision. A yes is good for one action, once. */
+  /** Asks for approval of an action, and waits for the decision. A yes is good for one action, once. */
   async confirmAction(sessionId: string, action: string, options: TimeoutOr<ConfirmOptions> = {}): Promise<Approval> {
     const all = withTimeout<ConfirmOptions>(options, 300);
     const fields = {
@@ -501,7 +501,7 @@ export class SandboxClient implements AsyncDisposable {
 
   // Snapshots.
 
-  /** Saves what /workspace of a session holds, under a name. */
+  /** Saves a session's /workspace, under a name. */
   async saveSnapshot(
     sessionId: string,
     name: string,
@@ -511,7 +511,7 @@ export class SandboxClient implements AsyncDisposable {
     return snapshot(await this.watched(call, options));
   }
 
-  /** Makes a session whose /workspace begins with a snapshot; its id. */
+  /** Makes a session whose /workspace begins with a snapshot; returns its id. */
   async restoreSnapshot(name: string, options: SessionOptions & SnapshotProgress = {}): Promise<string> {
     const call = createCall({ ...options, snapshot: name }, options.tenantId || this.tenantId);
     return oneSession(await this.watched(call, options)).sessionId;
@@ -526,14 +526,14 @@ export class SandboxClient implements AsyncDisposable {
     return snapshot(await this.call({ op: "get_snapshot", name }, options));
   }
 
-  /** Deletes a snapshot; sessions that were made of it stay as they are. */
+  /** Deletes a snapshot; sessions that were made from it stay as they are. */
   async deleteSnapshot(name: string, options?: CallOptions): Promise<void> {
     await this.call({ op: "delete_snapshot", name }, options);
   }
 
   // Templates.
 
-  /** All templates, those that cannot be used too: their `error` says why. */
+  /** All templates, including unusable ones: their `error` says why. */
   async listTemplates(options?: CallOptions): Promise<Template[]> {
     return dicts((await this.call({ op: "list_templates" }, options)).templates).map(template);
   }
@@ -542,19 +542,19 @@ export class SandboxClient implements AsyncDisposable {
     return template(await this.call({ op: "get_template", name }, options));
   }
 
-  /** Keeps a recipe under the `name` in it, in the place of the one before. Needs the role `admin`. */
+  /** Stores a recipe under its `name`, in place of the one before. Needs the role `admin`. */
   async applyTemplate(recipe: Recipe, options?: CallOptions): Promise<Template> {
     return template(await this.call({ op: "apply_template", template: recipe }, options));
   }
 
-  /** Deletes a template that came by API; sessions that were made from it stay. */
+  /** Deletes a template that was applied by API; sessions that were made from it stay. */
   async deleteTemplate(name: string, options?: CallOptions): Promise<void> {
     await this.call({ op: "delete_template", name }, options);
   }
 
   // Images. These need the role `admin`.
 
-  /** Fetches an image from its registry, also if one of this name is there: tags move. */
+  /** Fetches an image from its registry, even if the name is known already: tags move. */
   async pullImage(reference: string, options: SnapshotProgress = {}): Promise<Image> {
     return image(await this.watched({ op: "pull_image", reference }, options));
   }
@@ -564,19 +564,19 @@ export class SandboxClient implements AsyncDisposable {
     return dicts((await this.call({ op: "list_images" }, options)).images).map(image);
   }
 
-  /** Forgets an image; the digests of the layers that are gone, since nothing uses them. */
+  /** Forgets an image; returns the digests of the unused layers that were removed with it. */
   async removeImage(reference: string, options?: CallOptions): Promise<string[]> {
     return texts((await this.call({ op: "remove_image", reference }, options)).removed_layers);
   }
 
-  /** Removes the layers that no image and no sandbox uses; their digests. */
+  /** Removes the layers that no image and no sandbox uses; returns their digests. */
   async pruneImages(options?: CallOptions): Promise<string[]> {
     return texts((await this.call({ op: "prune_images" }, options)).removed_layers);
   }
 
   // Secrets.
 
-  /** Keeps a secret, in the place of the one of before; nothing ever shows its value again. */
+  /** Stores a secret, in place of an older one; no call ever returns its value. */
   async setSecret(name: string, value: string, options: SecretOptions = {}): Promise<SecretInfo> {
     return secret(await this.call({ op: "set_secret", ...this.secretPlace(name, options), value }, options));
   }
@@ -586,7 +586,7 @@ export class SandboxClient implements AsyncDisposable {
     return dicts((await this.call({ op: "list_secrets", tenant: tenantId }, options)).secrets).map(secret);
   }
 
-  /** Removes a secret, or one value of it; how many values are gone. */
+  /** Removes a secret, or one value of it; returns how many values were removed. */
   async deleteSecret(name: string, options: SecretOptions = {}): Promise<number> {
     return number((await this.call({ op: "delete_secret", ...this.secretPlace(name, options) }, options)).deleted);
   }
@@ -597,7 +597,7 @@ export class SandboxClient implements AsyncDisposable {
 
   // The pool. Only an admin may use it.
 
-  /** Which sandboxes are ready, for each template and runtime. */
+  /** The ready sandboxes, for each template and runtime. */
   async pool(options?: CallOptions): Promise<PoolInfo[]> {
     return dicts((await this.call({ op: "pool" }, options)).pools).map(poolInfo);
   }
@@ -610,14 +610,14 @@ export class SandboxClient implements AsyncDisposable {
     return poolInfo(isDict(pool) ? pool : {});
   }
 
-  /** Replaces the ready sandboxes of a template, or all; how many they were. */
+  /** Replaces the ready sandboxes of a template, or all; returns how many there were. */
   async drainPool(templateName = "", options?: CallOptions): Promise<number> {
     return number((await this.call({ op: "drain_pool", template: templateName }, options)).drained);
   }
 
   // The gateway.
 
-  /** Rows of the audit trail, oldest first; your own, if you are no admin. */
+  /** Rows of the audit trail, oldest first; your own, if you are not an admin. */
   async audit(wanted: AuditFilter = {}): Promise<AuditRow[]> {
     return auditRows(await this.call(auditCall(wanted), wanted));
   }
@@ -627,7 +627,7 @@ export class SandboxClient implements AsyncDisposable {
     return auditCheck(await this.call({ op: "verify_audit", expect }, options));
   }
 
-  /** How the gateway is: version, pid, sessions, addresses. */
+  /** The gateway's version, pid, sessions and addresses. */
   async status(options?: CallOptions): Promise<Readonly<Record<string, unknown>> & { readonly version: string }> {
     const told = await this.call({ op: "status" }, options);
     return { ...named(told), version: text(told.version) };
@@ -654,7 +654,7 @@ export class SandboxClient implements AsyncDisposable {
     return this.call({ op, session: commands.byId(sessionId) }, options);
   }
 
-  /** Asks for something that tells how far it has come. */
+  /** Asks for something that reports progress. */
   private watched(call: Record<string, Packable>, options: SnapshotProgress): Promise<Dict> {
     const onData = (told: Dict): void => options.progress?.(number(told.bytes), number(told.total) || undefined);
     return this.connections.call({ ...call, progress: true }, options, onData);

@@ -36,7 +36,7 @@ export type Language =
 /** Text goes to `/bin/sh -c`, a list is started as it is. */
 export type Command = string | readonly string[];
 
-/** What every way of running a program takes beside the program itself. */
+/** The options that every way of running a program has. */
 export interface ExecOptions extends CallOptions {
   /** Seconds after which it is killed; 0 means never. */
   timeout?: number | undefined;
@@ -54,11 +54,11 @@ export interface ExecOptions extends CallOptions {
   killOnDisconnect?: boolean | undefined;
   /** Rows and columns: run on a terminal, with both streams in stdout. */
   tty?: readonly [rows: number, columns: number] | undefined;
-  /** Let it run on when nobody reads, keeping only the newest output. */
+  /** Let it run on without readers, keeping only the newest output. */
   ring?: boolean | undefined;
 }
 
-/** What `run` takes beside the code. */
+/** Options of `run`. */
 export interface RunOptions extends ExecOptions {
   /** Where to run it; by default the client's own or its tenant's session. */
   sessionId?: string | undefined;
@@ -66,12 +66,12 @@ export interface RunOptions extends ExecOptions {
   template?: string | undefined;
 }
 
-/** Bytes of each stream that are kept of a program whose output is collected. */
+/** Bytes of each stream that are kept if a program's output is collected. */
 export const OUTPUT_LIMIT = 1 << 20;
 const MAX_ARGUMENTS = wire.MAX_ITEMS - (1 << 10);
 const KILL_MILLISECONDS = 5000;
 
-/** Which session, as operations name it. */
+/** A session, as operations name it. */
 export type SessionName = { readonly id: string } | { readonly auto: string; readonly spec?: { readonly template: string } };
 
 /** A call that starts a program. */
@@ -90,7 +90,7 @@ export function byId(sessionId: string): { readonly id: string } {
   return { id: sessionId };
 }
 
-/** Whatever session the gateway keeps for a tenant that names none. */
+/** The standing session of a tenant. */
 export function auto(tenant: string, template = ""): SessionName {
   return template ? { auto: tenant, spec: { template } } : { auto: tenant };
 }
@@ -148,12 +148,12 @@ function execCall(session: SessionName, options: ExecOptions): ExecCall {
   return call as ExecCall;
 }
 
-/** The same program, to be left to itself: nobody reads, so it may wait for no reader. */
+/** The same program in the background: without readers, so that it never waits for one. */
 export function inBackground(call: ExecCall, limit: number): ExecCall {
   return { ...call, background: true, kill_on_disconnect: false, limit, output: "ring", window: 1 };
 }
 
-/** What names a run: its session and its exec, so that nobody needs to keep a table. */
+/** The id of a run: its session and its exec, so that no table is needed. */
 export function runId(sessionId: string, execId: string): string {
   return `${sessionId}.${execId}`;
 }
@@ -175,7 +175,7 @@ export function runCall(op: string, id: string, fields: Record<string, wire.Pack
   return { op, session: byId(sessionId), id: execId, ...fields };
 }
 
-/** One program that is run, and what it prints. Lost connections are taken up again where that can be. */
+/** One program, and its output. Lost connections are made again if possible. */
 export class RunningCommand {
   private readonly connections: Connections;
   private readonly call: ExecCall;

@@ -2,7 +2,7 @@
  * Many operations on one connection. What is below, a pipe, carries frames: on a unix socket, or in a
  * gRPC stream.
  *
- * Each operation is a lane: a channel of the connection. A lane keeps what came until somebody takes it,
+ * Each operation is a lane: a channel of the connection. A lane keeps frames until they are taken,
  * and that is at most a window of bytes, because more is granted only for what was consumed.
  *
  * @module
@@ -21,7 +21,7 @@ export interface Pipe {
   close(): void;
 }
 
-/** What a pipe tells. */
+/** The receiver of a pipe's frames. */
 export interface PipeListener {
   frame: wire.OnFrame;
   /** The end. `reset`: the other end left with something unread. */
@@ -140,7 +140,7 @@ export class Lane {
     this.end();
   }
 
-  /** Nobody listens any more. */
+  /** Stops listening. */
   end(): void {
     this.over = true;
     this.signal?.removeEventListener("abort", this.abort);

@@ -20,7 +20,7 @@ import * as local from "./local.ts";
 import type { Dict, Packable } from "./wire.ts";
 import * as wire from "./wire.ts";
 
-/** How long a call may take, and what ends it before. */
+/** How long a call may take, and a signal that ends it. */
 export interface CallOptions {
   /** Ends the call with {@link errors.Aborted}; a program that it runs is killed. */
   signal?: AbortSignal | undefined;
@@ -28,13 +28,13 @@ export interface CallOptions {
   requestTimeout?: number | undefined;
 }
 
-/** An operation that the gateway has begun, and what it said first. */
+/** An operation that the gateway has begun, and its first answer. */
 export interface Begun {
   readonly lane: Lane;
   readonly told: Dict;
 }
 
-/** What opens connections to one endpoint. */
+/** Opens connections to one endpoint. */
 interface Connector {
   connect(): Promise<Connection>;
   close(): void;
@@ -95,7 +95,7 @@ class LazyConnector implements Connector {
   private async find(): Promise<Connector> {
     const endpoint = await this.endpoint();
     if (!endpoint.target) return new LocalConnector(endpoint.socket);
-    // HTTP/2 and messages are loaded by whoever needs them.
+    // HTTP/2 and messages are loaded when they are needed.
     return new (await import("./remote.ts")).Channel(endpoint);
   }
 
@@ -112,7 +112,7 @@ class LazyConnector implements Connector {
 /** Connections to one gateway. */
 export class Connections {
   closed = false;
-  /** What `warning` says in an answer: a weaker runtime than usual is never silent. */
+  /** Reports the `warning` of an answer: a weaker runtime than usual is never silent. */
   onWarning: (text: string) => void = (text) => {
     process.emitWarning(text, "K8eWarning");
   };
@@ -183,7 +183,7 @@ export class Connections {
   }
 
   /**
-   * Begins an operation, and waits for the first that the gateway says of it. A call is sent again only if
+   * Begins an operation, and waits for the gateway's first answer. A call is sent again only if
    * no gateway can have read it.
    */
   async begin(
@@ -243,7 +243,7 @@ export class Connections {
     return begun.told;
   }
 
-  /** Ends all that is idle, and everything else when its operation has ended. */
+  /** Closes idle connections, and each other one when its operation has ended. */
   close(): void {
     this.closed = true;
     for (const connection of this.idle) connection.leave();
@@ -254,7 +254,7 @@ export class Connections {
   }
 }
 
-/** Raises what an ERROR says. */
+/** Raises the error of an ERROR. */
 export function checkError(frame: Frame): void {
   if (frame.kind === wire.ERROR) throw fromWire(wire.unpackDict(frame.body));
 }

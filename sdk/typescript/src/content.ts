@@ -1,5 +1,5 @@
 /**
- * What can be sent to a sandbox, cut into pieces that fit a frame.
+ * Content for a sandbox, cut into pieces that fit a frame.
  *
  * @module
  */
@@ -11,12 +11,12 @@ import { CHUNK, escapedBytes } from "./wire.ts";
 export type Piece = string | ArrayBuffer | ArrayBufferView;
 
 /**
- * What a program reads, or a file becomes: text, bytes, a Blob, a web or Node.js stream, or any iterable of
+ * The input of a program, or the content of a file: text, bytes, a Blob, a web or Node.js stream, or any iterable of
  * text and bytes.
  */
 export type Content = Piece | Blob | ReadableStream<Piece> | AsyncIterable<Piece> | Iterable<Piece>;
 
-/** Called with the bytes that have been moved, and how many it will be if that is known. */
+/** Called with the number of bytes that were moved, and the total if it is known. */
 export type Progress = (done: number, total: number | undefined) => void;
 
 function isPiece(content: Content): content is Piece {
@@ -31,7 +31,7 @@ export function bytesOf(piece: Piece): Uint8Array {
   throw new TypeError("what is sent must be text or bytes");
 }
 
-/** How many bytes will be sent, if that can be told. */
+/** How many bytes will be sent, if that is known. */
 export function sizeOf(content: Content): number | undefined {
   if (isPiece(content)) return bytesOf(content).length;
   return content instanceof Blob ? content.size : undefined;
@@ -50,7 +50,7 @@ async function* pieces(content: Content): AsyncGenerator<Piece, void> {
 
 /**
  * Sends content in frames of `kind`, never more than the other end has room for, and then a frame of `end`.
- * Stops where the other end wants no more.
+ * Stops if the other end wants no more.
  */
 export async function feed(
   lane: Lane,
@@ -74,7 +74,7 @@ export async function feed(
 
 const decoder = new TextDecoder("utf-8", { ignoreBOM: true });
 
-/** Bytes as text; what is not UTF-8 is replaced. */
+/** Bytes as text; invalid UTF-8 is replaced. */
 export function decode(bytes: Uint8Array): string {
   return decoder.decode(bytes);
 }

@@ -22,16 +22,16 @@ import {
 } from "./results.ts";
 import * as wire from "./wire.ts";
 
-/** A language that contexts know. */
+/** A language of contexts. */
 export type ContextLanguage = "python" | "bash" | "node";
 
 const MAX_RESULTS = 1 << 16; // that are kept of one run
 const MAX_RECORD = 8 << 20;
 
-/** A value that code in a context showed: the last expression, or what `display` was given. */
+/** A value that code in a context displayed: the last expression, or an argument of `display`. */
 export class Result {
   readonly type = "result";
-  /** Every way in which it can be looked at, by media type; pictures and PDF as bytes. */
+  /** Every representation that it has, by media type; pictures and PDF as bytes. */
   readonly data: Readonly<Record<string, string | Uint8Array>>;
   /** Whether it is the value of the last expression. */
   readonly isMainResult: boolean;
@@ -85,7 +85,7 @@ export class Result {
     return this.asBytes("application/pdf");
   }
 
-  /** What its JSON stands for; undefined if it has none, or none that can be read. */
+  /** Its JSON as a value; undefined if it has none, or none that can be read. */
   get json(): unknown {
     const source = this.asText("application/json");
     if (source === undefined) return undefined;
@@ -107,7 +107,7 @@ export class Result {
   }
 }
 
-/** Why code in a context did not come to its end. It is the program's own word. */
+/** Why code in a context failed, in the words of its program. */
 export interface ExecutionError {
   /** The exception's class, `KeyboardInterrupt` after an interrupt, `ContextEnded`. */
   readonly name: string;
@@ -118,7 +118,7 @@ export interface ExecutionError {
 
 const EXECUTION_ERROR: ExecutionError = { name: "", value: "", traceback: "" };
 
-/** What came of code in a context. Code that fails is a result, not an error. */
+/** The outcome of code in a context. Code that fails is a result, not an error. */
 export class Execution extends Output {
   readonly type = "execution";
   readonly error: ExecutionError | undefined;
@@ -135,7 +135,7 @@ export class Execution extends Output {
   readonly durationMs: number;
   /** Whether output or results above a limit were dropped. */
   readonly truncated: boolean;
-  /** What was shown, in order. */
+  /** The results, in order. */
   readonly results: readonly Result[];
   readonly denials: readonly Denial[];
   readonly limits: readonly ReachedLimit[];
@@ -164,7 +164,7 @@ export class Execution extends Output {
   }
 }
 
-/** What happens while code runs in a context; last comes the {@link Execution}. */
+/** Events while code runs in a context; last comes the {@link Execution}. */
 export type ExecutionEvent = Stdout | Stderr | Result | Execution;
 
 /** A context of a session. */
@@ -184,7 +184,7 @@ export interface ContextInfo {
   readonly pid: number;
 }
 
-/** What a context can be made with. */
+/** Options of a new context. */
 export interface CreateContextOptions extends CallOptions {
   /** Where it begins; absolute, or relative to /workspace. */
   cwd?: string | undefined;
@@ -242,7 +242,7 @@ function result(record: wire.Dict): Result {
   return new Result(shown, main, texts(leftOut));
 }
 
-/** What a run has printed and shown so far. */
+/** The output and results of a run so far. */
 class Gathered {
   readonly stdout: Uint8Array[] = [];
   readonly stderr: Uint8Array[] = [];
@@ -279,7 +279,7 @@ export class Context implements AsyncDisposable {
   }
 
   /**
-   * Runs code and waits for its end; what it showed, printed and raised. Calls line up: a context runs one thing
+   * Runs code and waits for its end; returns its results, output and error. Calls line up: a context runs one thing
    * at a time. An aborted signal interrupts the code.
    */
   async run(code: string | Uint8Array, options: ExecutionOptions = {}): Promise<Execution> {
@@ -294,17 +294,17 @@ export class Context implements AsyncDisposable {
     throw new GuestFailed("the code ended without saying how");
   }
 
-  /** Runs code while iterating over what it prints and shows; last comes the Execution. Leaving interrupts it. */
+  /** Runs code while iterating over its output and results; last comes the Execution. Leaving interrupts it. */
   stream(code: string | Uint8Array, options: ExecutionOptions = {}): AsyncGenerator<ExecutionEvent, void, void> {
     return this.events(code, { timeout: 300, outputLimit: 0, ...options });
   }
 
-  /** Interrupts what runs, as Ctrl-C does; whether it stopped within `grace` seconds. */
+  /** Interrupts running code, as Ctrl-C does; returns whether it stopped within `grace` seconds. */
   async interrupt(grace = 5, options: CallOptions = {}): Promise<boolean> {
     return (await this.connections.call(this.about("interrupt_context", { grace }), options)).stopped === true;
   }
 
-  /** Ends its program, whatever it does, and starts a new one: the variables are gone. */
+  /** Ends its program in any case, and starts a new one: the variables are gone. */
   async restart(options: CallOptions = {}): Promise<ContextInfo> {
     return info(await this.connections.call(this.about("restart_context"), options), this.sessionId);
   }

@@ -1,5 +1,5 @@
 /**
- * What a gateway elsewhere is checked against, and what we show it: files, found in one order.
+ * The CA of a remote gateway, and our credentials for it: files, found in one order.
  *
  * - our certificate: `K8E_SANDBOX_CERT` with `K8E_SANDBOX_KEY`; else `client.crt` of the certificate folder
  * - the gateway's CA: `K8E_SANDBOX_CA`; `K8E_SANDBOX_CERT` without `K8E_SANDBOX_KEY`; `ca.crt` of the
@@ -21,7 +21,7 @@ import * as trust from "./trust.ts";
 /** Names in a certificate folder. */
 export const [CA, CERT, KEY] = ["ca.crt", "client.crt", "client.key"] as const;
 
-/** For TLS, in PEM; undefined for the usual trust, or for no certificate of ours. */
+/** Credentials for TLS, in PEM; undefined for the default trust, or for no certificate of ours. */
 export interface Credentials {
   readonly ca: Buffer | undefined;
   readonly certificate: Buffer | undefined;
@@ -46,13 +46,13 @@ export async function load(endpoint: Endpoint): Promise<Credentials> {
   return { ca, certificate: pair[0], key: pair[1] };
 }
 
-/** Whether what we show is the certificate of a login, in the folder of the endpoint. */
+/** Whether our certificate is that of a login, in the folder of the endpoint. */
 export function isOfFolder(endpoint: Endpoint): boolean {
   const elsewhere = process.env.K8E_SANDBOX_CERT && process.env.K8E_SANDBOX_KEY;
   return !elsewhere && ofLogin(endpoint)[0] !== undefined;
 }
 
-/** The certificate of a login; not beside an API key, which may be another's. */
+/** The certificate of a login; not beside an API key, which may belong to another principal. */
 function ofLogin(endpoint: Endpoint): readonly [Buffer | undefined, Buffer | undefined] {
   if (endpoint.apiKey) return [undefined, undefined];
   const certificate = ofFolder(endpoint, CERT);

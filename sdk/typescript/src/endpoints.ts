@@ -1,8 +1,8 @@
 /**
- * Which gateway a client talks to, and with which credentials.
+ * Choice of the gateway that a client talks to, and of the credentials.
  *
  * The order is: argument, `K8E_SANDBOX_ENDPOINT`, the profile that was asked for, the current profile, this
- * host's own gateway. What a profile has to show is shown to its own endpoint only.
+ * host's own gateway. The credentials of a profile are sent to its own endpoint only.
  *
  * @module
  */
@@ -18,9 +18,9 @@ export const DEFAULT_PORT = 50051;
 const MAX_KEY_FILE = 4096;
 const FILES = [".k8e/sandbox/profiles.yaml", ".k8e/config.yaml"];
 
-/** Where a gateway is. */
+/** The address of a gateway, and the credentials for it. */
 export interface Endpoint {
-  /** Path of a unix socket; nothing is started if nobody listens there. */
+  /** Path of a unix socket; no gateway is started if none listens there. */
   readonly socket: string;
   /** Host and port of a gRPC endpoint. Neither: this host's gateway, started when needed. */
   readonly target: string;
@@ -33,7 +33,7 @@ export interface Endpoint {
 
 const LOCAL: Endpoint = { socket: "", target: "", apiKey: "", certDir: "", profile: "" };
 
-/** What a client is told of its gateway. */
+/** A client's settings for its gateway. */
 export interface EndpointOptions {
   /** `host:port`, or `unix:/path/to/gateway.sock`. */
   endpoint?: string | undefined;
@@ -42,7 +42,7 @@ export interface EndpointOptions {
   profile?: string | undefined;
 }
 
-/** The endpoint that was asked for, in the order that the module's text tells. */
+/** The endpoint to use, in the order of this module's description. */
 export async function resolve(options: EndpointOptions): Promise<Endpoint> {
   const environ = process.env;
   const key = options.apiKey || environ.K8E_SANDBOX_APIKEY || "";
@@ -83,7 +83,7 @@ export function parse(text: string): Endpoint {
   return { ...LOCAL, target: bare };
 }
 
-/** The file that counts: the one of the environment, or the first of the usual ones. */
+/** The profiles file in use: that of the environment, or the first of the usual ones. */
 export function profilesFile(): string {
   if (process.env.K8E_SANDBOX_CONFIG) return process.env.K8E_SANDBOX_CONFIG;
   const home = process.env.HOME || homedir();

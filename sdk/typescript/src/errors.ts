@@ -1,5 +1,5 @@
 /**
- * Every error that the SDK raises. Those that gateways tell are generated from k8e's own table; the
+ * Every error that the SDK raises. Those that gateways send are generated from k8e's own table; the
  * others say more exactly what went wrong between here and a gateway.
  *
  * A program that fails is a result, never an error.
@@ -38,7 +38,7 @@ export {
   ToolFailed,
 } from "./generated/errors.ts";
 
-const STATUS_HINT = "k8e status tells how the gateway is; its log is gateway.log in the data folder";
+const STATUS_HINT = "k8e status shows the gateway's state; its log is gateway.log in the data folder";
 
 /** No gateway runs on this machine, and none can be started. */
 export class NoGateway extends GatewayUnreachable {
@@ -50,7 +50,7 @@ export class UntrustedGateway extends GatewayUnreachable {
   override name = "UntrustedGateway";
 }
 
-/** The gateway does not know the API key or the certificate that it was shown, or wants one. */
+/** The gateway does not accept the API key or the certificate, or requires one. */
 export class KeyRefused extends Denied {
   override name = "KeyRefused";
 }
@@ -58,7 +58,7 @@ export class KeyRefused extends Denied {
 /** The connection ended before the answer came. */
 export class ConnectionLost extends GatewayUnreachable {
   override name = "ConnectionLost";
-  /** Whether it is sure that the gateway never saw what it was sent, so that it can be sent again. */
+  /** Whether the gateway certainly never read the call, so that it can be sent again. */
   readonly unread: boolean;
 
   constructor(reason: string, options: { hint?: string; cause?: unknown; unread?: boolean } = {}) {
@@ -91,7 +91,7 @@ export class ProgramLost extends ConnectionLost {
 /** An AbortSignal ended the call; its reason is the `cause`. A program that was being run is killed. */
 export class Aborted extends K8eError {
   override readonly code: string = "aborted";
-  /** As that of errors of the platform, which libraries look for. */
+  /** The code of the platform's own abort errors, which libraries look for. */
   override name = "AbortError";
 
   constructor(cause?: unknown) {

@@ -1,12 +1,12 @@
 /**
- * Events: what happened in sessions.
+ * Events: the history of sessions.
  *
  * @module
  */
 
 import { GuestFailed } from "./errors.ts";
 
-/** One thing that happened in a session. */
+/** One event of a session. */
 export interface Event {
   /** Seconds since 1970. */
   readonly at: number;

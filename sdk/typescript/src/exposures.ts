@@ -18,7 +18,7 @@ const SHAPE = { url: "", port: 0, host: LOOPBACK, startedAt: 0, sessionId: "", t
 
 /** A port of a sandbox that can be reached on the gateway's machine. */
 export class Exposed {
-  /** With the token, for a browser or `curl`: whoever has it can use the service. */
+  /** With the token, for a browser or `curl`: anyone who has it can use the service. */
   readonly url: string;
   /** The server's, in the sandbox. */
   readonly port: number;
@@ -47,13 +47,13 @@ export class Exposed {
     return this.url.split("?")[0] ?? "";
   }
 
-  /** What each request needs that does not have the token in its URL. */
+  /** The headers that each request needs whose URL has no token. */
   get headers(): Record<string, string> {
     return { [TOKEN_HEADER]: this.token };
   }
 
   /**
-   * Waits until the server in the sandbox takes connections; itself. {@link errors.TimedOut} if it does not within
+   * Waits until the server in the sandbox accepts connections; returns itself. {@link errors.TimedOut} if it does not within
    * `timeout` seconds.
    */
   async wait(timeout = 30, options: CallOptions = {}): Promise<this> {
@@ -70,7 +70,7 @@ export interface WaitOptions extends CallOptions {
   timeout?: number | undefined;
 }
 
-/** Waits until a server in the sandbox takes connections; the sandbox itself looks out for it. */
+/** Waits until a server in the sandbox accepts connections; the sandbox itself watches for it. */
 export async function waitForPort(
   connections: Connections,
   sessionId: string,

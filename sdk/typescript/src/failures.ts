@@ -1,5 +1,5 @@
 /**
- * Which error a failure is: of a gateway that told one, or of a signal that was aborted.
+ * The errors of failed calls: those that gateways describe, and those of aborted signals.
  *
  * @module
  */

@@ -14,7 +14,7 @@ import * as wire from "./wire.ts";
 const DEPTH = 1000; // levels of folders that a listing goes down
 const MOST_ENTRIES = 1 << 20; // of a listing
 
-/** What a file can be. */
+/** The types of files. */
 export type FileType = "file" | "dir" | "link" | "fifo" | "socket" | "char" | "block" | "other";
 
 /** A file of the sandbox. */
@@ -39,14 +39,14 @@ export interface WriteOptions extends CallOptions {
   progress?: Progress | undefined;
 }
 
-/** Which part of a file is read. */
+/** The part of a file to read. */
 export interface ReadOptions extends CallOptions {
   offset?: number | undefined;
   length?: number | undefined;
   progress?: Progress | undefined;
 }
 
-/** What is listed. */
+/** Options of a listing. */
 export interface ListOptions extends CallOptions {
   path?: string | undefined;
   /** How many levels of folders to go down; all by default. */
@@ -67,7 +67,7 @@ export function entry(told: wire.Dict): FileEntry {
   return { ...found, modified: Number(found.modifiedNs / 1_000_000_000n) };
 }
 
-/** Writes a file; the number of bytes. */
+/** Writes a file; returns the number of bytes. */
 export async function write(
   connections: Connections,
   call: wire.Packable,
@@ -196,7 +196,7 @@ export function stream(chunks: AsyncGenerator<Uint8Array, void, void>): Readable
   );
 }
 
-/** What is below a folder. */
+/** The entries of a folder. */
 export async function list(
   connections: Connections,
   sessionId: string,

@@ -53,7 +53,7 @@ export function dial(endpoint: Endpoint, found: Credentials): Promise<ClientHttp
     try {
       session = connect(`https://${endpoint.target}`, options);
     } catch (error) {
-      // Of files that do not belong together, say, because somebody is logging in just now.
+      // Of files that do not belong together, for example during a login.
       reject(unreachable(endpoint, error as Error));
       return;
     }
@@ -124,7 +124,7 @@ export function message(content: Uint8Array): readonly [prefix: Buffer, content:
 
 /** How a call ended, once its stream is closed. */
 export interface CallStatus {
-  /** Undefined if the gateway told none. */
+  /** Undefined if the gateway sent none. */
   status: number | undefined;
   details: string;
   /** What happened to the stream. */
@@ -185,7 +185,7 @@ export function ended(endpoint: Endpoint, told: CallStatus): K8eError | undefine
   }
 }
 
-/** A call with one question and one answer, which has to be there in time. */
+/** A call with one request and one answer, within a time limit. */
 export function ask<Question extends DescMessage, Answer extends DescMessage>(
   session: ClientHttp2Session,
   endpoint: Endpoint,

@@ -1,5 +1,5 @@
 /**
- * Images: what root file systems are made of.
+ * Images: root file systems from registries.
  *
  * @module
  */

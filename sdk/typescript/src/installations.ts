@@ -21,7 +21,7 @@ export interface Installation {
   readonly home: string;
 }
 
-/** What there is, the likeliest first, each once; and what cannot be used, with the reason. */
+/** The installations, the likeliest first, each once; and the unusable ones, with the reason. */
 export function find(): { usable: Installation[]; refused: string[] } {
   const usable: Installation[] = [];
   const refused: string[] = [];
@@ -62,7 +62,7 @@ function pythonOf(command: string): string | undefined {
     return undefined;
   }
   if (!text.includes("The command k8e, written by install.sh") && !text.includes("from k8e.cli import")) return undefined;
-  // A path that is no shebang line's: pip and install.sh let the shell start it.
+  // A path that cannot stand in a shebang line: pip and install.sh let the shell start it.
   const found = /^#!(\/\S+\/python[\d.]*)\s/.exec(text) ?? /exec'? ['"]?(\/[^'"\n]*\/python[\d.]*)['"]? /.exec(text);
   return found?.[1];
 }
@@ -83,7 +83,7 @@ function exists(path: string): boolean {
   }
 }
 
-/** Why starting a program is not safe: somebody else could have put it there. */
+/** Why starting a program is not safe: another user could have put it there. */
 function unsafe(program: string): string {
   try {
     for (const path of new Set([...upwards(program), ...upwards(realpathSync(program))])) {
@@ -100,7 +100,7 @@ function changeable(path: string, found: Stats): string {
   if (found.uid !== 0 && found.uid !== uid()) return `${path} belongs to uid ${found.uid}`;
   if (found.isSymbolicLink()) return ""; // its folder says who may replace it
   const isSticky = found.isDirectory() && (found.mode & 0o1000) !== 0;
-  return (found.mode & 0o022) !== 0 && !isSticky ? `others may change ${path} (chmod go-w ${path})` : "";
+  return (found.mode & 0o022) !== 0 && !isSticky ? `other users may change ${path} (chmod go-w ${path})` : "";
 }
 
 function upwards(path: string): string[] {

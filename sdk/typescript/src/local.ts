@@ -15,15 +15,15 @@ import { header, MAX_REQUEST, Splitter } from "./wire.ts";
 const READ_BYTES = 512 << 10;
 const SMALL = 16 << 10;
 
-/** Nobody listens on the socket, so a gateway has to be started. */
+/** No gateway listens on the socket, so one has to be started. */
 export class NobodyListens extends Error {}
 
-/** Who we are; on systems without such numbers, nobody. */
+/** Our uid; -1 on systems without uids. */
 export function uid(): number {
   return process.geteuid?.() ?? -1;
 }
 
-/** Where the gateway listens, unless a configuration file says something else. */
+/** The gateway's socket, unless a configuration file says otherwise. */
 export function defaultSocket(environ: NodeJS.ProcessEnv = process.env): string {
   let folder = environ.K8E_RUN_DIR;
   if (!folder) {
@@ -68,7 +68,7 @@ function refusal(path: string, error: NodeJS.ErrnoException): Error {
   if (error.code === "ENOENT" || error.code === "ECONNREFUSED") return new NobodyListens();
   return new GatewayUnreachable(`the gateway's socket ${path} cannot be used: ${error.message}`, {
     cause: error,
-    hint: "k8e status tells how the gateway is; K8E_RUN_DIR names the folder of its socket",
+    hint: "k8e status shows the gateway's state; K8E_RUN_DIR names the folder of its socket",
   });
 }
 
@@ -142,7 +142,7 @@ class SocketPipe implements Pipe {
   }
 }
 
-/** The error of an endpoint that was named, where nobody listens. */
+/** The error for a named endpoint where no gateway listens. */
 export function nobodyListens(path: string): K8eError {
   return new NoGateway(`no gateway listens on ${path}`, {
     hint: "start it there, or unset K8E_SANDBOX_ENDPOINT to use this host's own",

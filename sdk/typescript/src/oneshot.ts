@@ -10,7 +10,7 @@ import { SessionNotFound } from "./errors.ts";
 import type { ExecResult } from "./results.ts";
 import type { SessionOptions } from "./sessions.ts";
 
-/** What a single run can be given. */
+/** Options of a single run. */
 export interface OneshotOptions
   extends ExecOptions, Pick<SessionOptions, "runtimeClass" | "allowedHosts" | "template">, ClientOptions {}
 

@@ -23,7 +23,7 @@ export interface PoolInfo {
   readonly misses: number;
   /** Why the last one could not be made. */
   readonly failure: string;
-  /** What of the template a ready one does not have, in words. */
+  /** The parts of the template that a ready one lacks, in words. */
   readonly leftOut: readonly string[];
 }
 
@@ -41,11 +41,11 @@ const POOL: PoolInfo = {
   leftOut: [],
 };
 
-/** How many sandboxes are to be ready. */
+/** How many sandboxes should be ready. */
 export interface SetPoolOptions extends CallOptions {
   /** Of which template; the default one if empty. */
   template?: string | undefined;
-  /** On which runtime; the usual one if empty. */
+  /** On which runtime; the gateway's choice if empty. */
   runtime?: string | undefined;
   minReady?: number | undefined;
   maxReady?: number | undefined;

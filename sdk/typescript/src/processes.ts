@@ -1,8 +1,8 @@
 /**
- * Programs that are talked to while they run.
+ * Interactive programs.
  *
- * Output is kept for whoever reads it. So a program that is written to and read from in turns never blocks,
- * and one whose output nobody reads is stopped after a window of it.
+ * Output is kept until it is read. So a program that is written to and read from in turns never blocks,
+ * and one whose output is not read is stopped after a window of it.
  *
  * @module
  */
@@ -35,7 +35,7 @@ export class InputClosed extends K8eError {
   override name = "InputClosed";
 }
 
-/** A program's output ended before what was waited for came. */
+/** A program's output ended before the expected output came. */
 export class OutputEnded extends K8eError {
   override readonly code: string = "output_ended";
   override name = "OutputEnded";
@@ -113,7 +113,7 @@ export class Process implements AsyncIterable<ExecEvent>, AsyncDisposable {
 
   // Reading.
 
-  /** What it prints as it comes and, last, its exit. Leaving the loop does not disturb it. */
+  /** Iterates over its output and, last, its exit. Leaving the loop does not disturb it. */
   async *[Symbol.asyncIterator](): AsyncGenerator<ExecEvent, void, void> {
     for (;;) {
       const { stdout, stderr } = this.queues;
@@ -181,7 +181,7 @@ export class Process implements AsyncIterable<ExecEvent>, AsyncDisposable {
     }
   }
 
-  /** Waits for its end; what came of it, with the output that was not read before. */
+  /** Waits for its end; returns the result, with the output that was not read before. */
   async wait(): Promise<ExecResult> {
     while (this.exit === undefined) await this.more();
     if (this.result === undefined) {
@@ -200,13 +200,13 @@ export class Process implements AsyncIterable<ExecEvent>, AsyncDisposable {
     await this.connections.call(runCall("resize", this.runId, { rows, cols: columns }), options);
   }
 
-  /** Sends a signal to its process group, or to the one in front of its terminal. */
+  /** Sends a signal to its process group, or to the foreground group of its terminal. */
   async signal(number: number, options: CallOptions & { foreground?: boolean } = {}): Promise<void> {
     const call = runCall("signal", this.runId, { signal: number, foreground: options.foreground ?? false });
     await this.connections.call(call, options);
   }
 
-  /** Which process group is in front of its terminal, and whether that waits for input. */
+  /** The foreground process group of its terminal, and whether that waits for input. */
   async foreground(options: CallOptions = {}): Promise<Foreground> {
     return foreground(await this.connections.call(runCall("foreground", this.runId), options));
   }

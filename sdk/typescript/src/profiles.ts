@@ -1,5 +1,5 @@
 /**
- * The profiles file: gateways by name, and which of them is the usual one. The command line writes it:
+ * The profiles file: gateways by name, and the current one. The command line writes it:
  * `k8e sandbox login`, `k8e sandbox profile`.
  *
  * @module
@@ -13,7 +13,7 @@ import { InvalidRequest } from "./errors.ts";
 
 const MAX_FILE = 1 << 20;
 
-/** One gateway: where it is, and what we show it. */
+/** One gateway: its address, and our credentials for it. */
 export interface Profile {
   readonly name: string;
   readonly endpoint: string;
@@ -22,17 +22,17 @@ export interface Profile {
   readonly apiKeyFile: string;
 }
 
-/** What a profiles file says. */
+/** The content of a profiles file. */
 export interface Profiles {
   readonly path: string;
   readonly current: string;
-  /** The profile of this name; an error that tells the known ones if there is none. */
+  /** The profile of this name; an error that lists the known ones if there is none. */
   get(name: string): Profile;
 }
 
 type Mapping = Record<string, unknown>;
 
-/** Read a profiles file; one that is not there has no profiles. */
+/** Read a profiles file; a missing one has no profiles. */
 export async function load(path: string): Promise<Profiles> {
   const raw = await read(path);
   const found = new Map<string, Profile>();

@@ -1,5 +1,5 @@
 /**
- * From what gateways tell to what the SDK hands out: names in camelCase, and the types that are promised.
+ * Gateways' answers as values of the SDK: names in camelCase, and the promised types.
  *
  * @module
  */
@@ -26,7 +26,7 @@ export function camelCase(name: string): string {
 
 /**
  * A record with the fields of `shape`, filled from the wire. What is missing there, or of another type, stays
- * as it is in `shape`; a newer gateway may tell more than this client knows.
+ * as it is in `shape`; a newer gateway may send more than this client knows.
  */
 export function fill<Shape extends object>(shape: Shape, told: Dict): Shape {
   const made: Record<string, unknown> = {};

@@ -1,5 +1,5 @@
 /**
- * Gateways elsewhere: the same frames, in the bidirectional gRPC call `Run`, over TLS.
+ * Remote gateways: the same frames, in the bidirectional gRPC call `Run`, over TLS.
  *
  * Of gRPC that is one method, whose messages are frames; Node's own HTTP/2 carries it.
  *
@@ -131,7 +131,7 @@ class StreamPipe implements Pipe {
     }
   }
 
-  /** Tells the frames of all messages that are there as a whole. */
+  /** Passes on the frames of all complete messages. */
   private messages(): void {
     while (this.pendingLength >= PREFIX) {
       if ((this.pending[0]?.length ?? 0) < PREFIX) this.pending = [Buffer.concat(this.pending)];

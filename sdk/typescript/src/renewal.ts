@@ -1,5 +1,5 @@
 /**
- * The certificate of a login is renewed before it ends, by whoever uses it then: the Python SDK, the command line,
+ * Renewal of a login's certificate before it ends, by a client that uses it then: the Python SDK, the command line,
  * or we, one at a time.
  *
  * The private key stays the same, so a single file changes, and who reads it meanwhile gets one that is good.
@@ -36,7 +36,7 @@ const PLAN = "renew_at";
 const LOCK = "renewing";
 const { O_CREAT, O_EXCL, O_NOFOLLOW, O_WRONLY } = constants;
 
-/** Renews the certificate for an endpoint if it is time; whether it did. It does not fail. */
+/** Renews the certificate for an endpoint if it is time; returns whether it did. It does not fail. */
 export async function begin(endpoint: Endpoint): Promise<boolean> {
   try {
     return (await isDue(endpoint)) && (await renew(endpoint));
@@ -46,7 +46,7 @@ export async function begin(endpoint: Endpoint): Promise<boolean> {
   }
 }
 
-/** Whether it is time; never for what is not a login's, or another user's. */
+/** Whether it is time; never for a certificate that is not a login's, or is another user's. */
 export async function isDue(endpoint: Endpoint): Promise<boolean> {
   if (!endpoint.certDir || endpoint.apiKey || !endpoint.target) return false;
   const due = Number.parseFloat((await plan(endpoint.certDir))[0] ?? "");
@@ -87,7 +87,7 @@ async function renew(endpoint: Endpoint): Promise<boolean> {
   }
 }
 
-/** Whether nobody else, of all processes here, changes the folder; the lock is ours then. */
+/** Whether no other process here changes the folder; the lock is ours then. */
 async function take(lock: string): Promise<boolean> {
   try {
     const age = Date.now() - (await stat(lock)).mtimeMs;
@@ -103,7 +103,7 @@ async function take(lock: string): Promise<boolean> {
   }
 }
 
-/** Gets a new certificate for the key that we have; whether it was taken. */
+/** Gets a new certificate for the existing key; returns whether it was stored. */
 async function replace(endpoint: Endpoint, device: string): Promise<boolean> {
   const folder = endpoint.certDir;
   const path = join(folder, credentials.KEY);

@@ -1,5 +1,5 @@
 /**
- * What comes of programs.
+ * Results of programs.
  *
  * @module
  */
@@ -26,7 +26,7 @@ export interface Stderr {
   readonly seq: number;
 }
 
-/** Something that a sandbox wanted to reach and its policy refused. Not an outage. */
+/** A destination that a sandbox's policy refused. Not an outage. */
 export interface Denial {
   /** The host name, if it is known; empty for a bare address, `*` for every host. */
   readonly name: string;
@@ -60,7 +60,7 @@ const REACHED: ReachedLimit = { limit: "", value: 0, message: "" };
 /** The end of a program. */
 export interface Exit {
   readonly type: "exit";
-  /** What it returned; 128 + n if signal n ended it. */
+  /** Its exit code; 128 + n if signal n ended it. */
   readonly exitCode: number;
   readonly status: Status;
   readonly signal: number;
@@ -75,7 +75,7 @@ export interface Exit {
   readonly limits: readonly ReachedLimit[];
 }
 
-/** What happens while a program runs; last comes the {@link Exit}. */
+/** Events while a program runs; last comes the {@link Exit}. */
 export type ExecEvent = Stdout | Stderr | Exit;
 
 /** Output that was collected. */
@@ -88,7 +88,7 @@ export class Output {
     this.stderrBytes = stderr;
   }
 
-  /** The output as text; what is not UTF-8 is replaced. */
+  /** The output as text; invalid UTF-8 is replaced. */
   get stdout(): string {
     return decode(this.stdoutBytes);
   }
@@ -98,7 +98,7 @@ export class Output {
   }
 }
 
-/** What came of a program that has ended. A failing program is a result, not an error. */
+/** The result of a program that has ended. A failing program is a result, not an error. */
 export class ExecResult extends Output {
   readonly exitCode: number;
   readonly status: Status;
@@ -173,7 +173,7 @@ export interface ProcessInfo {
 
 const PROCESS: ProcessInfo = { pid: 0, ppid: 0, comm: "", state: "" };
 
-/** Who is in front of a terminal. */
+/** The foreground process group of a terminal. */
 export interface Foreground {
   /** As programs in the sandbox see it; -1 if it is not known, which on gVisor is often so. */
   readonly processGroupId: number;

@@ -1,5 +1,5 @@
 /**
- * Programs that go on without their caller, and what all programs of a session printed.
+ * Programs that run on without their caller, and the output of all programs of a session.
  *
  * @module
  */
@@ -23,7 +23,7 @@ import * as wire from "./wire.ts";
 export interface OutputOptions extends CallOptions {
   /** The byte to begin with, counted over both streams. */
   start?: number | undefined;
-  /** Wait for what is yet to come; otherwise only what there is by now. */
+  /** Wait for further output; otherwise only the output so far. */
   follow?: boolean | undefined;
 }
 
@@ -64,7 +64,7 @@ export async function* attach(
   }
 }
 
-/** The same, asking again where a gateway went away: bytes have numbers, so none is told twice. */
+/** The same, asking again where a gateway went away: bytes have numbers, so none comes twice. */
 export async function* followed(
   connections: Connections,
   call: Record<string, wire.Packable>,
@@ -88,7 +88,7 @@ export async function* followed(
   }
 }
 
-/** A program that goes on without us. Made by `start` and `getRun`. */
+/** A program that runs on without us. Made by `start` and `getRun`. */
 export class Run {
   /** Names the run, also for other programs and on the command line. */
   readonly runId: string;
@@ -103,7 +103,7 @@ export class Run {
     [this.sessionId, this.execId] = splitRunId(id);
   }
 
-  /** How it is, and what it printed so far. Does not wait for its end. */
+  /** Its state, and its output so far. Does not wait for its end. */
   async poll(options: CallOptions = {}): Promise<RunState> {
     const signal = this.connections.limits(options);
     const { lane, told } = await this.connections.begin(runCall("attach", this.runId), { own: true, signal });
@@ -160,7 +160,7 @@ export class Run {
     return followed(this.connections, runCall("attach", this.runId), options);
   }
 
-  /** Waits for its end; what came of it, and the output that is still kept. */
+  /** Waits for its end; returns the result, and the output that is still kept. */
   async wait(options: CallOptions = {}): Promise<ExecResult> {
     const collected = new Collected();
     for await (const event of this.output({ signal: this.connections.limits(options) })) collected.add(event);
@@ -178,7 +178,7 @@ export class Run {
   }
 }
 
-/** Starts a program and leaves it to itself. */
+/** Starts a program in the background. */
 export async function start(
   connections: Connections,
   call: Record<string, wire.Packable>,

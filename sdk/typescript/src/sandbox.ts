@@ -22,7 +22,7 @@ import type { Limits, SessionInfo, SessionOptions } from "./sessions.ts";
 import type { Snapshot } from "./snapshots.ts";
 import type { Copied, CopyOptions } from "./trees.ts";
 
-/** What a sandbox can be made with. Limits can be given by themselves: `memory: "2G"`. */
+/** Options of a new sandbox. Limits can be given by themselves: `memory: "2G"`. */
 export interface SandboxOptions
   extends Omit<SessionOptions, "runtimeClass">, Limits, Omit<ClientOptions, "tenantId" | "requestTimeout"> {
   /** `gvisor` or `container`; by default the best one that works. */
@@ -36,7 +36,7 @@ export interface SandboxOptions
   client?: SandboxClient | undefined;
 }
 
-/** How a sandbox is found that was made before. */
+/** How to find an existing sandbox. */
 export interface ConnectOptions extends ClientOptions, CallOptions {
   client?: SandboxClient | undefined;
 }
@@ -52,7 +52,7 @@ export class SandboxFiles {
     this.id = id;
   }
 
-  /** A file as text; what is not UTF-8 is replaced. */
+  /** A file as text; invalid UTF-8 is replaced. */
   read(path: string, options?: ReadOptions): Promise<string> {
     return this.client.readFile(this.id, path, options);
   }
@@ -71,12 +71,12 @@ export class SandboxFiles {
     return this.client.readStream(this.id, path, options);
   }
 
-  /** Writes a file; the number of bytes. */
+  /** Writes a file; returns the number of bytes. */
   write(path: string, content: Content, options?: WriteOptions): Promise<number> {
     return this.client.writeFile(this.id, path, content, options);
   }
 
-  /** What is below a folder. */
+  /** The entries of a folder. */
   list(path = "/workspace", options: Omit<ListOptions, "path"> & { since?: number | undefined } = {}): Promise<FileEntry[]> {
     return this.client.listFiles(this.id, options.since, { ...options, path });
   }
@@ -158,7 +158,7 @@ export class Sandbox implements AsyncDisposable {
     }
   }
 
-  /** A sandbox that was made before, here or elsewhere; it stays when this object is disposed of. */
+  /** An existing sandbox; it stays when this object is disposed of. */
   static async connect(id: string, options: ConnectOptions = {}): Promise<Sandbox> {
     const client = options.client ?? new SandboxClient(options);
     try {
@@ -183,7 +183,7 @@ export class Sandbox implements AsyncDisposable {
     }
   }
 
-  /** Destroys it, if it was made by this object, and lets go of its connections. */
+  /** Destroys it, if it was made by this object, and closes its connections. */
   async [Symbol.asyncDispose](): Promise<void> {
     if (this.isMade) await this.kill();
     else await this.close();
@@ -200,7 +200,7 @@ export class Sandbox implements AsyncDisposable {
     }
   }
 
-  /** Lets go of its connections; the sandbox goes on until its time is over. */
+  /** Closes its connections; the sandbox lives on until its lifetime ends. */
   async close(): Promise<void> {
     if (this.ownsClient) await this.client.close();
   }
@@ -226,7 +226,7 @@ export class Sandbox implements AsyncDisposable {
     return this.client.execStream(this.id, command, options);
   }
 
-  /** Starts a command, or source code in `language`, that goes on without us. */
+  /** Starts a command, or source code in `language`, that runs on without us. */
   start(command: Command, options?: Parameters<SandboxClient["start"]>[2]): Promise<Run> {
     return this.client.start(this.id, command, options);
   }
@@ -241,7 +241,7 @@ export class Sandbox implements AsyncDisposable {
     return this.client.terminal(this.id, program, options);
   }
 
-  /** What all its programs printed. */
+  /** The output of all its programs. */
   transcript(options?: OutputOptions): AsyncGenerator<ExecEvent, void, void> {
     return this.client.transcript(this.id, options);
   }
@@ -261,12 +261,12 @@ export class Sandbox implements AsyncDisposable {
     return this.client.createContext(this.id, language, options);
   }
 
-  /** Saves what /workspace holds, under a name. */
+  /** Saves its /workspace, under a name. */
   snapshot(name: string, options?: SnapshotProgress & { replace?: boolean | undefined }): Promise<Snapshot> {
     return this.client.saveSnapshot(this.id, name, options);
   }
 
-  /** Stops everything in it, until it is resumed. */
+  /** Freezes everything in it, until it is resumed. */
   pause(options?: CallOptions): Promise<void> {
     return this.client.pauseSession(this.id, options);
   }
@@ -290,18 +290,18 @@ export class Sandbox implements AsyncDisposable {
     return this.client.egress(this.id, options);
   }
 
-  /** Replaces what it may reach; what is in effect. */
+  /** Replaces what it may reach; returns the policy in effect. */
   updateAllowedHosts(hosts: readonly string[], options?: CallOptions): Promise<string[]> {
     return this.client.updateAllowedHosts(this.id, hosts, options);
   }
 }
 
-/** Only what was said. */
+/** The options without undefined ones. */
 function said(limits: Limits): Limits {
   return Object.fromEntries(Object.entries(limits).filter(([, value]) => value !== undefined));
 }
 
-/** The template for an image, which is made if it is not there. */
+/** The template for an image, made if there is none. */
 async function templateOf(client: SandboxClient, image: string, options: CallOptions): Promise<string> {
   const name = `image-${createHash("sha256").update(image).digest("hex").slice(0, 16)}`;
   try {

@@ -1,5 +1,5 @@
 /**
- * Secrets of users, which sessions get as variables. No call gives a value back.
+ * Secrets of users, which sessions get as variables. No call returns a value.
  *
  * @module
  */
@@ -8,7 +8,7 @@ import type { CallOptions } from "./connections.ts";
 import { fill } from "./records.ts";
 import type { Dict } from "./wire.ts";
 
-/** A secret that the gateway keeps, without its value. */
+/** A stored secret, without its value. */
 export interface SecretInfo {
   readonly name: string;
   /** A secret has one value, with the key `value`, or several. */
@@ -20,7 +20,7 @@ export interface SecretInfo {
   readonly updatedAt: number;
 }
 
-/** Which value of a secret. */
+/** A value of a secret. */
 export interface SecretOptions extends CallOptions {
   /** For a secret with several values; without it, `value`. */
   key?: string | undefined;

@@ -1,5 +1,5 @@
 /**
- * Sessions: what one is made with, and what is told of it.
+ * Sessions: their options and their descriptions.
  *
  * @module
  */
@@ -9,7 +9,7 @@ import { GuestFailed, InvalidRequest } from "./errors.ts";
 import { fill, isDict } from "./records.ts";
 import type { Dict, Packable } from "./wire.ts";
 
-/** What a session may use. Sizes are bytes, or text like `"512M"` and `"2G"`. */
+/** The most that a session may use. Sizes are bytes, or text like `"512M"` and `"2G"`. */
 export interface Limits {
   cpus?: number | undefined;
   memory?: number | string | undefined;
@@ -20,10 +20,10 @@ export interface Limits {
   output?: number | string | undefined;
 }
 
-/** Something that is put into /workspace of a new session, such as `{ file: { path: "a.txt", content: "hello" } }`. */
+/** An entry for /workspace of a new session, such as `{ file: { path: "a.txt", content: "hello" } }`. */
 export type ManifestEntry = Readonly<Record<string, Readonly<Record<string, Packable>>>>;
 
-/** What a new session can be given. */
+/** Options of a new session. */
 export interface SessionOptions extends CallOptions {
   /** `gvisor` or `container`; by default the best one that works. */
   runtimeClass?: string | undefined;
@@ -47,9 +47,9 @@ export interface SessionOptions extends CallOptions {
   requestId?: string | undefined;
   /** The name of a snapshot that /workspace begins with. */
   snapshot?: string | undefined;
-  /** What is put into /workspace. */
+  /** Content for /workspace. */
   manifest?: readonly ManifestEntry[] | undefined;
-  /** What it is made from; what else is said here wins over what the template says. */
+  /** What it is made from; the other options here win over the template's. */
   template?: string | undefined;
   /** Variables that are secrets, such as `{ TOKEN: "github" }` or `{ TOKEN: "github:key" }`. */
   secrets?: Readonly<Record<string, string>> | undefined;
@@ -74,7 +74,7 @@ export interface SessionInfo {
   readonly allowedHosts: readonly string[];
   /** The session whose sub-agent it is; empty for most. */
   readonly parentId: string;
-  /** How many programs run in it that nobody waits for; only `getSession` asks. */
+  /** How many background programs run in it; only `getSession` asks. */
   readonly backgroundRuns: number | undefined;
   /** Whether it is its tenant's standing session: where programs run that name none. */
   readonly auto: boolean;
@@ -142,7 +142,7 @@ function isSaid(value: Packable): boolean {
   return typeof value !== "object" || Object.keys(value).length > 0;
 }
 
-/** The words of a policy. A lone text would be taken for a list of its letters. */
+/** The words of a policy. A single text would be taken for a list of its letters. */
 export function words(hosts: readonly string[]): string[] {
   if (!Array.isArray(hosts)) {
     const shown = JSON.stringify(String(hosts).slice(0, 80));
@@ -160,7 +160,7 @@ function limitsOf(limits: Limits): Record<string, Packable> {
   return Object.fromEntries(given.map(([name, value]) => [name, parseLimit(name, value)]));
 }
 
-/** A limit as number: text may have a unit (`512M`, `1.5GiB`). */
+/** A limit as a number: text may have a unit (`512M`, `1.5GiB`). */
 export function parseLimit(name: string, value: number | string): number {
   if (typeof value === "number") return value;
   const found = /^([0-9]*\.?[0-9]+)\s*([KMGT]?)I?B?$/.exec(value.trim().toUpperCase());

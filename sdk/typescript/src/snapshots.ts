@@ -1,5 +1,5 @@
 /**
- * Snapshots: what /workspace of a session held when it was saved.
+ * Snapshots: saved workspaces, for sessions to begin with.
  *
  * @module
  */
@@ -7,7 +7,7 @@
 import { fill } from "./records.ts";
 import type { Dict } from "./wire.ts";
 
-/** What /workspace of a session held when it was saved. */
+/** The /workspace of a session at the time when it was saved. */
 export interface Snapshot {
   readonly name: string;
   /** Seconds since 1970. */
@@ -18,7 +18,7 @@ export interface Snapshot {
   readonly sizeBytes: number;
   /** Of its archive; empty if only a name is known here, and no content. */
   readonly digest: string;
-  /** The session that it was made of. */
+  /** The session that it was made from. */
   readonly sessionId: string;
   readonly layers: readonly string[];
 }

@@ -1,6 +1,6 @@
 /**
- * A local place that a tree is made at. Folders are entered step by step and never through a link, and on
- * Linux held open meanwhile, so that nobody leads us elsewhere.
+ * The local target of a copied tree. Folders are entered step by step and never through a link, and on
+ * Linux held open meanwhile, so that no other program can lead us elsewhere.
  *
  * @module
  */
@@ -19,7 +19,7 @@ const NAME_BYTES = 255;
 /** Names of folders, and last a name in them. */
 export type Parts = readonly string[];
 
-/** A name if it can only be something in its folder. */
+/** The name, if it can only be an entry of its folder. */
 export function checkName(name: string): string {
   if (name === "" || name === "." || name === ".." || /[/\0]/.test(name) || (!IS_LINUX && name.includes("\\"))) {
     throw new GuestFailed(`the sandbox names a file '${name.slice(0, 80)}'`);
@@ -45,7 +45,7 @@ class Folder {
     return new Folder(path, undefined);
   }
 
-  /** The path of something in it. */
+  /** The path of an entry in it. */
   at(name: string): string {
     return this.handle === undefined ? join(this.path, name) : `/proc/self/fd/${this.handle.fd}/${name}`;
   }
@@ -63,7 +63,7 @@ class Folder {
   }
 }
 
-/** Where a copy is made. The folder above must be there, and is followed wherever it leads. */
+/** The target of a copy. Its parent folder must exist, and may be reached through links. */
 export class Target {
   private readonly top: Folder;
   private readonly under: Parts;
@@ -107,7 +107,7 @@ export class Target {
     }
   }
 
-  /** Makes a folder, unless it is there; whether it was made. */
+  /** Makes a folder, unless it exists; returns whether it was made. */
   async makeFolder(parts: Parts): Promise<boolean> {
     const whole = [...this.under, ...parts];
     const name = whole.at(-1);
@@ -129,7 +129,7 @@ export class Target {
     return this.within([...this.under, ...parts], (folder) => folder.chmod(((mode & 0o777) | 0o700) & ~this.mask));
   }
 
-  /** Makes a file in the place of whatever is there; it appears whole or not at all. */
+  /** Makes a file in place of an existing entry; it appears whole or not at all. */
   async makeFile(parts: Parts, mode: number, fill: (write: (data: Uint8Array) => Promise<void>) => Promise<void>): Promise<void> {
     const whole = [...this.under, ...parts];
     const name = whole.at(-1);
@@ -169,7 +169,7 @@ export class Target {
   }
 }
 
-/** What new files may not be; only Linux tells without changing it for every thread. */
+/** The umask; only Linux shows it without changing it for every thread. */
 function umask(): number {
   if (!IS_LINUX) return 0o022;
   const found = /^Umask:\s*([0-7]+)$/m.exec(readFileSync("/proc/self/status", "utf8"));

@@ -13,14 +13,14 @@ export interface Recipe {
   readonly name: string;
 }
 
-/** A named recipe that sessions are made from. What it does not say is empty. */
+/** A named recipe that sessions are made from. Fields that it does not set are empty. */
 export interface Template {
   readonly name: string;
   /** `file`, `api` or `built-in`. */
   readonly source: string;
   readonly description: string;
   readonly runtime: string;
-  /** `host`, `dir:/PATH`, `tar:/PATH` or `image:REFERENCE`; paths are told admins only. */
+  /** `host`, `dir:/PATH`, `tar:/PATH` or `image:REFERENCE`; only admins see paths. */
   readonly rootfs: string;
   readonly limits: Readonly<Record<string, number>>;
   readonly env: Readonly<Record<string, string>>;
@@ -33,7 +33,7 @@ export interface Template {
   readonly warm: Readonly<Record<string, readonly string[]>>;
   /** `min` and `max` of the sandboxes that are kept ready. */
   readonly pool: Readonly<Record<string, number>>;
-  /** Why it cannot be used; then nothing else is told but its name and source. */
+  /** Why it cannot be used; then only its name and source are set besides. */
   readonly error: string;
   /** Changes with whatever a ready sandbox is made of. */
   readonly digest: string;

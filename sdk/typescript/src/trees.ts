@@ -1,7 +1,7 @@
 /**
- * Copies of files and whole trees between here and a sandbox.
+ * Copies of files and whole trees between this machine and a sandbox.
  *
- * Links below the top are copied as links, never followed. Everything that a sandbox says is hostile: a
+ * Links below the top are copied as links, never followed. All data from a sandbox is hostile: a
  * copied tree stays below its target, files take the place of links instead of being written through them,
  * and links are made last, only if they cannot lead out.
  *
@@ -20,7 +20,7 @@ import { checkName, type Parts, Target } from "./targets.ts";
 
 const WORKSPACE = "/workspace";
 
-/** What was copied. */
+/** A count of what was copied. */
 export interface Copied {
   bytes: number;
   files: number;
@@ -34,7 +34,7 @@ export interface Copied {
 
 /** How a tree is copied. */
 export interface CopyOptions extends CallOptions {
-  /** Called with the bytes that were moved, and how many it will be if that is known. */
+  /** Called with the number of bytes that were moved, and the total if it is known. */
   progress?: Progress | undefined;
   /**
    * Called with a path that cannot be copied, and why. Otherwise a file that cannot be read raises its error, and
@@ -43,7 +43,7 @@ export interface CopyOptions extends CallOptions {
   onSkip?: ((path: string, why: string) => void) | undefined;
 }
 
-/** Counts what is copied, and tells how far it is. */
+/** Counts copied files, and reports progress. */
 class Tally {
   readonly copied: Copied = { bytes: 0, files: 0, folders: 0, links: 0, skipped: 0, failed: 0 };
   total: number | undefined;
@@ -76,7 +76,7 @@ class Tally {
   }
 }
 
-/** One tree that is copied, to a session or from it. */
+/** One tree that is copied to a session or from it. */
 export class TreeCopy {
   private readonly connections: Connections;
   private readonly sessionId: string;
@@ -263,7 +263,7 @@ interface Item {
   readonly found: Stats;
 }
 
-/** Everything below a folder; a folder comes before what is in it. */
+/** Everything below a folder; a folder comes before its content. */
 async function below(top: string): Promise<Item[]> {
   const items: Item[] = [];
   const folders = [""];
@@ -279,7 +279,7 @@ async function below(top: string): Promise<Item[]> {
   return items;
 }
 
-/** A path as a sandbox lists what is below it; `PATH/.` is the same as `PATH`. */
+/** A path in the form in which a sandbox lists entries below it; `PATH/.` is the same as `PATH`. */
 function wholePath(path: string): string {
   const whole = path.startsWith("/") ? path : `${WORKSPACE}/${path}`;
   return whole.replace(/\/\.$/, "").replace(/\/+$/, "") || "/";
@@ -293,7 +293,7 @@ export function relativeParts(top: string, path: string): Parts {
 }
 
 /**
- * Whether a link can lead only to what is in the tree. `..` may come first, as often as there are folders
+ * Whether a link can lead only to a place in the tree. `..` may come first, as often as there are folders
  * above; later it could climb out of wherever another link has led.
  */
 export function staysInside(parts: Parts, target: string): boolean {

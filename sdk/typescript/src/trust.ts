@@ -1,7 +1,7 @@
 /**
  * Certificates of gateways where K8E keeps them, in the order in which its clients look: files of this
- * machine, then kubeconfigs. Of a kubeconfig, what counts is the cluster whose server is the host that is
- * called: another one's CA would be trusted for what it has nothing to do with.
+ * machine, then kubeconfigs. Of a kubeconfig, only the cluster counts whose server is the host that is called: the CA
+ * of another cluster must not be trusted for this host.
  *
  * @module
  */
@@ -61,7 +61,7 @@ async function clusters(path: string): Promise<Cluster[]> {
       else if (typeof file === "string") found.push({ host, ca: certificates(read(resolve(dirname(path), file))) });
     }
   } catch {
-    // It is no kubeconfig; what was found before counts.
+    // It is not a kubeconfig; the clusters found before it count.
   }
   return found;
 }

@@ -2,13 +2,13 @@
  * The bytes that a gateway and its clients exchange: frames, and the values inside them.
  *
  * A frame is a nine-byte header (length of the body, kind, channel) and a body. A channel is one
- * operation on one connection, numbered by whoever opens it with `CALL`. Nothing here trusts the
+ * operation on one connection, numbered by the end that opens it with `CALL`. Nothing here trusts the
  * peer: lengths, depth and types are checked, and every defect is a {@link WireError}.
  *
  * @module
  */
 
-/** What can be packed. Members that are undefined are left out. */
+/** Values that can be packed. Members that are undefined are left out. */
 export type Packable =
   | null
   | undefined
@@ -20,7 +20,7 @@ export type Packable =
   | readonly Packable[]
   | { readonly [key: string]: Packable };
 
-/** What comes back. Whole numbers beyond 2^53 are bigints. */
+/** Unpacked values. Whole numbers beyond 2^53 are bigints. */
 export type Value = null | boolean | number | bigint | string | Uint8Array | Value[] | Dict;
 
 /** A packed mapping. */
@@ -207,7 +207,7 @@ export function unpackDict(data: Buffer, most = MAX_ITEMS): Dict {
   return value;
 }
 
-/** Decode one packed value, of at most so many, that must fill `data` exactly. */
+/** Decode one packed value of at most `most` items that must fill `data` exactly. */
 export function unpack(data: Buffer, most = MAX_ITEMS): Value {
   const reader = new Reader(data, most);
   const value = reader.value(0);
@@ -368,10 +368,10 @@ export function sequence(body: Buffer): number {
   return body.readUInt32BE(0) * 0x1_0000_0000 + body.readUInt32BE(4);
 }
 
-/** Is told each frame. Its body is its own to keep. */
+/** Called with each frame; it may keep the body. */
 export type OnFrame = (kind: number, channel: number, body: Buffer) => void;
 
-/** Gives the place of a body that is to come, where it has one already. */
+/** Returns the memory for a coming body, if it has any already. */
 export type PlaceOf = (kind: number, channel: number, length: number) => Buffer | undefined;
 
 const EMPTY = Buffer.alloc(0);
@@ -392,7 +392,7 @@ export class Splitter {
     this.placeOf = placeOf;
   }
 
-  /** Takes bytes in, and tells the frames that they complete. They may be overwritten afterwards. */
+  /** Takes bytes in, and passes on the frames that they complete. They may be overwritten afterwards. */
   feed(data: Buffer): void {
     let at = 0;
     while (at < data.length) {

@@ -162,6 +162,6 @@ describe("installations", () => {
     chmodSync(python, 0o777);
     const { usable, refused } = installations.find();
     expect(usable.map((item) => item.python)).not.toContain(python);
-    expect(refused.join()).toContain("others may change");
+    expect(refused.join()).toContain("other users may change");
   });
 });

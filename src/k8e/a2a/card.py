@@ -1,8 +1,8 @@
 """The agent card: what other agents read before they know how to authenticate.
 
-Anybody may read it, since clients fetch it without a credential: it says which one to send. So it
-has nothing that depends on the caller, on sessions or on settings, nor the release of k8e, which a
-stranger could look up in a list of faults. It costs no more than a refusal.
+It is public, since clients fetch it without a credential: it says which one to send. So nothing in
+it depends on the caller, on sessions or on settings, and it does not have the release of k8e, which
+a stranger could look up in a list of vulnerabilities. It costs no more than a refusal.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from k8e import access
 PATH = "/.well-known/agent-card.json"
 ENDPOINT = "/a2a"
 VERSION = "1.0.0"
-"""Of the agent that the card describes: it changes when the card says something else."""
+"""Of the agent that the card describes: it changes with the content of the card."""
 _MODES = ["text/plain", "application/json"]
 
 
@@ -25,10 +25,10 @@ def document(host: str) -> str:
 
 
 def url(host: str) -> str:
-    """Where calls go, by the name that the caller knows us by.
+    """The URL of calls, with the name by which the caller reached us.
 
-    The endpoint listens on loopback, without TLS. Whoever names us otherwise comes through a proxy,
-    which has TLS.
+    The endpoint listens on loopback, without TLS. A caller that names us otherwise comes through a
+    proxy, which has TLS.
     """
     name = host if host.endswith("]") else host.rpartition(":")[0] or host
     return f"{'http' if access.is_loopback(name) else 'https'}://{host}{ENDPOINT}"

@@ -95,7 +95,7 @@ class Dialect:
         return told
 
     def task(self, task: Task) -> dict[str, Any]:
-        """A task as it is now."""
+        """A task in its present state."""
         artifacts = [self._text(name, task.text(name)) for name in task.streams]
         if task.result is not None:
             artifacts.append(self._result(task.result))
@@ -123,7 +123,7 @@ class Dialect:
         return {"task": self.task(task)}
 
     def event(self, task: Task, event: Event) -> dict[str, Any]:
-        """One thing that happened, for a stream."""
+        """One event of a stream."""
         about = {"taskId": task.id, "contextId": task.context_id}
         if isinstance(event, TaskStatus):
             return {"statusUpdate": {**about, "status": self.status(task, event)}}
@@ -140,7 +140,7 @@ class Dialect:
 
 
 class OldDialect(Dialect):
-    """A2A 0.3: every object says what kind it is."""
+    """A2A 0.3: every object says which kind it is."""
 
     version = "0.3"
     methods: ClassVar[Mapping[str, str]] = {

@@ -28,7 +28,7 @@ JSON, EVENTS = "application/json", "text/event-stream"
 SAFE = {"x-content-type-options": "nosniff", "cache-control": "no-store"}
 
 
-class Problem(Exception):
+class HttpProblem(Exception):
     """A request that is answered with a status and a sentence."""
 
     def __init__(self, status: int, text: str, **headers: str) -> None:
@@ -37,7 +37,7 @@ class Problem(Exception):
 
 
 class CallerLeft(Exception):
-    """The caller hung up before its answer was ready."""
+    """The caller disconnected before its answer was ready."""
 
 
 class CallerClient(AsyncSandboxClient):
@@ -62,7 +62,7 @@ class App:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
-        """Everything that lives as long as the app: its tasks and their sandboxes end with it."""
+        """Run everything that lives as long as the app: tasks and their sandboxes end with it."""
         async with self._client:
             try:
                 yield
@@ -72,7 +72,7 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             answer = await self._answer(scope, receive)
-        except Problem as problem:
+        except HttpProblem as problem:
             await problem.response(scope, receive, send)
         except rpc.RpcRefusal as refusal:
             await _json(refusal.body)(scope, receive, send)
@@ -89,9 +89,9 @@ class App:
     async def _answer(self, scope: Scope, receive: Receive) -> bytes | AsyncGenerator[bytes]:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         if scope["method"] != "POST":
-            raise Problem(405, "calls are POST requests", allow="POST")
+            raise HttpProblem(405, "calls are POST requests", allow="POST")
         if not headers.get(b"content-type", b"").lower().startswith(JSON.encode()):
-            raise Problem(415, f"calls are {JSON}")
+            raise HttpProblem(415, f"calls are {JSON}")
         version = headers.get(b"a2a-version", b"").decode("latin-1")
         call = rpc.RpcCall(await self._body(receive), version)
         return await _while_there(receive, self._service.answer(call))
@@ -108,7 +108,7 @@ class App:
                     if not message.get("more_body"):
                         return bytes(found)
         except TimeoutError:
-            raise Problem(408, "the body took too long", connection="close") from None
+            raise HttpProblem(408, "the body took too long", connection="close") from None
         finally:
             self._reading -= len(found)
 
@@ -116,9 +116,11 @@ class App:
         """Add a piece to a body, if there is room for it."""
         piece: bytes = message.get("body", b"")
         if len(found) + len(piece) > MAX_BODY:
-            raise Problem(413, f"the body is larger than {MAX_BODY >> 20} MiB", connection="close")
+            raise HttpProblem(
+                413, f"the body is larger than {MAX_BODY >> 20} MiB", connection="close"
+            )
         if self._reading + len(piece) > MAX_READING:
-            raise Problem(
+            raise HttpProblem(
                 429, "too many large bodies arrive at once; send fewer", connection="close"
             )
         found += piece
@@ -126,7 +128,7 @@ class App:
 
 
 async def _while_there(receive: Receive, answer: Coroutine[Any, Any, T]) -> T:
-    """Wait for an answer as long as the caller does; the task that it is about goes on.
+    """Wait for an answer as long as the caller does; the task that it concerns goes on.
 
     Raises:
         CallerLeft: the caller hung up.

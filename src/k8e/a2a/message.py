@@ -70,7 +70,7 @@ class Job(NamedTuple):
 
 
 class MessageRefusal(NamedTuple):
-    """A message that is understood, but asks for nothing that can be done."""
+    """A message that is well-formed, but asks for nothing that can be done."""
 
     text: str
 
@@ -110,7 +110,7 @@ def text(value: Any, what: str, limit: int = MAX_ID) -> str:
 
 
 def name_of(value: Any, what: str) -> str:
-    """An id that somebody else chose."""
+    """An id that the caller chose."""
     found = text(value, what)
     if found and not _ID.fullmatch(found):
         raise Fault(INVALID_PARAMS, f"{what} has other characters than letters, digits and .:_-")
@@ -129,12 +129,12 @@ def file_of(name: Any, content: Any) -> tuple[str, bytes]:
 
 
 def refuse_url() -> Fault:
-    # Fetching what a caller names would reach what only this machine can reach.
+    # Fetching a URL of the caller's would reach hosts that only this machine can reach.
     return Fault(CONTENT_TYPE, "files come with their content, not by URL")
 
 
 def job(pieces: list[Piece], metadata: Mapping[str, Any], longest: float) -> Job | MessageRefusal:
-    """What the parts of a message want to be run."""
+    """The job that a message describes."""
     files = tuple(piece.file for piece in pieces if piece.file is not None)
     if len(files) > MAX_FILES:
         raise Fault(INVALID_PARAMS, f"more than {MAX_FILES} files")
@@ -151,7 +151,7 @@ def job(pieces: list[Piece], metadata: Mapping[str, Any], longest: float) -> Job
 
 
 class _Code(NamedTuple):
-    """Code, and what the message says about it: not checked yet."""
+    """Code, and the message's settings for it: not checked yet."""
 
     code: str
     language: str
@@ -160,7 +160,7 @@ class _Code(NamedTuple):
 
 
 def _code(pieces: list[Piece], metadata: Mapping[str, Any]) -> _Code | None:
-    """The code of a message; None where there is none, or more than one."""
+    """The code of a message; None if there is none, or more than one."""
     data = [mapping(piece.data, "the data of a part") for piece in pieces if piece.data is not None]
     coded = [item for item in data if "code" in item]
     if coded:
@@ -181,7 +181,7 @@ def _code(pieces: list[Piece], metadata: Mapping[str, Any]) -> _Code | None:
 
 
 def fenced(text: str) -> list[tuple[str, str]]:
-    """The fenced blocks of a Markdown text: language and content. Each line is looked at once."""
+    """The fenced blocks of a Markdown text: language and content. Each line is read once."""
     found: list[tuple[str, str]] = []
     mark, language, lines = "", "", [""]
     for line in text.splitlines(keepends=True):

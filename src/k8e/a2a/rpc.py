@@ -1,4 +1,4 @@
-"""JSON-RPC calls and their answers: which method, which task, in which dialect."""
+"""JSON-RPC calls and their answers: the method, the task, and the dialect."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RpcCall:
         self.id = found.get("id") if isinstance(found.get("id"), str | int) else None
         method = found.get("method")
         if found.get("jsonrpc") != "2.0" or not isinstance(method, str):
-            raise self.fault(Fault(message.INVALID_REQUEST, "this is no call of JSON-RPC 2.0"))
+            raise self.fault(Fault(message.INVALID_REQUEST, "this is not a call of JSON-RPC 2.0"))
         speaks = dialects.speaking(method)
         if speaks is None:
             raise self.fault(Fault(message.NO_METHOD, f"there is no method {method[:64]!r}"))
@@ -69,7 +69,7 @@ def _parse(body: bytes) -> Mapping[str, Any]:
     try:
         found = json.loads(body)
     except (ValueError, RecursionError):
-        raise RpcRefusal(None, Fault(message.PARSE, "the body is no JSON")) from None
+        raise RpcRefusal(None, Fault(message.PARSE, "the body is not JSON")) from None
     if not isinstance(found, dict):
         raise RpcRefusal(None, Fault(message.INVALID_REQUEST, "the body is not one call"))
     return cast("Mapping[str, Any]", found)
@@ -113,7 +113,7 @@ class RpcService:
         if call.does == "push":
             raise Fault(message.NO_PUSH, "there are no push notifications; stream, or ask again")
         if call.does == "extended_card":
-            raise Fault(message.NO_EXTENDED_CARD, "there is no extended card, only the one")
+            raise Fault(message.NO_EXTENDED_CARD, "there is no extended card, only the public one")
         raise Fault(message.UNSUPPORTED, "this is not supported; keep the ids of your tasks")
 
     async def _about(self, call: RpcCall) -> bytes | AsyncGenerator[bytes]:
@@ -131,9 +131,9 @@ class RpcService:
         return self._events(call, task)
 
     async def _events(self, call: RpcCall, task: Task) -> AsyncGenerator[bytes]:
-        """The task as it is, then what happens to it, as server-sent events."""
+        """The task's present state, then its further events, as server-sent events."""
         self._streams[task] += 1
-        at = task.mark()  # with the first event: what is sent later must not say the same again
+        at = task.mark()  # with the first event: what is sent later must not repeat it
         try:
             yield _event(call.result(call.dialect.sent(task)))
             async with contextlib.aclosing(task.follow(at, PING_SECONDS)) as events:

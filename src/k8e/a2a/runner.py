@@ -1,4 +1,4 @@
-"""Tasks of one caller in sandboxes: how many at once, which share a sandbox, and how they end."""
+"""Tasks of one caller in sandboxes: how many run at once, who shares a sandbox, how they end."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TaskTerms(NamedTuple):
 
 
 class _Context:
-    """Tasks that share a session: what one writes, the next one finds."""
+    """Tasks that share a session: later ones find the files of earlier ones."""
 
     def __init__(self, template: str) -> None:
         self.session_id = ""
@@ -55,7 +55,7 @@ class TaskRunner:
         self.terms = terms
 
     def submit(self, ask: TaskMessage) -> Task:
-        """Begin a task; the task itself says what comes of it."""
+        """Begin a task; the task itself reports the result."""
         if ask.task_id:
             self._refuse_more(self.get(ask.task_id))
         task = Task(ask.context_id or f"ctx-{secrets.token_hex(12)}")
@@ -75,7 +75,7 @@ class TaskRunner:
             context.running -= 1
             task.change(tasks.CANCELED, "canceled before it began")  # if it is not over
 
-        task.running.add_done_callback(ended)  # runs also for what never began
+        task.running.add_done_callback(ended)  # also runs if the task never began
         return task
 
     @staticmethod
@@ -143,7 +143,7 @@ class TaskRunner:
         return found
 
     def _make_room(self) -> None:
-        """End the context that was used longest ago, if there are as many as there may be."""
+        """End the context that was not used for longest, if there are too many."""
         if len(self._contexts) < self.terms.contexts:
             return
         idle = [key for key, item in self._contexts.items() if not item.running]
@@ -154,7 +154,7 @@ class TaskRunner:
         self._end(self._contexts.pop(idle[0]))
 
     def _end(self, context: _Context) -> None:
-        """Destroy the session of a context, beside everything else."""
+        """Destroy the session of a context in the background."""
         if not context.session_id:
             return
         ending = asyncio.create_task(self._destroy(context.session_id))
@@ -233,7 +233,7 @@ class TaskRunner:
 
 
 async def _kill(starting: asyncio.Future[AsyncRun]) -> None:
-    """Kill a program, also one that is being started, and wait until it is dead."""
+    """Kill a program, even one that is being started, and wait until it is dead."""
     with contextlib.suppress(errors.K8eError, OSError, TimeoutError):
         async with asyncio.timeout(KILL_SECONDS):
             run = await starting
@@ -257,7 +257,7 @@ def _finish(task: Task, end: Exit) -> None:
         }
     )
     if end.status == "timed_out":
-        task.change(tasks.FAILED, "the code was killed: its time was over")
+        task.change(tasks.FAILED, "the code was killed: it timed out")
     elif end.exit_code:
         task.change(tasks.FAILED, f"the code ended with exit code {end.exit_code}")
     else:

@@ -1,4 +1,4 @@
-"""A task as it happens: what it printed, how it is, and anybody who watches."""
+"""A task as it runs: its output, its state, and the callers that follow it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def now() -> str:
 
 
 class TaskStatus:
-    """How a task is from a moment on."""
+    """The state of a task from a moment on."""
 
     def __init__(self, state: str, text: str = "") -> None:
         self.state = state
@@ -30,7 +30,7 @@ class TaskStatus:
 
 
 class TaskOutput:
-    """Text of one stream. It grows until somebody has taken it: who is slow gets larger pieces."""
+    """Text of one stream. It grows until a reader takes it: slow readers get larger pieces."""
 
     def __init__(self, name: str, *, first: bool) -> None:
         self.name = name
@@ -44,7 +44,7 @@ class TaskOutput:
 
 
 class TaskResult:
-    """What came of a program, as data."""
+    """The result of a program, as data."""
 
     def __init__(self, data: dict[str, Any]) -> None:
         self.data = data
@@ -54,7 +54,7 @@ Event = TaskStatus | TaskOutput | TaskResult
 
 
 class Task:
-    """One task of one caller. Everything that happened to it is kept, within the output's limit."""
+    """One task of one caller. Its whole history is kept, within the output's limit."""
 
     def __init__(self, context_id: str) -> None:
         self.id = f"task-{secrets.token_hex(12)}"
@@ -71,11 +71,11 @@ class Task:
     def over(self) -> bool:
         return self.status.state in OVER
 
-    # What happens.
+    # Events.
 
     def change(self, state: str, text: str = "") -> None:
         if self.over:
-            return  # what is over stays as it ended
+            return  # a task that is over stays as it ended
         self.status = TaskStatus(state, text)
         self._add(self.status)
         self._join()
@@ -95,7 +95,7 @@ class Task:
         self._tell()
 
     def printed_all(self) -> None:
-        """Nothing more comes: a character that was cut off is one no more."""
+        """End the output: an incomplete last character stays incomplete."""
         for stream in list(self._decoders):
             self.printed(stream, b"", final=True)
 
@@ -103,7 +103,7 @@ class Task:
         self._add(TaskResult(result))
 
     def _join(self) -> None:
-        """Keep one piece for each stream of what is over, once nobody has a place in the log."""
+        """Keep one piece for each stream of a task that is over, once no reader is in the log."""
         if not self.over or self._followers:
             return
         whole: list[Event] = []
@@ -121,7 +121,7 @@ class Task:
         self._news.set()
         self._news = asyncio.Event()
 
-    # What there is.
+    # Contents.
 
     def text(self, stream: str) -> str:
         found = [
@@ -138,14 +138,14 @@ class Task:
         return next((item.data for item in self.log if isinstance(item, TaskResult)), None)
 
     def mark(self) -> int:
-        """The place in the log where everything begins that nobody knows yet, to follow it."""
+        """The end of the log, from which to follow the task."""
         self._followers += 1
         if self.log and isinstance(last := self.log[-1], TaskOutput):
             last.taken = True
         return len(self.log)
 
     async def follow(self, at: int, pause: float) -> AsyncGenerator[Event | None]:
-        """What happens from a marked place on; None after each ``pause`` without news."""
+        """Events from a marked place on; None after each ``pause`` without news."""
         try:
             async with contextlib.aclosing(self._follow(at, pause)) as events:
                 async for event in events:

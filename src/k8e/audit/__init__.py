@@ -1,1 +1,1 @@
-"""Who did what to which session, allowed or not: a chain of rows that is only ever added to."""
+"""The audit trail: an append-only chain of rows, who did what to which session, allowed or not."""

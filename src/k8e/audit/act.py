@@ -41,12 +41,12 @@ def current() -> Act | None:
 
 
 def begin(act: Act | None) -> None:
-    """From now on, in this task and those that it starts, work is on behalf of ``act``."""
+    """Work on behalf of ``act`` from now on, in this task and those that it starts."""
     _act.set(act)
 
 
 def about(session_id: str) -> None:
-    """The call names this session; at the edge, one learns that only after its caller is known."""
+    """Note the session that the call names; at the edge it is known only after the caller."""
     act = _act.get()
     if act is not None and session_id:
         _act.set(act._replace(session=session_id))
@@ -59,7 +59,7 @@ def kept(work: None) -> None: ...
 @overload
 def kept(work: Callable[P, None] | None) -> Callable[P, None] | None: ...
 def kept(work: Callable[P, None] | None) -> Callable[P, None] | None:
-    """``work`` on behalf of the current caller, wherever it is called later."""
+    """Bind ``work`` to the current caller, wherever it is called later."""
     act = _act.get()
     if work is None or act is None:
         return work

@@ -16,8 +16,8 @@ from k8e.audit import rows
 from k8e.audit.rows import NO_HASH, ChainLink, Filter
 from k8e.audit.segments import LONGEST_LINE, segments
 
-BLOCK = 256 << 10  # bytes; between two of them, others may work
-MAX_PAGE = 4 << 20  # bytes of rows, before the last of them
+BLOCK = 256 << 10  # bytes; between two blocks, other work gets its turn
+MAX_PAGE = 4 << 20  # bytes of rows, without the last of them
 MAX_READ = 32 << 20  # bytes that are read for one page of what follows
 SLACK = 300.0  # seconds that a clock may have been set back
 PRUNED = "audit.pruned"
@@ -37,7 +37,7 @@ class Page(NamedTuple):
 
 
 class Newest:
-    """The newest rows that are wanted, looked for segment by segment."""
+    """Finds the newest matching rows, segment by segment."""
 
     def __init__(self, folder: Path, wanted: Filter, limit: int) -> None:
         self._folder = folder
@@ -47,7 +47,7 @@ class Newest:
         self._cursor = ""
 
     def step(self) -> Page | None:
-        """Look through one more segment; the page, once it is whole."""
+        """Search one more segment; return the page, once it is complete."""
         if self._left is None:
             self._left = segments(self._folder)
             if self._left:
@@ -69,7 +69,7 @@ class Newest:
 
 
 class _Found:
-    """Rows for one page, which is full by their number or by their bytes."""
+    """Rows for one page, which is bounded by their number and their bytes."""
 
     def __init__(self, limit: int) -> None:
         self.lines: list[bytes] = []
@@ -77,14 +77,14 @@ class _Found:
         self._bytes = 0
 
     def add(self, line: bytes) -> bool:
-        """Whether the page is full now."""
+        """Add a row; return whether the page is full now."""
         self.lines.append(line)
         self._bytes += len(line)
         return len(self.lines) >= self._limit or self._bytes >= MAX_PAGE
 
 
 def _lines_backwards(path: Path, needles: list[bytes]) -> Iterator[bytes]:
-    """Lines that have all needles in them, the last one first."""
+    """Lines that contain all needles, the last one first."""
     for block in _blocks_backwards(path):
         if all(needle in block for needle in needles):
             for line in reversed(block.splitlines()):
@@ -93,7 +93,7 @@ def _lines_backwards(path: Path, needles: list[bytes]) -> Iterator[bytes]:
 
 
 def following(folder: Path, wanted: Filter, cursor: str, limit: int) -> Page:
-    """The rows after ``cursor`` that are wanted; an empty one means from the oldest on.
+    """The matching rows after ``cursor``; an empty cursor means from the oldest on.
 
     A page may be empty and have more after it: one look reads only so much.
     """
@@ -118,7 +118,7 @@ def following(folder: Path, wanted: Filter, cursor: str, limit: int) -> Page:
 def parse_cursor(cursor: str) -> tuple[int, int]:
     found = _CURSOR.fullmatch(cursor or "0:0")
     if found is None:
-        raise errors.InvalidRequest("this is no cursor", hint="leave it away, and begin anew")
+        raise errors.InvalidRequest("this is not a cursor", hint="leave it out, and start again")
     return int(found[1]), int(found[2])
 
 
@@ -134,7 +134,7 @@ def _wanted(line: bytes, wanted: Filter, needles: list[bytes]) -> dict[str, Any]
 
 
 def _whole(path: Path) -> int:
-    """Up to where a segment consists of whole lines."""
+    """The offset up to which a segment consists of whole lines."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         start = max(0, size - LONGEST_LINE)
@@ -206,7 +206,7 @@ class _Chain:
     def add(self, line: bytes, where: str) -> None:
         found = rows.link(line)
         if found is None:
-            self.problems.append(f"{where} has a line that is no row")
+            self.problems.append(f"{where} has a line that is not a row")
             return
         if not rows.is_whole(line, found):
             self.problems.append(f"row {found.seq} is not what its hash says")
@@ -267,7 +267,7 @@ class Verifying:
 
 
 def _anchor(line: bytes) -> dict[int, str]:
-    """Where the trail begins since older rows were removed, as the row about that says."""
+    """The start of the trail after older rows were removed, from the row that says so."""
     detail: Any = (rows.parse(line) or {}).get("detail")
     try:
         return {int(detail["first"]): str(detail["prev"])}
@@ -275,13 +275,13 @@ def _anchor(line: bytes) -> dict[int, str]:
         return {}
 
 
-MAX_LOOKS = 8  # of one principal at once, those that wait for rows included
+MAX_LOOKS = 8  # of one principal at once, including those that wait for rows
 
 T = TypeVar("T")
 
 
 class Looks:
-    """Lets readers in, one after the other in the order in which they came."""
+    """Admits readers one after the other, in the order of their arrival."""
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
@@ -317,4 +317,4 @@ class Looks:
     def _ended(self, work: asyncio.Future[Any]) -> None:
         self._turn.release()
         if not work.cancelled():
-            work.exception()  # the caller was told, or has left
+            work.exception()  # the caller was told, or has disconnected

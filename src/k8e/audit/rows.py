@@ -70,7 +70,7 @@ def _members(detail: dict[str, str]) -> str:
 
 
 def link(line: bytes) -> ChainLink | None:
-    """The place of a line (without its end) in the chain; None if it is no row."""
+    """The place of a line (without its end) in the chain; None if it is not a row."""
     seq = _SEQ.match(line)
     hashes = _HASH.fullmatch(line, len(line) - _TAIL - _PREV) if len(line) > _TAIL + _PREV else None
     if seq is None or hashes is None:
@@ -79,13 +79,13 @@ def link(line: bytes) -> ChainLink | None:
 
 
 def is_whole(line: bytes, found: ChainLink) -> bool:
-    """Whether a line is what its hash says."""
+    """Whether a line matches its own hash."""
     return hashlib.sha256(line[:-_TAIL]).hexdigest() == found.hash
 
 
 @dataclass(frozen=True)
 class Filter:
-    """The rows that a query wants; an empty field means all of them."""
+    """The rows that a query wants; an empty field matches all."""
 
     session: str = ""
     principal: str = ""
@@ -95,7 +95,7 @@ class Filter:
     """One action, or all that begin with what stands before a ``*``."""
     denied: bool = False
     of: str = ""
-    """Only rows of this principal and of its sessions, for a caller who is no admin."""
+    """Only rows of this principal and of its sessions, for a caller who is not an admin."""
 
     def needles(self) -> list[bytes]:
         """Bytes that each matching line contains, since searching for bytes is quick."""
@@ -121,7 +121,7 @@ class Filter:
 
 
 def _is_of(principal: str, wanted: str) -> bool:
-    """Whether it is this one; ``key:NAME`` means every key that ever had the name."""
+    """Whether a name matches; ``key:NAME`` means every key that ever had the name."""
     return principal == wanted or principal.startswith(f"{wanted}:")
 
 

@@ -30,7 +30,7 @@ MAX_LEFT = 64  # segments that were left and are not on the disk yet
 
 
 class Excess(NamedTuple):
-    """Segments that are no longer to be kept."""
+    """Segments that are to be removed."""
 
     paths: list[Path]
     """Oldest first."""
@@ -55,10 +55,10 @@ def segments(folder: Path) -> list[Path]:
 
 
 class SegmentWriter:
-    """The one who adds rows to a folder."""
+    """The one writer of a folder's rows."""
 
     def __init__(self, folder: Path, *, max_bytes: int, max_age: float) -> None:
-        """Go on where the one before us stopped.
+        """Continue where the gateway before stopped.
 
         Raises:
             Conflict: another gateway writes there.
@@ -88,13 +88,13 @@ class SegmentWriter:
             last = self._open_last(path)
             if last is not None:
                 self.seq, self.head = last.seq, last.hash
-                if path != known[-1]:  # who follows is in the newest already
+                if path != known[-1]:  # readers that follow are in the newest already
                     self._drop_name()
                 return
         self._drop_name()
 
     def _open_last(self, path: Path) -> rows.ChainLink | None:
-        """Open a segment for more; its last row, if it has one that can be read."""
+        """Open a segment for appending; return its last row, if there is a readable one."""
         self._drop_name()
         self._fd, self._size = _open(path), path.stat().st_size
         self._allocated = path.stat().st_blocks * 512
@@ -133,7 +133,7 @@ class SegmentWriter:
             return
 
     def has_room(self) -> bool:
-        """Whether there is room for the rows of an operation's begin and end."""
+        """Whether there is room for the begin and end rows of an operation."""
         if self._size + ENOUGH <= self._allocated:
             return True
         try:
@@ -148,7 +148,7 @@ class SegmentWriter:
         return self._allocate(self._size + AHEAD, urgent=False)
 
     def _allocate(self, size: int, *, urgent: bool = True) -> bool:
-        """Have blocks for the first ``size`` bytes of this segment."""
+        """Allocate blocks for the first ``size`` bytes of this segment."""
         found = _allocate(self._fd, size, urgent=urgent)
         self._allocated = size if found else self._allocated
         return found
@@ -171,7 +171,7 @@ class SegmentWriter:
         self._size += written
 
     def _cut(self) -> None:
-        """End the segment after its last row, and give back the blocks that it has beyond."""
+        """End the segment after its last row, and free the blocks beyond it."""
         os.ftruncate(self._fd, self._size)
         self._allocated = self._size
 
@@ -194,7 +194,7 @@ class SegmentWriter:
             sync(self._folder, self.written())
 
     def written(self) -> list[int]:
-        """Descriptors of files that are perhaps not on the disk yet; the caller calls ``sync``."""
+        """Descriptors of files that may not be on the disk yet; the caller calls ``sync``."""
         found, self._left = self._left, []
         return [*found, os.dup(self._fd)] if self._fd >= 0 else found
 
@@ -228,14 +228,14 @@ class SegmentWriter:
 
 
 def _allocate(fd: int, size: int, *, urgent: bool = True) -> bool:
-    """Have blocks for a segment, from the gateway's reserve if need be."""
+    """Allocate blocks for a segment, from the gateway's reserve if need be."""
     while not (found := disk.allocate(fd, size)) and disk.give_way(urgent=urgent):
         pass
     return found
 
 
 def sync(folder: Path, written: list[int]) -> None:
-    """Bring segments to the disk, with their names, and close these descriptors of them."""
+    """Sync segments and their names to the disk, and close these descriptors of them."""
     with contextlib.ExitStack() as stack:
         for fd in written:
             stack.callback(os.close, fd)
@@ -247,7 +247,7 @@ def sync(folder: Path, written: list[int]) -> None:
 
 
 def _first(path: Path) -> rows.ChainLink | None:
-    """The place of a segment's first row."""
+    """The chain link of a segment's first row."""
     with path.open("rb") as file:
         return rows.link(file.readline(LONGEST_LINE).rstrip(b"\n"))
 

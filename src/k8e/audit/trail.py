@@ -1,6 +1,7 @@
 """The audit trail of a gateway: writing rows, counting floods, changes without a row yet.
 
-A gateway that is killed in between leaves the file, and the next one makes a row of it.
+If a gateway is killed while a change is under way, a file of the change stays, and the next gateway
+makes a row of it.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class Folding:
         return True
 
     def over(self, now: float) -> Iterator[tuple[Kind, int]]:
-        """Kinds whose window has ended, or that are too many, each with what was only counted."""
+        """Kinds whose window has ended, or that are surplus, each with its count."""
         while self._counts:
             kind, count = next(iter(self._counts.items()))
             if now < count.began + WINDOW and len(self._counts) <= MAX_KINDS:
@@ -94,7 +95,7 @@ MAX_BYTES = 64 << 10
 
 
 class Begun(NamedTuple):
-    """A change that began, and perhaps ended."""
+    """A change that began, and may have ended."""
 
     act: Act
     action: str
@@ -126,7 +127,7 @@ class PendingChanges:
                 path.unlink(missing_ok=True)
 
     def left(self) -> Iterator[Begun]:
-        """The changes that the gateway before us had begun; each is forgotten when handled."""
+        """The unfinished changes of the gateway before; each is forgotten when handled."""
         paths = sorted(self._folder.iterdir()) if self._folder.is_dir() else []
         for path in paths:
             found = _read(path)
@@ -158,12 +159,12 @@ def _read(path: Path) -> Begun | None:
 CONTENTS = ("commands", "hashes", "all")
 """How commands and code are stored: commands as text and code as hash, both as hash, or both as
 text."""
-MAX_CODE = 8 << 10  # bytes of the text of code or of a command, where it is kept
+MAX_CODE = 8 << 10  # bytes of the text of code or of a command, where text is kept
 SYNC_SECONDS = 1.0
 PRUNE_SECONDS = 60.0
 IDLE_SECONDS = 3600.0  # after which to look for old rows, where nothing happens
 FOLLOW_SECONDS = 0.1
-MAX_FOLLOWERS = 64  # calls of all who are no admins that wait for rows
+MAX_FOLLOWERS = 64  # waiting calls of all principals that are no admins
 GATEWAY = AuditCaller("", "gateway")
 _REFUSALS = frozenset(
     (
@@ -181,7 +182,7 @@ _KEY = re.compile(r"(k8e-)[0-9a-f]{16,}")
 
 
 class Trail:
-    """Adds rows, one after the other, on the gateway's event loop."""
+    """Appends rows, in order, on the gateway's event loop."""
 
     def __init__(
         self, folder: Path, *, max_bytes: int, max_age: float, content: str = CONTENTS[0]
@@ -308,7 +309,7 @@ class Trail:
         self._record(kind, outcome, session.session_id, session.owner, audit_act.current(), detail)
 
     def _asked(self, detail: dict[str, str], call: dict[str, Any]) -> dict[str, str]:
-        """Code and commands as rows have them. Never their environment, nor their input."""
+        """The code and commands of a call, as rows have them; never their environment or input."""
         code = call.get("code")
         what = "code" if isinstance(code, bytes) else "command"
         data = code if isinstance(code, bytes) else _bytes(call)
@@ -357,8 +358,8 @@ class Trail:
     # Keeping.
 
     async def _keep(self) -> None:
-        """Bring rows to the disk, and remove the oldest; neither holds up the event loop."""
-        pruned = -PRUNE_SECONDS  # at once: the one before us may have died at it
+        """Sync rows to the disk, and remove the oldest; neither blocks the event loop."""
+        pruned = -PRUNE_SECONDS  # at once: the gateway before may have died while it pruned
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(IDLE_SECONDS):
@@ -444,7 +445,7 @@ class Trail:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(deadline):
                     await news.wait()
-                    await asyncio.sleep(FOLLOW_SECONDS)  # so that many rows are one look
+                    await asyncio.sleep(FOLLOW_SECONDS)  # so that many rows take one look
 
     async def verify(self, expected: ChainLink | None = None, who: str = "") -> Checked:
         """Check the chain, also against what this gateway remembers of its end."""
@@ -467,7 +468,7 @@ class Trail:
 
 
 def _host(peer: str) -> str:
-    """A stranger's address without its port; one host may have many of IPv6."""
+    """A stranger's address without its port; one host may have many addresses of IPv6."""
     return access.group(peer.rpartition(":")[0].strip("[]"))
 
 
@@ -486,7 +487,7 @@ def _is_denial(kind: str, fields: dict[str, Any]) -> bool:
 
 
 def _bytes(call: dict[str, Any]) -> bytes:
-    """A command's arguments, each with the zero that ends it."""
+    """A command's arguments, each with the NUL that ends it."""
     argv: list[str] = call.get("argv") or []
     return b"".join(part.encode("utf-8", "surrogateescape") + b"\0" for part in argv)
 

@@ -1,1 +1,1 @@
-"""Who callers from elsewhere are: API keys, and client certificates issued for them."""
+"""Credentials of remote callers: API keys, and client certificates issued for them."""

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from k8e import errors
-from k8e.auth.rates import Attempts
+from k8e.auth.rates import FailureRates
 from k8e.auth.store import Key, KeyStore
 from k8e.model import Principal, Role, new_id
 
@@ -42,7 +42,7 @@ class Unknown(Exception):
 
 
 class KeyQuota(NamedTuple):
-    """The limits of one key; 0 means the usual one."""
+    """The limits of one key; 0 means the default."""
 
     max_sessions: int = 0
     rate: float = 0
@@ -64,7 +64,7 @@ class Keys:
 
     def __init__(self, store: KeyStore) -> None:
         self._store = store
-        self.attempts = Attempts()
+        self.attempts = FailureRates()
         self._open: dict[int, set[asyncio.Timeout]] = {}
         self.on_end: list[Callable[[Key], None]] = []
         """Called with each key that was deleted or rotated."""
@@ -77,7 +77,7 @@ class Keys:
     async def create(
         self, name: str, ttl: str = "", roles: Sequence[str] = (), quota: KeyQuota | None = None
     ) -> Created:
-        """A new key, good for ``ttl`` (``30d``, ``12h``, ``never``) and for ``roles``."""
+        """Create a key, valid for ``ttl`` (``30d``, ``12h``, ``never``), with ``roles``."""
         if not _NAME.fullmatch(name):
             raise errors.InvalidRequest(
                 f"{name[:80]!r} cannot be the name of a key",
@@ -98,7 +98,7 @@ class Keys:
         return Created(created, secret)
 
     def listing(self) -> list[tuple[Key, int]]:
-        """Each key, and how many certificates of it are still good."""
+        """Each key, and how many certificates of it are still valid."""
         now = time.time()
         return [(key, self._store.certificates(key.key_id, now)) for key in self._store.listing()]
 
@@ -121,7 +121,7 @@ class Keys:
         return gone
 
     async def rotate(self, name: str, ttl: str = "") -> Created:
-        """Replace a key's secret: who has it stays the same, and nothing of before is good."""
+        """Replace a key's secret: the principal stays the same, and everything older is invalid."""
         before, now = self.get(name), time.time()
         secret = _new_secret()
         key = replace(before, created_at=now, expires_at=_ends(ttl, now))
@@ -139,18 +139,18 @@ class Keys:
             tell(key)
 
     def gone(self) -> set[str]:
-        """The principals of keys that were deleted; one that only expired may be rotated."""
+        """The principals of deleted keys; one that only expired may be rotated."""
         return self._store.revoked()
 
     def max_sessions(self, owner: str) -> int:
-        """How many sessions a principal may have at once; 0 means the usual number."""
+        """How many sessions a principal may have at once; 0 means the default."""
         found = self._store.owned(owner) if owner.startswith(OWNER_PREFIX) else None
         return found.max_sessions if found is not None else 0
 
     # Recognising.
 
     def of_secret(self, secret: str) -> Key:
-        """The key that a caller shows.
+        """The key with this secret.
 
         Found by its hash, so the time that this takes tells nothing about any other key.
         """
@@ -170,14 +170,14 @@ class Keys:
         return _checked(found)
 
     def of_principal(self, principal: Principal) -> Key | None:
-        """The living key behind a principal, if there is one."""
+        """The living key of a principal, if there is one."""
         if not principal.name.startswith(OWNER_PREFIX):
             return None
         found = self._store.owned(principal.name)
         return found if found is not None and found.valid(time.time()) else None
 
     async def issued(self, serial: str, key: Key, device: str, expires_at: float) -> None:
-        """Record a certificate; one that is not recorded belongs to no key."""
+        """Record a certificate; an unrecorded one belongs to no key."""
         await self._store.add_certificate(
             serial.lower(), key.key_id, device, time.time(), expires_at
         )
@@ -185,7 +185,7 @@ class Keys:
 
     @contextlib.asynccontextmanager
     async def while_valid(self, key: Key) -> AsyncGenerator[None]:
-        """Let a call go on for as long as its key is good; Unknown when that ends first."""
+        """Let a call go on for as long as its key is valid; Unknown when that ends first."""
         loop = asyncio.get_running_loop()
         end = loop.time() + key.expires_at - time.time() if key.expires_at else None
         scope = asyncio.timeout_at(end)

@@ -1,11 +1,10 @@
-"""Limits on calls and on failed logins: buckets that fill as time passes.
+"""Rates of calls and of failed logins: buckets that fill as time passes.
 
-A caller's rate is the operator's word (``K8E_CALL_RATE``, or the key's own), never the caller's: no
-header chooses the bucket. The local user has none; it would only be in its own way.
+The operator sets a caller's rate (``K8E_CALL_RATE``, or the key's own); no header of the caller
+chooses the bucket. The local user has none, because it would only slow itself down.
 
 A key has 256 random bits, so it cannot be guessed; and many people may share an address. So a flood
-from an address is told to stop, and costs next to nothing, while a good key from there goes on
-working.
+from an address is refused, and costs next to nothing, while a good key from there goes on working.
 """
 
 from __future__ import annotations
@@ -64,14 +63,14 @@ REFILL = 0.5  # … and how many more each second
 MAX_ADDRESSES = 4096
 
 
-class Attempts:
+class FailureRates:
     """A token bucket per address; the address that was quiet for longest is forgotten first."""
 
     def __init__(self) -> None:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def failed(self, address: str, now: float | None = None) -> bool:
-        """Count a failure; whether the address is still within its limit."""
+        """Count a failure; return whether the address is still within its limit."""
         now = time.monotonic() if now is None else now
         key = access.group(address)
         left, at = self._buckets.pop(key, (BURST, now))

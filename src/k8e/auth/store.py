@@ -1,6 +1,6 @@
-"""Where keys and certificates are written down: what every store of them does, and SQLite.
+"""Stores of keys and certificates: the interface, and SQLite.
 
-A file of its own: it is written seldom, and a deletion must be on the disk before it is told.
+A file of its own: it is written seldom, and a deletion must be on the disk before it is reported.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MIGRATIONS = (
     """,
 )
 MAX_CERTIFICATES = 4096
-"""Of one key: the newest. Who may log in could otherwise fill the disk with them."""
+"""Of one key: the newest. Otherwise logins could fill the disk with them."""
 _COLUMNS = "key_id, name, roles, created_at, expires_at, revoked_at, owner, max_sessions, rate"
 
 
@@ -91,11 +91,11 @@ class KeyStore(Protocol):
     def listing(self) -> list[Key]: ...
 
     def revoked(self) -> set[str]:
-        """The principals of all keys that were deleted and are still known."""
+        """The principals of all deleted keys that are still recorded."""
         ...
 
     def of_certificate(self, serial: str, now: float) -> Key | None:
-        """The key for which a certificate was issued that is good until later than ``now``."""
+        """The key of a certificate, if both are valid later than ``now``."""
         ...
 
     def certificates(self, key_id: int, now: float) -> int: ...
@@ -105,15 +105,15 @@ class KeyStore(Protocol):
         ...
 
     def rotate(self, key: Key, digest: bytes) -> Awaitable[None]:
-        """Give a key another secret and another time; its certificates are gone with the old."""
+        """Give a key another secret and lifetime; its certificates end with the old secret."""
         ...
 
     def revoke(self, name: str, at: float) -> Awaitable[Key | None]:
-        """Delete a key; returns the key, or None if there is none."""
+        """Delete a key; return it, or None if there is none."""
         ...
 
     def forget(self, before: float, now: float) -> Awaitable[None]:
-        """Remove what has been over for long, with its certificates.
+        """Remove keys that ended long ago, with their certificates.
 
         A key that only expired must be deleted first: that says that its things are not needed.
         """

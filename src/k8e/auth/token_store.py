@@ -60,7 +60,7 @@ class SigningKeyStore(Protocol):
 
 
 class RevocationStore(Protocol):
-    """Tokens that are no longer good, by what they have in common."""
+    """Revoked tokens, by what they have in common."""
 
     async def revoke(self, subject: str, *, issued_before: float, until: float) -> None:
         """Refuse tokens with this subject that were issued up to a time.

@@ -89,7 +89,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Goal:
-    """A bar that a measurement is to reach."""
+    """A bar for a measurement."""
 
     kind: Kind
     value: float
@@ -107,7 +107,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class TableRow:
-    """One line of the table: ours, what it is compared with, and the bar."""
+    """One line of the table: ours, the peer's, and the bar."""
 
     subject: str
     runtime: str
@@ -165,7 +165,7 @@ class TableRow:
 
 @dataclass(frozen=True)
 class Skipped:
-    """Something that could not be measured here, and why."""
+    """A measurement that could not be made here, and why."""
 
     subject: str
     runtime: str
@@ -185,7 +185,7 @@ Timed = Callable[[], float]
 
 
 def timed(work: Callable[[], object]) -> Timed:
-    """``work`` with a stop-watch around it."""
+    """A function that runs ``work`` and returns its seconds."""
 
     def run() -> float:
         began = time.perf_counter()

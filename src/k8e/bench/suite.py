@@ -52,7 +52,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Plan:
-    """How often and how much is measured."""
+    """The numbers of rounds and sessions of a measurement."""
 
     rounds: int = 20
     at_once: int = 10
@@ -74,7 +74,7 @@ class Suite:
         self._made: set[str] = set()
 
     def measure(self) -> Generator[TableRow]:
-        """Yields rows as they are ready; destroys its sessions, also when it is left early."""
+        """Yield rows as they are ready; the sessions are destroyed, also when it is left early."""
         try:
             yield from self._first_results()
             with self._session() as session_id:
@@ -169,7 +169,7 @@ class Suite:
             yield self._row(f"exec true, {width} at once", milliseconds(many), nothing)
 
     def _run(self, session_id: str, language: str) -> Iterator[TableRow]:
-        """Code in a language; nothing where the sandbox does not have it."""
+        """Run code in a language; nothing where the sandbox does not have it."""
         code, command = LANGUAGES[language]
         if self._client.exec(session_id, f"command -v {command[0]}", PATIENCE).exit_code:
             return
@@ -205,7 +205,7 @@ class Suite:
 
         def read() -> None:
             if self._client.read_bytes(session_id, FILE) != data:
-                raise errors.GuestFailed("what was read is not what was written")
+                raise errors.GuestFailed("the data read differs from the data written")
 
         return {
             "write": timed(lambda: self._client.write_file(session_id, FILE, data)),
@@ -215,7 +215,7 @@ class Suite:
         }
 
     def _nothing(self) -> Timed:
-        """The gateway's quickest answer: the way there and back."""
+        """The gateway's quickest answer: a round trip alone."""
         return timed(self._client.status)
 
     def _row(self, name: str, samples: list[float], floor: Series) -> TableRow:
@@ -223,7 +223,7 @@ class Suite:
 
 
 def _copied(name: str, size: int, seconds: list[float]) -> Series:
-    """Small files are a matter of time, large ones of speed."""
+    """Small files are measured by time, large ones by speed."""
     if size == SMALL:
         return Series(name, "ms", milliseconds(seconds))
     return Series(name, "MB/s", megabytes_per_second(size, seconds))

@@ -37,7 +37,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _said_once(arguments: list[str]) -> list[str]:
-    """``sandbox run`` for the ``sandbox sandbox run`` that comes of ``k8e-sandbox sandbox run``.
+    """Read ``sandbox sandbox run``, which ``k8e-sandbox sandbox run`` makes, as ``sandbox run``.
 
     K8E's older program of that name had its commands below ``sandbox``, the newer one has not.
     """
@@ -54,7 +54,7 @@ def _flush() -> bool:
     Python does this after us too, and would print a traceback.
     """
     try:
-        if sys.stdout is not None:  # closed from the beginning
+        if sys.stdout is not None:  # closed from the start
             sys.stdout.flush()
     except (OSError, ValueError):
         return False

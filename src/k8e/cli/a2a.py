@@ -1,7 +1,7 @@
 """``k8e a2a``: let other agents run code here.
 
-The gateway serves them. The command starts one if none runs, says where it is and what to show it,
-and keeps it from leaving as long as the command runs.
+The gateway serves them. The command starts one if none runs, prints its address and which
+credentials it takes, and keeps it running as long as the command runs.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ GONE = {
     "--tls-cert": _PROXY,
     "--tls-key": _PROXY,
     "--tokens": _KEYS,
-    "--runtime": "K8E_RUNTIME of the gateway says it, or a template that messages name",
+    "--runtime": "set K8E_RUNTIME of the gateway, or a template that messages name",
     "--template": 'messages name it in their metadata: {"template": "NAME"}',
-    "--allowed-hosts": "K8E_ALLOWED_HOSTS of the gateway says it, or a template that messages name",
+    "--allowed-hosts": "set K8E_ALLOWED_HOSTS of the gateway, or a template that messages name",
     "--max-running": "a caller has 4 tasks at a time",
     "--max-timeout": "a task may ask for up to an hour",
     "--endpoint": _ELSEWHERE,
@@ -56,7 +56,7 @@ class Stop(BaseException):
 
 
 def serve(options: argparse.Namespace) -> int:
-    """Say where the gateway serves A2A, and keep the gateway until we are told to end."""
+    """Print where the gateway serves A2A, and keep the gateway running until we are stopped."""
     if sys.platform != "linux":
         raise errors.InvalidRequest("a gateway needs Linux", hint=_ELSEWHERE)
     with contextlib.closing(_dial(options.addr)) as sock:
@@ -127,9 +127,9 @@ def _token_file() -> str:
 
 
 def _wait(sock: _socket.socket) -> None:
-    """Wait until the gateway ends: we ask nothing, so all it can say is goodbye.
+    """Wait until the gateway ends: we ask nothing, so the only message is its goodbye.
 
-    A gateway in the background leaves when nobody is connected and it has nothing to do.
+    A gateway in the background ends when no client is connected and it has nothing to do.
     """
     import select
 
@@ -140,13 +140,13 @@ def _wait(sock: _socket.socket) -> None:
 
 def token(options: argparse.Namespace) -> int:
     if options.name is not None or options.revoke:
-        raise errors.InvalidRequest("callers have no tokens of A2A any more", hint=_KEYS)
+        raise errors.InvalidRequest("A2A has no tokens of its own any more", hint=_KEYS)
     output.answer({"file": _token_file(), "name": "local", "token": access.token()})
     return 0
 
 
 class _Gone(argparse.Action):
-    """A flag that there is no more."""
+    """A flag that was removed."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
         name = option or ""

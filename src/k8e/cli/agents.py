@@ -11,7 +11,7 @@ from k8e import errors
 from k8e.cli import fast, output
 from k8e.cli.parser import Commands
 from k8e.skills import agents, install
-from k8e.skills.agents import Agent, Scope
+from k8e.skills.agents import Scope, SupportedAgent
 from k8e.skills.install import InstallOutcome
 
 AGENTS = ("claude", "kiro", "gemini", "codex", "cursor", "vscode", "all")
@@ -29,7 +29,7 @@ def add_install_skill(commands: Commands) -> None:
 def _add(commands: Commands, path: str) -> None:
     parser = commands.add(
         path.split()[-1],
-        "tell agents of the MCP server, and give them the skill",
+        "install the MCP server and the skill for agents",
         f"k8e {path} claude\n"
         f"         k8e {path} all --dry-run\n"
         f"         k8e {path} cursor vscode --project\n"
@@ -40,12 +40,12 @@ def _add(commands: Commands, path: str) -> None:
         "agents",
         nargs="*",
         metavar="AGENT",
-        help=f"{', '.join(AGENTS[:-1])} or all (default): those that are used here",
+        help=f"{', '.join(AGENTS[:-1])} or all (default): the agents that are used here",
     )
     parser.add_argument(
         "--project",
         action="store_true",
-        help="for everybody who works on the project in this folder, not for this user",
+        help="for everyone who works on the project in this folder, not for this user",
     )
     parser.add_argument(
         "--uninstall", action="store_true", help="remove what was installed, and nothing else"
@@ -97,7 +97,7 @@ def _scope(options: argparse.Namespace) -> Scope:
     return Scope(Path.home(), project, os.environ)
 
 
-def _choose(options: argparse.Namespace, scope: Scope) -> list[Agent]:
+def _choose(options: argparse.Namespace, scope: Scope) -> list[SupportedAgent]:
     unknown = [name for name in options.agents if name not in AGENTS]
     if unknown:
         raise errors.InvalidRequest(
@@ -108,7 +108,7 @@ def _choose(options: argparse.Namespace, scope: Scope) -> list[Agent]:
 
 
 def _report_none(options: argparse.Namespace, scope: Scope) -> int:
-    """Say which folders were searched: a machine without agents is no mistake."""
+    """Print which folders were searched: a machine without agents is not an error."""
     places = {
         agent.name: [str(place) for place in agent.places(scope)]
         for agent in agents.AGENTS.values()
@@ -152,5 +152,5 @@ def _print_text(
         lines += [f"{name}: failed, and nothing of it was changed", f"  error   {message}"]
         lines.append(f"  advice  {hint}")
     if not dry and any(item.action in ("installed", "updated", "removed") for item in outcomes):
-        lines.append("Restart the agents that run, so that they see it.")
+        lines.append("Restart running agents, so that they see it.")
     fast.write(1, "".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))

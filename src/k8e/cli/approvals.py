@@ -24,7 +24,7 @@ _MAX_SECRET_FILE = 4096
 
 
 def confirm(options: argparse.Namespace) -> int:
-    """Ask, tell the people at the terminal, and wait."""
+    """Ask for approval, tell the people at the terminal, and wait."""
     with sessions.connect(options) as client:
         approval_id = options.approval_id
         if not approval_id:
@@ -101,7 +101,7 @@ def approvals(options: argparse.Namespace) -> int:
 
 
 def init(options: argparse.Namespace) -> int:
-    """Choose a secret, or take a passphrase; it is shown once and kept nowhere."""
+    """Choose a secret, or take a passphrase; it is printed once and stored nowhere."""
     with sessions.connect(options) as client:
         if client.has_approver() and not options.replace:
             raise errors.Conflict(
@@ -177,14 +177,14 @@ def _new_passphrase() -> str:
 def add_confirm(commands: Commands) -> None:
     parser = commands.add(
         "confirm",
-        "ask for leave to do something, and wait for the decision; exits with 1 if it is a no",
+        "ask for approval of an action, and wait for the decision; exits with 1 if it is refused",
         "k8e sandbox confirm ID 'delete the table users'\n"
         "         k8e sandbox confirm --no-wait ID 'delete the table users'",
         confirm,
         remote=True,
     )
     parser.add_argument("session_id", metavar="ID")
-    parser.add_argument("action", metavar="ACTION", help="what is to be done, in words")
+    parser.add_argument("action", metavar="ACTION", help="the action, in words")
     parser.add_argument(
         "--timeout",
         type=float,
@@ -196,7 +196,10 @@ def add_confirm(commands: Commands) -> None:
         "--no-wait", action="store_true", help="print the approval's id and leave at once"
     )
     parser.add_argument(
-        "--approval-id", default="", metavar="ID", help="wait again for what was asked before"
+        "--approval-id",
+        default="",
+        metavar="ID",
+        help="wait again for an approval that was asked for before",
     )
     parser.add_argument(
         "--expires",
@@ -243,7 +246,7 @@ def add_approver(commands: Commands) -> None:
     group = approver.commands(required=True)
     init_parser = group.add(
         "init",
-        "make a secret that approving needs from now on, and print it once",
+        "make a secret that approving requires from now on, and print it once",
         "k8e approver init --passphrase\n         k8e approver init --file /root/approver.secret",
         init,
         remote=True,
@@ -260,7 +263,7 @@ def add_approver(commands: Commands) -> None:
     _add_secret_file(init_parser)
     group.add(
         "status",
-        "tell whether there is an approver",
+        "print whether there is an approver",
         "k8e approver status",
         status,
         remote=True,

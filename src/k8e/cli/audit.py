@@ -80,7 +80,7 @@ def moment(text: str, now: float) -> float:
         return datetime.datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError):
         raise errors.InvalidRequest(
-            f"{text[:40]!r} is no time", hint="use 15m, 2h, 7d, 2026-01-31 or 2026-01-31T12:00"
+            f"{text[:40]!r} is not a time", hint="use 15m, 2h, 7d, 2026-01-31 or 2026-01-31T12:00"
         ) from None
 
 
@@ -111,7 +111,7 @@ _TIME = "an age (30s, 15m, 2h, 7d), a date and time, or unix time"
 def add_audit(commands: Commands) -> None:
     wanted = Parser(add_help=False, argument_default=argparse.SUPPRESS)
     wanted.add_argument("--session", metavar="ID", help="what happened to one session")
-    wanted.add_argument("--principal", metavar="NAME", help="what somebody did")
+    wanted.add_argument("--principal", metavar="NAME", help="the actions of one principal")
     wanted.add_argument("--since", metavar="TIME", help=f"not before: {_TIME}")
     wanted.add_argument("--until", metavar="TIME", help="before that time")
     wanted.add_argument("--action", metavar="NAME", help="one action, or all of a kind: 'exec.*'")
@@ -120,7 +120,7 @@ def add_audit(commands: Commands) -> None:
     )
     audit = commands.add(
         "audit",
-        "show who did what to which session, allowed or not",
+        "show who did what to which session, and what was refused",
         "k8e audit --since 1h\n         k8e audit --session ID --denied --json",
         show,
         remote=True,
@@ -140,7 +140,7 @@ def add_audit(commands: Commands) -> None:
     )
     verify_parser = group.add(
         "verify",
-        "check that no row was changed and none is missing; fails with 1 if not",
+        "check that no row was changed or is missing; exits with 1 if one was",
         "k8e audit verify\n         k8e audit verify --expect 1234:9f86d081…",
         verify,
         remote=True,
@@ -172,7 +172,7 @@ def show_events(options: argparse.Namespace) -> int:
 
 
 def events_table(found: list[Event], *, one: bool = True) -> Iterator[str]:
-    """A line for each event; nothing of what a sandbox or a client wrote acts on the terminal."""
+    """A line for each event; characters from a sandbox or a client never act on the terminal."""
     if one and found and found[0].seq > 1:
         yield f"({found[0].seq - 1} older events are not shown)"
     rows: list[tuple[str, str, str]] = []

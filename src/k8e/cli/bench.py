@@ -99,7 +99,7 @@ def _progress() -> Generator[suite.Tell]:
 
 @contextmanager
 def _ended_by_sigterm() -> Generator[None]:
-    """Let a signal end the measurement as an exception does, so that its sessions end too."""
+    """Let SIGTERM end the measurement like an exception, so that its sessions end too."""
 
     def end(*_: object) -> None:
         raise SystemExit(TERMINATED)
@@ -166,7 +166,9 @@ def add_bench(commands: Commands) -> None:
         bench,
         remote=True,
     )
-    parser.add_argument("--quick", action="store_true", help="two rounds: does it work at all")
+    parser.add_argument(
+        "--quick", action="store_true", help="two rounds, to see whether it works at all"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON with every single sample")
     parser.add_argument(
         "--runtime",

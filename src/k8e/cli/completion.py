@@ -30,11 +30,11 @@ _WORDS = {
 }
 _LOCAL_FILES = ("file", "secret_file", "apikey_file", "data_dir", "tls_cert", "tls_key")
 MANY = 6  # how many places are completed of an argument that can be repeated
-_NEW_ID = "k8e sandbox create"  # where an id is chosen, not found
+_NEW_ID = "k8e sandbox create"  # where an id is chosen, not searched for
 _BY_DEST = {"session_id": "sessions", "approval_id": "approvals", "template": "templates"}
 
 
-class Command(NamedTuple):
+class CommandSyntax(NamedTuple):
     """One command as a shell sees it. A kind says how a value is completed."""
 
     path: str
@@ -73,8 +73,8 @@ def completion(options: argparse.Namespace) -> int:
     return 0
 
 
-def walk_parser(parser: argparse.ArgumentParser, path: str) -> Iterator[Command]:
-    """A command and all below it."""
+def walk_parser(parser: argparse.ArgumentParser, path: str) -> Iterator[CommandSyntax]:
+    """A command and all commands below it."""
     shown = [item for item in parser._actions if item.help != argparse.SUPPRESS]
     groups = [item for item in shown if isinstance(item, argparse._SubParsersAction)]
     flags: dict[str, str] = {}
@@ -92,7 +92,7 @@ def walk_parser(parser: argparse.ArgumentParser, path: str) -> Iterator[Command]
         if not item.option_strings and item not in groups:
             kind = _kind(item, path)
             places += [kind] * (MANY if item.nargs == "*" and kind.startswith("words") else 1)
-    yield Command(path, below, flags, values, places)
+    yield CommandSyntax(path, below, flags, values, places)
     for group in groups:
         for name, child in group.choices.items():
             if name in below:  # unlisted commands are not completed
@@ -111,7 +111,7 @@ def _kind(item: argparse.Action, path: str) -> str:
 
 
 def ids(what: str) -> list[str]:
-    """Ids of a gateway that runs; nothing if there is none, or it does not answer at once."""
+    """Ids from a running gateway; nothing if there is none, or it does not answer at once."""
     import signal
 
     def give_up(*_: object) -> None:
@@ -149,8 +149,8 @@ def _ask(what: str) -> list[str]:
     return [str(item[key]) for item in running.result[what]]
 
 
-# K8E's long names, offered only to who has begun one: they would stand between `k8e sand` TAB and
-# `k8e sandbox`, which is what everybody means.
+# K8E's long names, offered only after their first letters: they would stand between `k8e sand` TAB
+# and `k8e sandbox`, which nearly everyone means.
 _LONG = "sandbox-"
 # Names that no shell uses for itself: zsh has $path, $words and $commands of its own.
 _WALK = """\
@@ -266,17 +266,17 @@ complete -c k8e -f -a '(__k8e_complete)'
 """
 
 
-def bash_script(commands: list[Command]) -> str:
+def bash_script(commands: list[CommandSyntax]) -> str:
     head = "# Completion of k8e for bash: source <(k8e completion bash)\n"
     return head + _tables(commands) + _BASH % {"walk": _WALK}
 
 
-def zsh_script(commands: list[Command]) -> str:
+def zsh_script(commands: list[CommandSyntax]) -> str:
     head = "#compdef k8e\n# Completion of k8e for zsh: source <(k8e completion zsh)\n"
     return head + _tables(commands) + _ZSH % {"walk": _WALK}
 
 
-def fish_script(commands: list[Command]) -> str:
+def fish_script(commands: list[CommandSyntax]) -> str:
     head = "# Completion of k8e for fish: k8e completion fish | source\n"
     return head + _fish_tables(commands) + _FISH
 
@@ -284,7 +284,7 @@ def fish_script(commands: list[Command]) -> str:
 Rows = Iterator[tuple[str, list[str]]]
 
 
-def _tables(commands: list[Command]) -> str:
+def _tables(commands: list[CommandSyntax]) -> str:
     """The lookup tables of bash and zsh, as functions that set variables."""
 
     def command_rows() -> Rows:
@@ -306,10 +306,10 @@ def _case(name: str, rows: Rows) -> str:
     return f"{name}() {{\n    case $1 in\n{''.join(lines)}    esac\n}}\n"
 
 
-def _fish_tables(commands: list[Command]) -> str:
+def _fish_tables(commands: list[CommandSyntax]) -> str:
     """The same for fish, as functions that print; with descriptions, which fish shows."""
 
-    def described(pick: Callable[[Command], dict[str, str]]) -> Rows:
+    def described(pick: Callable[[CommandSyntax], dict[str, str]]) -> Rows:
         for item in commands:
             rows = pick(item).items()
             yield item.path, [rf"printf '%s\t%s\n' {name} {_fished(text)}" for name, text in rows]
@@ -331,13 +331,13 @@ def _switch(name: str, rows: Rows) -> str:
     return f"function {name}\n    switch $argv[1]\n{''.join(lines)}    end\nend\n"
 
 
-def _values(commands: list[Command]) -> Iterator[tuple[str, str]]:
+def _values(commands: list[CommandSyntax]) -> Iterator[tuple[str, str]]:
     for item in commands:
         for flag, kind in item.values.items():
             yield f"{item.path} {flag}", kind
 
 
-def _places(commands: list[Command]) -> Iterator[tuple[str, str]]:
+def _places(commands: list[CommandSyntax]) -> Iterator[tuple[str, str]]:
     for item in commands:
         for at, kind in enumerate(item.places):
             yield f"{item.path} {at}", kind
@@ -371,7 +371,7 @@ def show(_: argparse.Namespace) -> int:
 
 
 def build() -> dict[str, Any]:
-    """Every command below ``k8e sandbox`` in K8E's form, with flags as they are without hyphens."""
+    """Every command below ``k8e sandbox`` in K8E's form, with its flags without hyphens."""
     known = list(walk_parser(cli_parser.build(), "k8e"))
     texts = {f"{item.path} {name}": text for item in known for name, text in item.below.items()}
     commands = [

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from k8e.distro.components import Component
 
 NETWORKS = ("all", "cilium", "basic", "none")
-_LINE_SECONDS = 30.0  # between two lines of progress where nobody looks at a terminal
+_LINE_SECONDS = 30.0  # between two lines of progress without a terminal
 _WIDTH = 110
 _TERMINATED = 143  # 128 + SIGTERM, as shells report it
 
@@ -33,22 +33,22 @@ def add_components(commands: Commands) -> None:
     below = group.commands(required=True)
     install_parser = below.add(
         "install",
-        "get what is missing or wrong: upstream's release, or a build from its source",
+        "get missing or damaged components: upstream's release, or a build from its source",
         "k8e components install --cni basic",
         install,
     )
     listing_parser = below.add(
-        "list", "list them, and which are there", "k8e components list", listing
+        "list", "list the components, and which of them are present", "k8e components list", listing
     )
     verify_parser = below.add(
         "verify",
-        "read every byte, and compare it with what was recorded",
+        "read every byte, and compare it with the recorded digests",
         "k8e components verify",
         verify,
     )
     build_parser = below.add(
         "build",
-        "build from source, also what is there; needs Go",
+        "build from source, even components that are present; needs Go",
         "k8e components build runc",
         build,
     )
@@ -99,7 +99,7 @@ def _get(options: argparse.Namespace, *, build: bool) -> int:
 
 
 def _leave(*_: object) -> NoReturn:
-    """End by an exception, so that the build ends with us and what it made is removed."""
+    """End with an exception, so that the build ends with us and its files are removed."""
     sys.exit(_TERMINATED)
 
 
@@ -143,7 +143,7 @@ def _told(item: Finding) -> dict[str, Any]:
 
 
 def component_table(found: Sequence[Finding]) -> Iterator[str]:
-    """The components as a table, and below it what is wrong with them."""
+    """The components as a table, and below it the defects."""
     rows = [("NAME", "VERSION", "STATE", "SIZE", "FROM", "USE")]
     for item in found:
         component = item.component
@@ -175,7 +175,7 @@ def _wanted(options: argparse.Namespace) -> list[Component]:
     except LookupError as error:
         raise errors.InvalidRequest(
             f"there is no component {error.args[0]}",
-            hint=f"there are {', '.join(item.name for item in components.COMPONENTS)}",
+            hint=f"known are {', '.join(item.name for item in components.COMPONENTS)}",
         ) from None
 
 
@@ -196,7 +196,7 @@ class Lines:
             fast.write(2, b"\n")
 
     def tell(self, name: str, text: str) -> None:
-        """Tell what goes on with a component; also where nobody looks, often enough."""
+        """Report a component's progress; without a terminal, at intervals."""
         number = self._names.index(name) + 1 if name in self._names else 0
         line = f"[{number}/{len(self._names)}] {name}: {text}"
         what = f"{name} {text.partition(':')[0]}"

@@ -27,7 +27,7 @@ _LIVE = ("active", "paused")
 
 
 def run(options: argparse.Namespace, chosen: dict[str, Any], *, language: str | None) -> int:
-    """Run code in a context, which is made at its first use; what came of it."""
+    """Run code in a context, which is made at its first use; return the result."""
     for flag in ("background", "stdin"):
         if getattr(options, flag):
             raise errors.InvalidRequest(
@@ -120,7 +120,7 @@ def restart(options: argparse.Namespace) -> int:
 
 
 def interrupt(options: argparse.Namespace) -> int:
-    """1 if the code goes on."""
+    """Interrupt a context; 1 if the code goes on."""
     with sessions.connect(options) as client:
         stopped = _context(client, options).interrupt(options.grace)
     hint = "" if stopped else f"k8e sandbox context restart {options.context} ends it"
@@ -146,7 +146,7 @@ def _context(client: SandboxClient, options: argparse.Namespace) -> Context:
 
 
 def _session(client: SandboxClient, options: argparse.Namespace) -> str:
-    """The session that is named, or the tenant's standing one if there is one."""
+    """The named session, or the tenant's standing one if there is one."""
     named = options.session_id or os.environ.get("K8E_SANDBOX_SESSION_ID")
     if named:
         return named
@@ -157,20 +157,20 @@ def _session(client: SandboxClient, options: argparse.Namespace) -> str:
 def add_context(commands: Commands) -> None:
     context = commands.add(
         "context",
-        "look after the contexts of a session: programs that keep their variables between runs",
+        "manage the contexts of a session: programs that keep their variables between runs",
         "k8e sandbox context list",
     )
     inner = context.commands(required=True)
     listing_parser = inner.add(
         "list",
-        "list the contexts of a session, and how they are",
+        "list the contexts of a session, and their state",
         "k8e sandbox context list --session-id ID",
         listing,
         remote=True,
     )
     restart_parser = inner.add(
         "restart",
-        "end a context's program, whatever it does, and start a new one without variables",
+        "end a context's program in any case, and start a new one without variables",
         "k8e sandbox context restart NAME",
         restart,
         remote=True,

@@ -1,7 +1,7 @@
 """``k8e sandbox allow-hosts`` and ``egress``: what a session may reach, and what it was refused.
 
-Names come from the sandbox and are hostile: nothing of them reaches a terminal, or a command that
-somebody might paste, without being looked at.
+Names come from the sandbox and are hostile: they are checked before they reach a terminal, or a
+command that a user might paste.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def denial_fields(denial: Denial) -> dict[str, Any]:
 
 
 def lines(found: list[dict[str, Any]], session_id: str) -> str:
-    """One line for each denial of a run, with what would allow it if anything does."""
+    """A line for each denial of a run, with a command that would allow it, if one would."""
     return "".join(f"{_line(results.denial(item), session_id)}\n" for item in found)
 
 
@@ -108,7 +108,7 @@ def allow_hosts(options: argparse.Namespace) -> int:
 
 
 def _change(options: argparse.Namespace) -> dict[str, Any]:
-    """The call. The gateway changes the list, because other clients may change it meanwhile."""
+    """The call. The gateway changes the list, since other clients may change it too."""
     given = fast.split_hosts([*options.hosts, *(options.list or ())])
     changes = bool(options.add or options.remove)
     if bool(given) + changes + options.clear > 1:
@@ -142,7 +142,7 @@ def egress(options: argparse.Namespace) -> int:
 def add_allow_hosts(commands: Commands) -> None:
     parser = commands.add(
         "allow-hosts",
-        "replace what a session may reach; open connections are judged anew",
+        "replace what a session may reach; open connections are judged again",
         "k8e sandbox allow-hosts ID default api.example.org:443\n"
         "         k8e sandbox allow-hosts ID --add '*.example.net' --remove api.example.org:443\n"
         "         k8e sandbox allow-hosts ID --clear",
@@ -155,7 +155,7 @@ def add_allow_hosts(commands: Commands) -> None:
     )
     # K8E's own way to say the same.
     parser.add_argument("--hosts", dest="list", action="append", help=argparse.SUPPRESS)
-    for flag, text in (("--add", "allow these too"), ("--remove", "take these words out")):
+    for flag, text in (("--add", "allow these too"), ("--remove", "remove these words")):
         parser.add_argument(
             flag, action="append", metavar="HOSTS", help=f"{text}; a comma list, repeatable"
         )

@@ -23,7 +23,7 @@ def expose(options: argparse.Namespace) -> int:
 
 
 def _remember(tenant: str, session_id: str) -> None:
-    """Keep K8E's state file true; a session may have been made."""
+    """Update K8E's state file; a session may have been made."""
     if state.load(tenant) != session_id:
         state.save(tenant, session_id)
 
@@ -53,7 +53,7 @@ def _service(item: Exposed) -> dict[str, Any]:
 
 
 def _where(options: argparse.Namespace) -> dict[str, Any]:
-    """The port, and the session; without one the tenant whose standing session is meant."""
+    """The port, and the session; without a session, the tenant whose standing session is meant."""
     given = {port for port in (options.port, options.port_flag) if port is not None}
     if len(given) != 1:
         raise errors.InvalidRequest(
@@ -85,7 +85,7 @@ def add_expose(commands: Commands) -> None:
 def add_unexpose(commands: Commands) -> None:
     parser = commands.add(
         "unexpose",
-        "end the URL of a port, and every connection that came through it",
+        "close the URL of a port, and every connection that came through it",
         "k8e sandbox unexpose 8000",
         unexpose,
         remote=True,

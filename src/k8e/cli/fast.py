@@ -1,4 +1,4 @@
-"""``k8e sandbox run`` with nothing imported that it can do without.
+"""``k8e sandbox run``, importing as little as possible.
 
 The bar is twice the time of ``python3 -c pass`` for the whole process, and ``json`` or ``argparse``
 alone would break it. Flags that are not understood here are left to the full parser, which ends
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 try:
     import posix
-except ImportError:  # not a system that can run sandboxes, so one that has no hurry
+except ImportError:  # not a system that can run sandboxes, so speed does not matter
     from k8e.client import portable as posix
 from _json import encode_basestring
 
@@ -72,7 +72,7 @@ def defaults() -> dict[str, Any]:
 
 
 def run(arguments: list[str]) -> int | None:
-    """Run what the arguments say, or None if they are for the full parser."""
+    """Run the command, or return None if the full parser has to."""
     if _is_elsewhere():
         return None
     options = parse(arguments)
@@ -80,7 +80,7 @@ def run(arguments: list[str]) -> int | None:
 
 
 def _is_elsewhere() -> bool:
-    """Whether the gateway may be another than this host's own; the full parser finds out which."""
+    """Whether the gateway may be a remote one; the full parser finds out which."""
     environ = posix.environ
     if environ.get(b"K8E_SANDBOX_ENDPOINT") or environ.get(b"K8E_SANDBOX_PROFILE"):
         return True
@@ -104,7 +104,7 @@ def _is_elsewhere() -> bool:
 
 
 def parse(arguments: list[str]) -> dict[str, Any] | None:
-    """The options, or None if there is anything that the full parser should look at."""
+    """The options, or None if the full parser has to look at them."""
     options = defaults()
     codes: list[str] = []
     rest = iter(arguments)
@@ -176,7 +176,7 @@ def execute(options: dict[str, Any], connect: Callable[[], Connection] | None = 
 
 
 def _run(options: dict[str, Any], connect: Callable[[], Connection]) -> int:
-    """Run the code once; a dying gateway that never read the call is no try."""
+    """Run the code once; meeting a dying gateway that never read the call does not count."""
     delays = (0.0, 0.1, 0.5)
     while True:
         connection = connect()
@@ -203,7 +203,7 @@ def _connect() -> Connection:
 
 
 def check(options: dict[str, Any]) -> None:
-    """Refuse mistakes that need no gateway to be found."""
+    """Refuse mistakes that can be found without a gateway."""
     session_id = options["session_id"]
     if len(options["code"]) > wire.MAX_CODE:
         from k8e import errors
@@ -349,7 +349,7 @@ class _Run:
 
 
 def _limits(met: list[dict[str, Any]] | None) -> str:
-    """The limits that a run met, as a part of JSON; most meet none, and say nothing of it."""
+    """The limits that a run met, as a part of JSON; most runs meet none, and have no such part."""
     if not met:
         return ""
     told = ",".join(
@@ -375,7 +375,7 @@ def quote(text: str) -> str:
 
 
 def write(fd: int, data: bytes | memoryview) -> None:
-    """Write everything, also to a descriptor that another program made non-blocking."""
+    """Write all bytes, even to a descriptor that another program made non-blocking."""
     view = memoryview(data)
     while view:
         try:
@@ -389,7 +389,7 @@ def write(fd: int, data: bytes | memoryview) -> None:
 
 
 def note_session(tenant: str, session_id: str) -> None:
-    """Keep K8E's state file true; reading it is cheap, and it seldom changes."""
+    """Update K8E's state file; reading it is cheap, and it seldom changes."""
     home = posix.environ.get(b"HOME")
     if not home:
         return

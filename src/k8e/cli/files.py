@@ -31,7 +31,7 @@ class Remote(NamedTuple):
 
 
 def copy(options: argparse.Namespace) -> int:
-    """Copy; 1 if something that should be there could not be copied."""
+    """Copy; 1 if a file could not be copied."""
     source, target = parse(options.source), parse(options.target)
     if isinstance(source, Remote):
         if isinstance(target, Remote):
@@ -85,7 +85,7 @@ def _path(client: SandboxClient, session_id: str, source: str, path: str) -> str
 
 @contextlib.contextmanager
 def _local() -> Generator[None]:
-    """Names the file in errors of local files, so that they are not taken for the sandbox's."""
+    """Name the file in errors of local files, so that they are not taken for the sandbox's."""
     try:
         yield
     except OSError as error:

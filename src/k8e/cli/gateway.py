@@ -1,4 +1,4 @@
-"""``k8e gateway``, ``k8e status`` and ``k8e doctor``: run a gateway, ask it, mend the host."""
+"""``k8e gateway``, ``k8e status`` and ``k8e doctor``: run a gateway, query it, repair the host."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def serve(options: argparse.Namespace) -> int:
     )
     if options.background and options.ready_fd < 0:
         return _start(config)
-    # In the background a child is the gateway, so that our parent need not reap it.
+    # In the background a child becomes the gateway, so that our parent need not reap it.
     if options.background and os.fork():
         return 0
     try:
@@ -47,7 +47,7 @@ def serve(options: argparse.Namespace) -> int:
 
 
 def _database_url() -> str | None:
-    """DATABASE_URL, which also other programs know: never of a gateway that starts by itself."""
+    """DATABASE_URL, which other programs use too: not for a gateway that starts by itself."""
     return None if "K8E_DATABASE_URL" in os.environ else os.environ.get("DATABASE_URL")
 
 
@@ -99,13 +99,17 @@ def status(options: argparse.Namespace) -> int:
     return _health(cluster)
 
 
+_CLUSTER_MARKS = ("/etc/k8e/installed.json", "/var/lib/k8e/release.json")
+"""What the start of a server or an agent leaves; a first look must load nothing of it."""
+
+
 def _cluster() -> dict[str, Any]:
     """The state of this machine's cluster, as far as the caller may read it."""
-    if not os.access("/var/lib/k8e/release.json", os.R_OK):
+    if not any(os.access(path, os.R_OK) for path in _CLUSTER_MARKS):
         return {}
-    from k8e.distro import layout, status
+    from k8e.distro import configuration, status
 
-    return {"cluster": status.read(layout.Layout())}
+    return {"cluster": status.read(configuration.last_layout())}
 
 
 def _health(cluster: dict[str, Any]) -> int:
@@ -144,19 +148,19 @@ def stop(options: argparse.Namespace) -> int:
 
 
 def _leave_holder() -> None:
-    """Let go of what a dead gateway kept for sandboxes, if there are none; so of dead checks."""
+    """Let go of a dead gateway's holder if it has no sandboxes; so for interrupted checks."""
     run_dir = settings.load().run_dir
     for place in (run_dir, run_dir / "checks"):
         if os.geteuid() != 0 and (place / "holder.json").exists():
             from k8e import rootless, system
 
-            with contextlib.suppress(OSError):  # another user's is not ours to touch
+            with contextlib.suppress(OSError):  # another user's gateway is not ours to touch
                 system.make_own(place)
                 rootless.leave(place)
 
 
 def _start_again() -> local.Connection | None:
-    """A gateway that takes over what a dead one left, so that it can be destroyed."""
+    """A gateway that takes over the sessions of a dead one, so that they can be destroyed."""
     from k8e.client import autostart
 
     config = settings.load()
@@ -219,7 +223,7 @@ def _wait(process: int, pid: int) -> None:
 
 
 def fingerprint(options: argparse.Namespace) -> int:
-    """Print what ``login --ca-fingerprint`` takes on another machine."""
+    """Print the fingerprint that ``login --ca-fingerprint`` takes on another machine."""
     from k8e.client import credentials
     from k8e.client import login as client_login
 
@@ -244,7 +248,7 @@ _MARKS = {True: "yes", False: "no"}
 _COLOURS = {True: "\033[32m", False: "\033[31m"}
 _PLAIN = "\033[0m"
 _DEFAULT_WIDTH = 100
-_REMOVAL = "nothing to do: the gateway tries again; a restart of the machine ends what never ends"
+_REMOVAL = "nothing to do: the gateway tries again; restart the machine if it never succeeds"
 
 
 def doctor(options: argparse.Namespace) -> int:
@@ -294,7 +298,7 @@ def doctor_report(found: dict[str, Any], *, colours: bool) -> Iterator[str]:
 
 
 def _disk(told: dict[str, int]) -> tuple[bool, str, str]:
-    """Whether workspaces can grow, how much room there is, and how to make more."""
+    """Whether workspaces can grow, how much room there is, and how to get more."""
     mib = {name: value >> 20 for name, value in told.items()}
     detail = (
         f"{mib['free']} of {mib['total']} MiB free, {mib['kept_free']} of them stay free; the "
@@ -317,7 +321,9 @@ def add_gateway(commands: Commands) -> None:
         serve,
     )
     parser.add_argument(
-        "--background", action="store_true", help="start it, wait until it is ready, and leave"
+        "--background",
+        action="store_true",
+        help="start it in the background, and return when it is ready",
     )
     parser.add_argument("--listen", metavar="HOST:PORT", help="gRPC address, or none [K8E_LISTEN]")
     parser.add_argument(
@@ -343,7 +349,7 @@ def add_gateway(commands: Commands) -> None:
     )
     group.add(
         "repair",
-        "make usable databases of damaged ones; the gateway must not be running",
+        "repair damaged databases; the gateway must not be running",
         "k8e gateway repair",
         repair,
         answers_ok=True,
@@ -367,18 +373,18 @@ def add_gateway(commands: Commands) -> None:
 
 
 def add_status(commands: Commands) -> None:
-    commands.add("status", "show how the gateway is", "k8e status", status)
+    commands.add("status", "show the gateway's state", "k8e status", status)
 
 
 def add_doctor(commands: Commands) -> None:
     parser = commands.add(
         "doctor",
-        "show what works on this host, and how to fix what does not",
+        "show what works on this host, and how to fix the rest",
         "k8e doctor",
         doctor,
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--fresh", action="store_true", help="try everything out again")
+    parser.add_argument("--fresh", action="store_true", help="probe everything again")
 
 
 def add_version(commands: Commands) -> None:

@@ -76,7 +76,7 @@ def add_image(commands: Commands) -> None:
     below = image.commands(required=True)
     pull_parser = below.add(
         "pull",
-        "fetch an image from its registry, and unpack it; also when its tag has moved",
+        "fetch an image from its registry, and unpack it; again if its tag has moved",
         "k8e image pull registry.example.com/tools:1.2",
         pull,
         remote=True,
@@ -91,7 +91,7 @@ def add_image(commands: Commands) -> None:
     listing_parser.add_argument("--json", action="store_true", help="print JSON on a terminal too")
     remove_parser = below.add(
         "remove",
-        "forget an image; sandboxes that have it keep it until they end",
+        "forget an image; sandboxes that use it keep it until they end",
         "k8e image remove registry.example.com/tools:1.2",
         remove,
         remote=True,

@@ -1,4 +1,4 @@
-"""``k8e kubeconfig``: what clients of agent-sandbox need to find this machine's gateway."""
+"""``k8e kubeconfig``: a kubeconfig file with which clients of agent-sandbox find this gateway."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def add_kubeconfig(commands: Commands) -> None:
         remote=True,
     )
     parser.add_argument(
-        "--file", metavar="PATH", help="what to write; default: ~/.k8e/agent-sandbox.yaml"
+        "--file", metavar="PATH", help="the file to write; default: ~/.k8e/agent-sandbox.yaml"
     )
     parser.add_argument(
         "--name", default=NAME, metavar="NAME", help="the name of the API key that is made for it"

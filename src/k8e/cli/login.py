@@ -71,7 +71,7 @@ def _where(options: argparse.Namespace, named: str) -> tuple[endpoints.Endpoint,
     found = endpoints.resolve(text or None, sessions.api_key(options), named or None)
     if not found.target:
         raise errors.InvalidRequest(
-            "no gateway is named to log in to; this host's own needs no login",
+            "no gateway is named to log in to; this host's own gateway needs no login",
             hint="k8e sandbox login --endpoint gateway.example:50051 --apikey-file key.txt",
         )
     same = endpoints.parse(known.endpoint).target == found.target if known.endpoint else False
@@ -175,13 +175,13 @@ def _add_keys(commands: Commands, name: str, full: str, *, listed: bool = True) 
         create_key,
         remote=True,
     )
-    create.add_argument("name", metavar="NAME", help="what to call it: who or what will use it")
+    create.add_argument("name", metavar="NAME", help="its name: who or what will use it")
     _add_ttl(create)
     create.add_argument(
         "--role",
         action="append",
         choices=("agent", "approver", "admin"),
-        help="what it may do: agent (default) uses sessions, approver decides on actions of all, "
+        help="its role: agent (default) uses sessions, approver decides on everyone's actions, "
         "admin manages the gateway; repeatable",
     )
     create.add_argument(
@@ -234,7 +234,7 @@ def _add_ttl(command: argparse.ArgumentParser) -> None:
         "--ttl",
         default="30d",
         metavar="TIME",
-        help="how long it is good: 30d (default), 12h, never",
+        help="how long it is valid: 30d (default), 12h, never",
     )
 
 
@@ -276,7 +276,7 @@ def add_login(commands: Commands) -> None:
 def add_profiles(commands: Commands) -> None:
     parser = commands.add(
         "profiles",
-        "list the gateways that have a name, and choose the usual one",
+        "list the named gateways, and choose the default one",
         "k8e sandbox profiles\n         k8e sandbox profiles use work",
         list_profiles,
     )

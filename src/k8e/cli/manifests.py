@@ -21,8 +21,8 @@ def add_manifests(commands: Commands) -> None:
     below = group.commands(required=True)
     render_parser = below.add(
         "render",
-        "print what serves Sandbox (core), claims, templates and warm pools (extensions), and the "
-        "way into sandboxes (router)",
+        "print those for Sandbox (core), for claims, templates and warm pools (extensions), or for "
+        "the way into sandboxes (router)",
         "k8e manifests render extensions",
         render,
     )
@@ -68,9 +68,9 @@ def upgrade(options: argparse.Namespace) -> int:
     except OSError as error:
         raise errors.InvalidRequest(f"{options.filename} cannot be read: {error}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise errors.InvalidRequest(f"{options.filename} is no YAML: {error}") from None
+        raise errors.InvalidRequest(f"{options.filename} is not YAML: {error}") from None
     if not all(isinstance(item, dict) for item in found):
-        raise errors.InvalidRequest(f"{options.filename} has something that is no object")
+        raise errors.InvalidRequest(f"{options.filename} has a document that is not an object")
     made, notes = upgrades.upgrade(found)
     for note in notes:
         fast.write(2, f"{note}\n".encode())

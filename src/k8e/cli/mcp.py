@@ -11,7 +11,7 @@ from k8e.cli import parser as cli_parser
 from k8e.cli import sessions
 from k8e.cli.parser import Commands
 from k8e.mcp import stdio
-from k8e.mcp.options import Options
+from k8e.mcp.options import McpOptions
 
 TLS_VARIABLES = ("K8E_SANDBOX_CERT", "K8E_SANDBOX_KEY")
 ADDRESS_VARIABLE = "K8E_SANDBOX_MCP_ADDR"
@@ -27,7 +27,7 @@ def serve(options: argparse.Namespace) -> int:
     for variable, path in zip(TLS_VARIABLES, (options.tls_cert, options.tls_key), strict=True):
         if path:
             os.environ[variable] = path
-    chosen = Options(
+    chosen = McpOptions(
         endpoint=given.get("endpoint"),
         api_key=sessions.api_key(options),
         profile=given.get("profile"),
@@ -66,30 +66,30 @@ def add_sandbox_mcp(commands: Commands) -> None:
         metavar="FILE",
         help="the CA of a gateway elsewhere; with --tls-key our certificate [K8E_SANDBOX_CERT]",
     )
-    parser.add_argument("--tls-key", metavar="FILE", help="the key of it [K8E_SANDBOX_KEY]")
+    parser.add_argument("--tls-key", metavar="FILE", help="its key [K8E_SANDBOX_KEY]")
     parser.add_argument(
         "--http", action="store_true", help="serve HTTP instead of stdin and stdout"
     )
     parser.add_argument(
         "--http-addr",
         metavar="HOST:PORT",
-        help="where (:8811, on this machine alone) [K8E_SANDBOX_MCP_ADDR]",
+        help="its address (:8811, on this machine alone) [K8E_SANDBOX_MCP_ADDR]",
     )
     parser.add_argument(
         "--http-host",
         action="append",
         metavar="NAME",
-        help="a further name by which clients may call the server; repeatable",
+        help="another name by which clients may call the server; repeatable",
     )
     parser.add_argument(
         "--http-insecure",
         action="store_true",
-        help="listen for other machines without TLS: who hears the network has the token",
+        help="listen for other machines without TLS: others on the network can read the token",
     )
     parser.add_argument(
         "--allowed-hosts",
         action="append",
         metavar="HOSTS",
-        help="what agents may give their sessions to reach without asking a person, beside what "
-        "the gateway allows by default; a comma list, repeatable",
+        help="hosts that agents may allow their sessions without asking a person, beside the "
+        "gateway's default; a comma list, repeatable",
     )

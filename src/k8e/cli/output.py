@@ -23,11 +23,11 @@ _HINTS = {
     "gateway_unreachable": "k8e gateway in the foreground shows what is wrong",
     "invalid_request": "correct it and try again; k8e --help explains commands and arguments",
     "sandbox_died": "run the command again; a new session is made where none was named",
-    "tool_failed": "the gateway's log has more; k8e doctor tells which runtimes work",
+    "tool_failed": "the gateway's log has more; k8e doctor shows which runtimes work",
     "limit_exceeded": "free something, or ask for more",
     "unimplemented": "this comes with a later release",
 }
-_DEL = 0x7F  # of all characters that json.dumps leaves as they are the one that acts
+_DEL = 0x7F  # the one character left as it is by json.dumps that a terminal acts on
 _LISTING = "k8e sandbox list shows what is in /workspace"
 _BUG_HINT = "this is a defect of k8e; the gateway's log may say more"
 
@@ -41,10 +41,10 @@ def encode(value: Any) -> str:
 
 
 def _harmless(char: str) -> str:
-    """A character as it is, or spelled out if a terminal would act on it or hide it.
+    """A character as it is, or escaped if a terminal would act on it or hide it.
 
     JSON leaves DEL, C1 controls and what turns the direction of text as they are, and what is
-    printed here comes from sandboxes too. Bytes that are no UTF-8 stay, for the encoder to replace.
+    printed here comes from sandboxes too. Invalid UTF-8 stays, for the encoder to replace.
     """
     if char.isprintable() or "\ud800" <= char <= "\udfff":
         return char
@@ -62,7 +62,7 @@ def write_lines(lines: Iterable[str]) -> None:
 
 
 def failure(error: BaseException, *, raw: bool = False, ok: bool = False) -> int:
-    """Print an error; the exit code that it stands for.
+    """Print an error; return the exit code that it stands for.
 
     Args:
         error: what went wrong.
@@ -81,7 +81,7 @@ def failure(error: BaseException, *, raw: bool = False, ok: bool = False) -> int
 
 
 def complain(message: str, hint: str) -> None:
-    """Tell an error on stderr too, where ``id=$(k8e sandbox create)`` does not swallow it.
+    """Print an error on stderr too, where ``id=$(k8e sandbox create)`` does not swallow it.
 
     Not where stdout and stderr are one terminal or file: there it would be told twice.
     """
@@ -99,12 +99,12 @@ def _is_one_place() -> bool:
 
 
 def _line(text: str) -> str:
-    """Text on one line, with nothing in it that a terminal acts on."""
+    """Text on one line, without characters that a terminal acts on."""
     return "".join(map(_harmless, text)) if not text.isprintable() else text
 
 
 def describe(error: BaseException) -> tuple[str, str]:
-    """What happened, and what to do next."""
+    """An error in words: what happened, and what to do next."""
     if isinstance(error, errors.K8eError):
         return error.message, error.hint or _HINTS.get(error.code, _BUG_HINT)
     if isinstance(error, OSError) and error.errno is not None:
@@ -150,7 +150,7 @@ class ProgressBar:
         return f"[{('#' * int(share * _WIDTH)).ljust(_WIDTH)}] {share:4.0%}"
 
     def skip(self, path: str, why: str) -> None:
-        """Tell that something is not copied. Names come from a sandbox: nothing of them may act."""
+        """Report that something is not copied. Names come from a sandbox, so they are escaped."""
         plain = "".join(char if char.isprintable() else "\ufffd" for char in path)
         self.close()
         fast.write(2, f"k8e: warning: {plain} is not copied: {why}\n".encode("utf-8", "replace"))

@@ -1,4 +1,4 @@
-"""The parser of the command line: the table of commands, and what their modules add them with.
+"""The parser of the command line, and the table of commands with their modules.
 
 A command's module has the command's parser beside its handler. It is imported only when the
 command, or a list of all commands, is asked for: importing all of them takes longer than most
@@ -97,7 +97,7 @@ COMMANDS = {
 
 
 class Mistake(errors.InvalidRequest):
-    """Arguments that a command does not take."""
+    """Arguments that a command does not accept."""
 
     answers_ok = False
     """Whether the command is one that answers ``{"ok": true}``."""
@@ -168,7 +168,7 @@ class Commands:
         return parser
 
     def add_from(self, table: dict[str, str], named: frozenset[str] | None) -> None:
-        """Add the commands of a table from their modules: all, or those that are named."""
+        """Add the commands of a table from their modules: all, or the named ones."""
         for name, module in table.items():
             if named is None or name in named:
                 add = getattr(import_module(f"k8e.cli.{module}"), f"add_{name.replace('-', '_')}")
@@ -204,7 +204,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    """Parse; what follows ``--`` in ``sandbox shell`` is a program, not flags of ours."""
+    """Parse; arguments after ``--`` in ``sandbox shell`` are a program, not flags of ours."""
     if arguments[:2] != ["sandbox", "shell"] or "--" not in arguments:
         return _parse_flags(arguments)
     at = arguments.index("--")
@@ -231,7 +231,7 @@ def _asks_for_help(arguments: list[str]) -> bool:
 
 
 def _begins_with_command(arguments: list[str]) -> bool:
-    """Whether the line begins with one command of the tables, so that no list is asked for."""
+    """Whether the line begins with one command of the tables, so that no list is needed."""
     table, words = COMMANDS, arguments
     if words[0] == _SANDBOX:
         table, words = SANDBOX_COMMANDS, words[1:]
@@ -239,7 +239,7 @@ def _begins_with_command(arguments: list[str]) -> bool:
 
 
 def _parse_all(parser: Parser, arguments: list[str]) -> argparse.Namespace:
-    """Parse; unknown arguments are an error of the command that was given them."""
+    """Parse; unknown arguments are an error of the command that got them."""
     options, unknown = parser.parse_known_args(arguments)
     if getattr(options, "takes_unknown", False):
         options.unknown = unknown
@@ -273,21 +273,19 @@ def build(named: frozenset[str] | None = None) -> Parser:
 
 @functools.cache
 def _gateway_flags() -> Parser:
-    """The flags that name a gateway elsewhere."""
+    """The flags that name a remote gateway."""
     flags = Parser(add_help=False, argument_default=argparse.SUPPRESS)
     flags.add_argument(
         "--endpoint",
         metavar="HOST:PORT",
-        help="a gateway elsewhere [K8E_SANDBOX_ENDPOINT]; by default this host's own",
+        help="a remote gateway [K8E_SANDBOX_ENDPOINT]; by default this host's own",
     )
     flags.add_argument(
         "--apikey",
         metavar="KEY",
         help="key for it [K8E_SANDBOX_APIKEY]; every user of this machine can see it here",
     )
-    flags.add_argument(
-        "--apikey-file", metavar="PATH", help="a file that has the key in it; - is stdin"
-    )
+    flags.add_argument("--apikey-file", metavar="PATH", help="a file with the key; - is stdin")
     flags.add_argument(
         "--profile", metavar="NAME", help="a gateway of the profiles file [K8E_SANDBOX_PROFILE]"
     )

@@ -54,7 +54,7 @@ def pool_table(found: list[dict[str, Any]]) -> Iterator[str]:
 def add_pool(commands: Commands) -> None:
     pool = commands.add(
         "pool",
-        "show which sandboxes are ready for new sessions, and set how many shall be",
+        "show which sandboxes are ready for new sessions, and set how many there should be",
         "k8e pool\n         k8e pool set --min 4 --max 20",
         show,
         remote=True,
@@ -71,14 +71,14 @@ def add_pool(commands: Commands) -> None:
     resize_parser.add_argument("--min", type=int, metavar="N", help="how many are ready at least")
     resize_parser.add_argument("--max", type=int, metavar="N", help="how many are ready at most")
     resize_parser.add_argument(
-        "--runtime", default="", metavar="NAME", help="the usual one by default"
+        "--runtime", default="", metavar="NAME", help="by default the gateway's choice"
     )
     resize_parser.add_argument(
-        "--wait", action="store_true", help="return when the least number of them is ready"
+        "--wait", action="store_true", help="return when the minimum is ready"
     )
     drain_parser = group.add(
         "drain",
-        "replace the sandboxes that are ready by new ones",
+        "replace the ready sandboxes by new ones",
         "k8e pool drain --template default",
         drain,
         remote=True,

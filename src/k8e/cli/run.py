@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _prepare(options: argparse.Namespace, chosen: dict[str, Any]) -> None:
-    """Have the tenant's standing session made with the content that is asked for."""
+    """Make the tenant's standing session with the content that is asked for."""
     sessions.refuse_named_session(chosen["session_id"])
     fast.check(chosen)
     tenant = chosen["tenant"] or state.DEFAULT_TENANT
@@ -74,10 +74,10 @@ def _timeout(options: argparse.Namespace) -> float:
 
 
 def _code(options: argparse.Namespace) -> bytes:
-    """The code from the argument, a file or stdin; of too much only as much as shows that."""
+    """The code from the argument, a file or stdin; if it is too long, just enough to show that."""
     if options.code not in (None, "-"):
         if options.file:
-            raise errors.InvalidRequest("there is code in an argument and in --file")
+            raise errors.InvalidRequest("the code is given both as an argument and with --file")
         return options.code.encode("utf-8", "surrogateescape")
     if options.file:
         with open(options.file, "rb") as file:
@@ -89,7 +89,7 @@ def _code(options: argparse.Namespace) -> bytes:
         )
     if options.code is None and os.isatty(0):
         raise errors.InvalidRequest(
-            "there is no code", hint='pass it as argument: k8e sandbox run "echo hello"'
+            "no code is given", hint='pass it as argument: k8e sandbox run "echo hello"'
         )
     return sys.stdin.buffer.read(wire.MAX_CODE + 1)
 
@@ -122,9 +122,14 @@ def add_run(commands: Commands) -> None:
     parser.add_argument(
         "--tenant", metavar="NAME", help="whose standing session to use [K8E_SANDBOX_TENANT]"
     )
-    parser.add_argument("--runtime", default="", help="runtime of a session that is made for this")
     parser.add_argument(
-        "--template", default="", metavar="NAME", help="what a session is made from for this"
+        "--runtime", default="", help="runtime of a session that is made for this run"
+    )
+    parser.add_argument(
+        "--template",
+        default="",
+        metavar="NAME",
+        help="template of a session that is made for this run",
     )
     parser.add_argument(
         "--cwd", default="", metavar="PATH", help="start in this folder (/workspace)"
@@ -133,15 +138,15 @@ def add_run(commands: Commands) -> None:
     parser.add_argument(
         "--raw",
         action="store_true",
-        help="pass output on as it is, when it comes; our errors to stderr",
+        help="pass output on unchanged, as it comes; our errors to stderr",
     )
     parser.add_argument("-i", "--stdin", action="store_true", help="pass our stdin on to the code")
-    cli_parser.add_allowed_hosts(parser, "what a session that is made for this may reach")
+    cli_parser.add_allowed_hosts(parser, "what a session that is made for this run may reach")
     sessions.add_content_flags(parser, stdin=False)
     parser.add_argument(
         "--background",
         action="store_true",
-        help="start it and leave: prints the run's id for poll, log and kill",
+        help="start it in the background, and print its id for poll, log and kill",
     )
 
 
@@ -238,7 +243,7 @@ def _run(session_id: str, item: ExecInfo) -> dict[str, Any]:
 def add_poll(commands: Commands) -> None:
     parser = commands.add(
         "poll",
-        "tell how a background run is, and print its output so far as JSON",
+        "print the state of a background run, and its output so far, as JSON",
         "k8e sandbox poll RUN",
         poll,
         remote=True,
@@ -249,7 +254,7 @@ def add_poll(commands: Commands) -> None:
 def add_log(commands: Commands) -> None:
     parser = commands.add(
         "log",
-        "print the output of a background run as it is, both streams to where they belong",
+        "print the output of a background run as it is, stdout and stderr apart",
         "k8e sandbox log RUN\n         k8e sandbox log --follow ID",
         log,
         remote=True,
@@ -258,7 +263,10 @@ def add_log(commands: Commands) -> None:
         "run", metavar="RUN", help="a run's id, or a session's: its newest background run"
     )
     parser.add_argument(
-        "-f", "--follow", action="store_true", help="go on until it ends, with its exit code"
+        "-f",
+        "--follow",
+        action="store_true",
+        help="follow the output until the run ends, and exit with its code",
     )
     parser.add_argument(
         "--offset", type=int, default=0, metavar="N", help="begin at this byte of its output"
@@ -281,7 +289,7 @@ def add_kill(commands: Commands) -> None:
 
 
 def _add_run_id(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="the run's id, as run --background told it")
+    parser.add_argument("run", metavar="RUN", help="the run's id, as run --background printed it")
 
 
 def add_ps(commands: Commands) -> None:
@@ -296,7 +304,7 @@ def add_ps(commands: Commands) -> None:
 
 
 class Feeder:
-    """A thread that reads stdin and sends it, never more than the gateway granted."""
+    """A thread that sends stdin, never more than the gateway has granted."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -323,7 +331,7 @@ class Feeder:
                 self._granted.notify()
 
     def _spend(self, count: int) -> None:
-        """Wait until so many bytes may be sent."""
+        """Wait until ``count`` bytes may be sent."""
         with self._granted:
             self._granted.wait_for(lambda: self._credit >= count)
             self._credit -= count

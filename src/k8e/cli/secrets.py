@@ -16,7 +16,7 @@ from k8e.cli import parser as cli_parser
 from k8e.cli.parser import Commands
 from k8e.client.secrets import SecretInfo
 
-MAX_INPUT = 1 << 20  # bytes; the gateway says how long a value may be
+MAX_INPUT = 1 << 20  # bytes; the gateway checks the exact limit
 
 
 def set_value(options: argparse.Namespace) -> int:
@@ -30,17 +30,17 @@ def set_value(options: argparse.Namespace) -> int:
 
 
 def _read() -> str:
-    """A value from stdin: typed unseen, or all that is piped, without the last line's end."""
+    """A value from stdin: typed without echo, or everything piped in, without the last newline."""
     if os.isatty(0):
-        return getpass.getpass("value (is not shown): ")
+        return getpass.getpass("value (not shown): ")
     data = sys.stdin.buffer.read(MAX_INPUT + 1)
     if len(data) > MAX_INPUT:
-        raise errors.LimitExceeded("the value is larger than any that is kept")
+        raise errors.LimitExceeded("the value is too large")
     try:
         return data.decode().removesuffix("\n")
     except UnicodeDecodeError:
         raise errors.InvalidRequest(
-            "the value is no text in UTF-8", hint="encode it, for example with base64"
+            "the value is not UTF-8 text", hint="encode it, for example with base64"
         ) from None
 
 
@@ -88,7 +88,7 @@ def _when(at: float) -> str:
 def add_secret(commands: Commands) -> None:
     secret = commands.add(
         "secret",
-        "keep secrets that sessions get as variables; no command shows a value again",
+        "store secrets that sessions get as variables; no command shows a value again",
         'printf %s "$TOKEN" | k8e secret set github\n'
         "         k8e sandbox create --secret GITHUB_TOKEN=github",
         remote=True,
@@ -96,7 +96,7 @@ def add_secret(commands: Commands) -> None:
     below = secret.commands(required=True)
     setting = below.add(
         "set",
-        "keep a secret, whose value is read from stdin",
+        "store a secret, with its value from stdin",
         "k8e secret set github < token.txt\n         k8e secret set db password < password.txt",
         set_value,
         remote=True,

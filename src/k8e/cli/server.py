@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from k8e.distro.configuration import Configuration
 
 _ACTIONS = {
-    "run": "start it and stay (the default)",
-    "stop": "end the components; pods go on",
-    "uninstall": "end everything and remove all that it has written",
+    "run": "start it and stay in the foreground (the default)",
+    "stop": "end the components; pods keep running",
+    "uninstall": "end everything and remove all that it wrote",
 }
 
 
@@ -53,7 +53,9 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config", metavar="PATH", help="flags as YAML (/etc/k8e/config.yaml, if it is there)"
     )
-    parser.add_argument("--token", metavar="TOKEN", help="with which nodes join [K8E_TOKEN]")
+    parser.add_argument(
+        "--token", metavar="TOKEN", help="the token with which nodes join [K8E_TOKEN]"
+    )
     parser.add_argument("--data-dir", metavar="PATH", help="its state (/var/lib/k8e)")
     parser.add_argument("--node-name", metavar="NAME", help="by default the host's name")
     parser.add_argument("--node-ip", metavar="ADDRESS", help="by default that of the default route")
@@ -109,7 +111,7 @@ def _add_server_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pod-security",
         metavar="LEVEL",
-        help="what namespaces enforce that say nothing: privileged, baseline (default), restricted",
+        help="the default that namespaces enforce: privileged, baseline (default), restricted",
     )
     parser.add_argument(
         "--write-kubeconfig",
@@ -145,15 +147,13 @@ def _run(options: argparse.Namespace, role: str) -> int:
         if name not in ("action", "answers_ok", "config", "detach", "handler")
     }
     path = Path(options.config) if options.config else None
-    if options.action != "run":
-        flags["server"] = flags.get("server") or "https://none:1"  # a stop needs no server
-    config = configuration.load(flags, role=role, path=path)
+    config = configuration.load(flags, role=role, path=path, again=options.action != "run")
     if options.action == "stop":
-        launch.stop(config)
+        launch.stop(config, role)
         output.answer({"ok": True, "running": False})
         return 0
     if options.action == "uninstall":
-        output.answer({"ok": True, "removed": launch.uninstall(config, _tell())})
+        output.answer({"ok": True, "removed": launch.uninstall(config, role, _tell())})
         return 0
     return _serve(config, role, detach=options.detach)
 
@@ -174,7 +174,7 @@ def _serve(config: Configuration, role: str, *, detach: bool) -> int:
 
 
 def _tell() -> Callable[[str], None]:
-    """Progress on stderr, with the time since the start."""
+    """Print progress on stderr, with the time since the start."""
     began = time.monotonic()
 
     def tell(text: str) -> None:

@@ -1,4 +1,4 @@
-"""``k8e service …``: let a server or an agent start with the machine, and end that."""
+"""``k8e service …``: start a server or an agent with the machine, or no longer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from k8e.cli.parser import Commands
 def add_service(commands: Commands) -> None:
     group = commands.add(
         "service",
-        "let k8e server or k8e agent start with this machine",
+        "start k8e server or k8e agent with this machine",
         "k8e service install server --cni basic",
     )
     below = group.commands(required=True)
@@ -24,9 +24,11 @@ def add_service(commands: Commands) -> None:
         install,
     )
     install_parser.add_argument(
-        "--no-start", action="store_true", help="write and enable the unit, and leave it at that"
+        "--no-start", action="store_true", help="write and enable the unit, but do not start it"
     )
-    install_parser.add_argument("role", choices=("server", "agent"), help="what this machine is")
+    install_parser.add_argument(
+        "role", choices=("server", "agent"), help="the role of this machine"
+    )
     install_parser.add_argument(
         "arguments",
         nargs=argparse.REMAINDER,
@@ -35,7 +37,7 @@ def add_service(commands: Commands) -> None:
     )
     below.add(
         "remove",
-        "end the services of this machine and remove their units; what they wrote stays",
+        "end the services of this machine and remove their units; their data stays",
         "k8e service remove",
         remove,
     )
@@ -62,4 +64,6 @@ def remove(_: argparse.Namespace) -> int:
 
 def _need_root() -> None:
     if os.geteuid() != 0:
-        raise errors.Denied("services of the machine are root's", hint="run this with sudo")
+        raise errors.Denied(
+            "only root can change the machine's services", hint="run this with sudo"
+        )

@@ -1,4 +1,4 @@
-"""``k8e sandbox …``: sessions, and what a new one begins with."""
+"""``k8e sandbox …``: sessions, and the content of new ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DEFAULT_PATH = "repo"
 
 
 def manifest_entries(options: argparse.Namespace, *, stdin: bool) -> list[dict[str, Any]]:
-    """The entries that were asked for, checked; ``stdin`` tells whether they may come from it."""
+    """The requested entries, checked; ``stdin`` says whether they may come from it."""
     found: list[dict[str, Any]] = []
     if not asks_for_content(options):
         return found
@@ -34,7 +34,7 @@ def manifest_entries(options: argparse.Namespace, *, stdin: bool) -> list[dict[s
         raise errors.InvalidRequest("--git-ref and --git-path need --git-repo")
     from k8e import manifests  # most commands do without
 
-    manifests.from_json(found)  # before a gateway is bothered with it
+    manifests.from_json(found)  # before a gateway is called
     return found
 
 
@@ -78,7 +78,7 @@ def _parse(data: bytes, name: str) -> list[dict[str, Any]]:
 
 
 def refuse_named_session(session_id: str) -> None:
-    """Content is for a session that is made for a run, not for one that is there already."""
+    """Content is for a session that is made for a run, not for an existing one."""
     if session_id:
         raise errors.InvalidRequest(
             "--manifest and --git-repo are for a session that is made for the run, and session "
@@ -286,9 +286,11 @@ def add_session_flags(parser: argparse.ArgumentParser) -> None:
         "--template",
         default="",
         metavar="NAME",
-        help="what it is made from; other flags win over what the template says",
+        help="what it is made from; other flags win over the template",
     )
-    parser.add_argument("--tenant", metavar="NAME", help="who it belongs to [K8E_SANDBOX_TENANT]")
+    parser.add_argument(
+        "--tenant", metavar="NAME", help="the tenant that it belongs to [K8E_SANDBOX_TENANT]"
+    )
     parser.add_argument("--session-id", default="", metavar="ID", help="choose its id")
     parser.add_argument("--memory", metavar="SIZE", help="bytes of memory, like 512M")
     parser.add_argument("--cpus", metavar="N", help="CPUs, like 0.5")
@@ -315,7 +317,7 @@ def add_session_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_content_flags(parser: argparse.ArgumentParser, *, stdin: bool) -> None:
-    """The flags for what a new session's workspace begins with."""
+    """The flags for the first content of a new session's workspace."""
     parser.add_argument(
         "--manifest",
         metavar="FILE",
@@ -332,7 +334,7 @@ def add_content_flags(parser: argparse.ArgumentParser, *, stdin: bool) -> None:
 def add_status(commands: Commands) -> None:
     parser = commands.add(
         "status",
-        "tell whether sandboxes are available, and the standing session",
+        "print whether sandboxes are available, and the standing session",
         "k8e sandbox status",
         status,
         remote=True,
@@ -344,7 +346,7 @@ def add_sessions(commands: Commands) -> None:
     parser = commands.add(
         "sessions", "list sessions", "k8e sandbox sessions", sessions, remote=True
     )
-    parser.add_argument("--all", action="store_true", help="also those that have ended")
+    parser.add_argument("--all", action="store_true", help="include sessions that have ended")
     parser.add_argument(
         "--phase",
         metavar="PHASE",

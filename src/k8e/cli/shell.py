@@ -25,7 +25,7 @@ from k8e.guest import wire
 _SIZE = (24, 80)  # of a terminal that does not know its own
 _RESIZE_SECONDS = 2.0  # for the last one under way
 _PROMPT = r"sandbox:\w\$ "
-# Colours, cursor, pasting, the mouse and the other screen: what a killed program leaves behind.
+# Colours, cursor, pasting, the mouse and the other screen: modes that a killed program leaves on.
 _RESET = b"\x1b[0m\x1b[?25h\x1b[?2004l\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?1049l"
 
 
@@ -133,7 +133,7 @@ class _Shell:
             self._consumed = 0
 
     def _come_back(self, error: errors.GatewayUnreachable) -> None:
-        """The gateway went away, the program did not: go on with the next gateway."""
+        """Continue with the next gateway: this one went away, the program did not."""
         delay = next(self._delays, None)
         if self._feeder is None or delay is None:
             raise error
@@ -186,7 +186,7 @@ def _size() -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _resizing(resize: Callable[[int, int], None]) -> Generator[Callable[[], None]]:
-    """A function for signal handlers that makes a thread report the terminal's size."""
+    """A function for signal handlers that makes a thread send the terminal's size."""
     sizes: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
 
     def tell() -> None:
@@ -205,7 +205,7 @@ def _resizing(resize: Callable[[int, int], None]) -> Generator[Callable[[], None
 
 @contextlib.contextmanager
 def _raw_terminal(resized: Callable[[], None]) -> Generator[None]:
-    """Our terminal passes every key on; afterwards it is as it was, however we end."""
+    """Put our terminal into raw mode; afterwards it is as it was, however we end."""
     import termios
     import tty
 
@@ -263,7 +263,7 @@ def add_shell(commands: Commands) -> None:
         help="the session [K8E_SANDBOX_SESSION_ID]; by default the tenant's standing one",
     )
     parser.add_argument(
-        "program", nargs="*", metavar="-- PROGRAM", help="what to run, and its arguments"
+        "program", nargs="*", metavar="-- PROGRAM", help="the program to run, and its arguments"
     )
     parser.add_argument(
         "--tenant", metavar="NAME", help="whose standing session to use [K8E_SANDBOX_TENANT]"

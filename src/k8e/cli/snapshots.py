@@ -88,7 +88,7 @@ def watched(options: argparse.Namespace, operation: Operation[T]) -> T:
 def add_snapshot(commands: Commands) -> None:
     snapshot = commands.add(
         "snapshot",
-        "save what /workspace holds, and make sessions that begin with it",
+        "save /workspace, and make sessions that begin with it",
         "k8e sandbox snapshot save ID NAME",
     )
     inner = snapshot.commands(required=True)
@@ -125,7 +125,7 @@ def add_snapshot(commands: Commands) -> None:
     sessions.add_session_flags(restore_parser)
     delete_parser = inner.add(
         "delete",
-        "delete a snapshot; sessions that were made of it stay",
+        "delete a snapshot; sessions that were made from it stay",
         "k8e sandbox snapshot delete nightly",
         delete,
         remote=True,

@@ -1,4 +1,4 @@
-"""K8E's state file: which session a tenant's commands run in when they name none.
+"""K8E's state file: the session in which a tenant's commands run when they name none.
 
 The gateway knows that better; the file is kept for tools that were written for K8E.
 """
@@ -54,7 +54,7 @@ def save(tenant: str, session_id: str) -> None:
 def load(tenant: str) -> str:
     """The session id in a tenant's file, or nothing."""
     try:
-        # Whatever lies there, it is not waited for, and no more is read than we ever write.
+        # Whatever is there, it is not waited for, and no more is read than we ever write.
         fd = os.open(path_of(tenant), os.O_RDONLY | _AT_ONCE)
         with open(fd, "rb") as file:
             found: Any = json.loads(file.read(MAX_FILE))
@@ -64,7 +64,7 @@ def load(tenant: str) -> str:
 
 
 def forget(session_id: str) -> None:
-    """Remove the files that name a session which is gone; those that cannot be do no harm."""
+    """Remove the files that name a removed session; those that cannot be removed do no harm."""
     with contextlib.suppress(OSError, RuntimeError), rights.of_master(path_of(DEFAULT_TENANT)):
         for path in path_of(DEFAULT_TENANT).parent.parent.glob("*/state.json"):
             if load(path.parent.name) == session_id:

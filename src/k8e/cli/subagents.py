@@ -42,7 +42,7 @@ def add_subagent(commands: Commands) -> None:
     )
     parser.add_argument("session_id", metavar="PARENT", help="the id of the other session")
     parser.add_argument(
-        "--agent-type", default="", metavar="NAME", help="kept as its label agent_type"
+        "--agent-type", default="", metavar="NAME", help="stored as its label agent_type"
     )
     parser.add_argument(
         "--workspace-path",
@@ -55,7 +55,7 @@ def add_subagent(commands: Commands) -> None:
 def add_pause(commands: Commands) -> None:
     parser = commands.add(
         "pause",
-        "stop everything in a session, and in its sub-agents, until it is resumed",
+        "freeze everything in a session, and in its sub-agents, until it is resumed",
         "k8e sandbox pause ID",
         pause,
         remote=True,

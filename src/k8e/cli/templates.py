@@ -30,7 +30,7 @@ def listing(options: argparse.Namespace) -> int:
 
 
 def template_table(found: list[Template]) -> Iterator[str]:
-    """A line for each template: what it is for, or why it cannot be used."""
+    """A line for each template: its settings, or why it cannot be used."""
     rows = [("NAME", "FROM", "ROOTFS", "DESCRIPTION")]
     for item in found:
         text = f"cannot be used: {item.error}" if item.error else item.description
@@ -46,7 +46,7 @@ def show(options: argparse.Namespace) -> int:
         return 0
     if found.error:
         raise errors.InvalidRequest(
-            f"template {found.name!r} cannot be used: {found.error}", hint="mend it, and try again"
+            f"template {found.name!r} cannot be used: {found.error}", hint="fix it, and try again"
         )
     import yaml  # only where it is printed
 
@@ -72,7 +72,7 @@ def delete(options: argparse.Namespace) -> int:
 
 
 def _read(name: str) -> dict[str, Any]:
-    """The recipe in a file, checked before a gateway is bothered with it."""
+    """The recipe in a file, checked before a gateway is called."""
     path = Path(name)
     if name == "-":
         data = sys.stdin.buffer.read(templates.MAX_FILE + 1)
@@ -105,7 +105,7 @@ def add_template(commands: Commands) -> None:
     group = template.commands(required=True)
     listing_parser = group.add(
         "list",
-        "list all templates, those that cannot be used too; as JSON, on a terminal as a table",
+        "list all templates, including unusable ones; as JSON, on a terminal as a table",
         "k8e template list\n         k8e template list --json",
         listing,
         remote=True,
@@ -113,17 +113,15 @@ def add_template(commands: Commands) -> None:
     listing_parser.add_argument("--json", action="store_true", help="JSON on a terminal too")
     show_parser = group.add(
         "show",
-        "print a template as it can be applied again",
+        "print a template in a form that can be applied again",
         "k8e template show default\n         k8e template show data > data.yaml",
         show,
         remote=True,
     )
-    show_parser.add_argument(
-        "--json", action="store_true", help="all that is known of it, on one line"
-    )
+    show_parser.add_argument("--json", action="store_true", help="all its fields, on one line")
     apply_parser = group.add(
         "apply",
-        "keep the template of a file under its name, in the place of the one before",
+        "store the template of a file under its name, in place of the one before",
         "k8e template apply data.yaml\n         k8e template show data | k8e template apply -",
         apply,
         remote=True,

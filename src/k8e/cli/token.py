@@ -1,4 +1,4 @@
-"""``k8e token``: with what machines join the cluster of this server."""
+"""``k8e token``: tokens with which machines join the cluster of this server."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def add_token(commands: Commands) -> None:
     delete_parser.add_argument("id", metavar="ID", help="its first six characters")
     rotate_parser = below.add(
         "rotate",
-        "replace the token in server/node-token; the old one ends within ten seconds",
+        "replace the token in server/node-token; the old one is invalid within ten seconds",
         "k8e token rotate",
         rotate,
     )
@@ -102,10 +102,13 @@ def rotate(options: argparse.Namespace) -> int:
 def _answer(
     options: argparse.Namespace, work: Callable[[Api, Layout], Awaitable[dict[str, Any]]]
 ) -> int:
+    from k8e.distro import configuration
     from k8e.distro import layout as places
     from k8e.kubernetes.api import by_kubeconfig
 
-    layout = places.Layout(Path(options.data_dir) if options.data_dir else places.DATA)
+    layout = (
+        places.Layout(Path(options.data_dir)) if options.data_dir else configuration.last_layout()
+    )
 
     async def run() -> dict[str, Any]:
         api = by_kubeconfig(places.own_identity(layout))

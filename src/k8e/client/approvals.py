@@ -20,12 +20,12 @@ BINDING_NOTE = (
 
 
 class Approval(Record):
-    """One action that somebody is asked to allow, once."""
+    """One action that an approver is asked to allow, once."""
 
     approval_id: str
     session_id: str
     action: str
-    """The exact text that was asked; see :func:`visible` before it is printed."""
+    """The exact text that was asked for; see :func:`visible` before it is printed."""
     status: str
     """``pending``, ``approved``, ``rejected``, ``used`` or ``expired``."""
     approved: bool
@@ -94,7 +94,7 @@ def decide(approval_id: str, approved: bool, reason: str, secret: str) -> Operat
 
 
 def visible(text: str) -> str:
-    """``text`` on one line, with everything that a terminal would act on or hide spelled out.
+    """``text`` on one line, with every character spelled out that a terminal would act on or hide.
 
     A backslash is doubled, so that two different texts never look the same.
     """
@@ -102,7 +102,7 @@ def visible(text: str) -> str:
 
 
 def command(approval_id: str, endpoint: Endpoint, *, reject: bool = False) -> str:
-    """What a person types to decide, in any folder and with any environment.
+    """The command that decides it, for a person to type in any folder and with any environment.
 
     Credentials are not in it: who decides has its own.
     """
@@ -113,7 +113,7 @@ def command(approval_id: str, endpoint: Endpoint, *, reject: bool = False) -> st
 
 
 def _place(endpoint: Endpoint) -> list[str]:
-    """The flags for the gateway that was asked, unless it is the usual one of this machine."""
+    """The flags for the gateway in question, unless it is this machine's default one."""
     if endpoint.profile:
         return ["--profile", endpoint.profile]
     if endpoint.target:

@@ -1,4 +1,4 @@
-"""Drives operations, scripts and conversations for the asynchronous client.
+"""Drives operations, scripts and interactive programs for the asynchronous client.
 
 Its twin for threads is :mod:`k8e.client.caller`. Both are written by hand, because waiting and
 giving up are different there; everything above them is written once (see ``make gen``).
@@ -71,14 +71,14 @@ class AsyncCaller:
         await async_driver.finish(kill, KILL_SECONDS)
 
     async def _end_programs(self) -> None:
-        """End what would end with its reader, or with its handle."""
+        """End the programs that end with their reader or with their handle."""
         for call in list(self._streamed.values()):
             await self._kill(call)
         for program in self._pool.ending:
             await program.close()
 
     async def _perform(self, script: Script[T]) -> T:
-        """Run a script; what it does locally is done in threads."""
+        """Run a script; its local work is done in threads."""
         worker = _Worker()
         try:
             step = next(script)
@@ -110,7 +110,7 @@ class AsyncCaller:
 
 
 class _Worker:
-    """Does local work in threads. Work that has begun is never left alone with what it opened."""
+    """Does local work in threads. Work that has begun is never abandoned with what it opened."""
 
     def __init__(self) -> None:
         self.cancelled: asyncio.CancelledError | None = None
@@ -125,7 +125,7 @@ class _Worker:
             return task.result()
 
 
-class AsyncConversation:
+class AsyncProgramDriver:
     """Drives the exchange with one program over a connection of its own, for any number of tasks.
 
     A cancelled read or write loses nothing that was printed.
@@ -166,7 +166,7 @@ class AsyncConversation:
         await self.drive(self._exchange.drain())
 
     async def drive(self, steps: Steps) -> Any:
-        """Take steps of the exchange; what they come to."""
+        """Take steps of the exchange; return their result."""
         self._pool.check_open()
         try:
             while True:

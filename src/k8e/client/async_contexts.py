@@ -55,7 +55,7 @@ class AsyncContext(ContextHandle):
         exec_id: str = "",
         output_limit: int = requests.OUTPUT_LIMIT,
     ) -> Execution:
-        """Run code and wait for its end; what it showed, printed and raised.
+        """Run code and wait for its end; return its results, output and error.
 
         Calls line up: a context runs one thing at a time. Giving up (Ctrl-C) interrupts the code.
 
@@ -91,13 +91,13 @@ class AsyncContext(ContextHandle):
                 yield event
 
     async def interrupt(self, grace: float = 5) -> bool:
-        """Interrupt what runs, as Ctrl-C does; whether it stopped within ``grace`` seconds."""
+        """Interrupt running code, as Ctrl-C does; whether it stopped within ``grace`` seconds."""
         return await self._call(
             executions.interrupt_context(self._about("interrupt_context", grace=grace))
         )
 
     async def restart(self) -> ContextInfo:
-        """End its program, whatever it does, and start a new one: the variables are gone."""
+        """End its program in any case, and start a new one: the variables are gone."""
         return await self._call(executions.describe_context(self._about("restart_context")))
 
     async def close(self) -> None:

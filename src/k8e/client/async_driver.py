@@ -76,11 +76,13 @@ class LocalConnection:
         except ConnectionResetError:
             unread = True
         except wire.WireError as error:
-            raise local.unreachable(f"the gateway sent what is not k8e's: {error}") from None
+            raise local.unreachable(
+                f"the gateway sent bytes that are not k8e's protocol: {error}"
+            ) from None
         raise local.closed(unread=unread)
 
     def is_fresh(self) -> bool:
-        """Whether nothing came, not even an end, since the last operation."""
+        """Whether nothing was received, not even an end, since the last operation."""
         if self._frames:
             return False
         try:
@@ -96,13 +98,13 @@ class LocalConnection:
 
 
 class AsyncEnding(Protocol):
-    """What ends with the client that made it."""
+    """Something that ends with the client that made it."""
 
     async def close(self) -> None: ...
 
 
 class Connector(Protocol):
-    """What opens connections to one endpoint."""
+    """Opens connections to one endpoint."""
 
     async def connect(self) -> Connection: ...
     def wants(self, connection: object) -> bool: ...
@@ -138,7 +140,7 @@ class LocalConnector:
         if (lane := self._trunks.lane()) is not None:
             return lane
         sock = await self._dial()
-        if (lane := self._trunks.lane()) is not None:  # somebody else was quicker
+        if (lane := self._trunks.lane()) is not None:  # another task was quicker
             sock.close()
             return lane
         return self._trunks.add(sock)
@@ -160,7 +162,7 @@ class LocalConnector:
         return sock
 
     def wants(self, connection: object) -> bool:
-        """Whether a connection is worth being kept; all are."""
+        """Whether a connection is worth keeping; all are."""
         return True
 
     async def close(self) -> None:
@@ -178,16 +180,16 @@ class Pool:
         self._programs: weakref.WeakSet[AsyncEnding] = weakref.WeakSet()
 
     def end_with(self, program: AsyncEnding) -> None:
-        """Remember what ends with the client, for as long as somebody else has it."""
+        """Remember something that ends with the client, as long as other code refers to it."""
         self._programs.add(program)
 
     @property
     def ending(self) -> list[AsyncEnding]:
-        """What is to be closed before the client."""
+        """The objects to close before the client."""
         return list(self._programs)
 
     def check_open(self) -> None:
-        """ClientClosed, once the client was closed: nothing would end what it began now."""
+        """Raise ClientClosed once the client is closed: nothing would end a new operation."""
         if self.closed:
             raise errors.ClientClosed
 
@@ -208,7 +210,7 @@ class Pool:
         return found or await self._connector.connect()
 
     async def share(self) -> Connection:
-        """A connection for a call: nothing is streamed from it, and nothing is fed to it."""
+        """A connection for a plain call: nothing is streamed from it or uploaded over it."""
         self.check_open()
         return await self._connector.share() or await self.take()
 
@@ -257,7 +259,7 @@ class AsyncOperation:
         connection.begin()
 
     async def next_event(self) -> Any:
-        """Go on until something happens; None when the result is there."""
+        """The next event; None when the result is there."""
         answer: Any = None
         try:
             while True:
@@ -312,7 +314,7 @@ class AsyncOperation:
         return b"" if self._source is None else await anext(self._source, b"")
 
     async def close(self) -> None:
-        """Give up; the gateway takes the end of the connection for the end of the operation."""
+        """Give up; the gateway treats the end of the connection as the end of the operation."""
         if not self.done:
             self._operation.close()
             await self.connection.close()
@@ -335,10 +337,10 @@ async def chunks(content: AsyncContent) -> AsyncIterator[bytes | memoryview]:
 
 
 in_thread = asyncio.to_thread
-"""Do what may block, without holding the loop up."""
+"""Run a function that may block, without holding the loop up."""
 
 
 async def finish(work: Awaitable[Any], seconds: float) -> None:
-    """Wait for something that must be done though we were cancelled; errors do not matter."""
+    """Finish work that must be done even if we are cancelled; errors do not matter."""
     with contextlib.suppress(errors.K8eError, TimeoutError):
         await asyncio.shield(asyncio.wait_for(work, seconds))

@@ -31,7 +31,7 @@ from k8e.client.templates import Template
 
 
 class AsyncGatewayClient(AsyncCaller):
-    """Sees and changes what a gateway keeps: snapshots, templates, images, secrets, its records."""
+    """Reads and changes a gateway's snapshots, templates, images, secrets and records."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class AsyncGatewayClient(AsyncCaller):
     # The gateway.
 
     async def status(self) -> dict[str, Any]:
-        """How the gateway is: version, pid, sessions, addresses."""
+        """The gateway's version, pid, sessions and addresses."""
         return await self._call(operations.call({"op": "status"}))
 
     async def doctor(self, *, fresh: bool = False) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class AsyncGatewayClient(AsyncCaller):
         return await self._call(operations.call({"op": "doctor", "fresh": fresh}))
 
     async def events(self, session_id: str = "", limit: int = events.LIMIT) -> list[Event]:
-        """What happened in a session, oldest first: the newest ``limit`` events.
+        """Events of a session, oldest first: the newest ``limit`` ones.
 
         Without an id, what happened in all sessions of the caller. Of one session, there were older
         ones if the first has a :attr:`Event.seq` above 1. The events of a session that has ended
@@ -69,7 +69,7 @@ class AsyncGatewayClient(AsyncCaller):
         return await self._call(events.newest(session_id, limit))
 
     async def audit(self, **wanted: Unpack[AuditFilter]) -> list[AuditRow]:
-        """The newest rows of the audit trail, oldest first; your own, if you are no admin."""
+        """The newest rows of the audit trail, oldest first; your own, if you are not an admin."""
         requests.check_options(self.audit, wanted, audit.FILTERS)
         return await self._call(audit.rows(wanted))
 
@@ -89,9 +89,9 @@ class AsyncGatewayClient(AsyncCaller):
         approval_id: str = "",
         expires: float = 0,
     ) -> Approval:
-        """Ask for leave to do ``action``, and wait for the decision.
+        """Ask for approval of ``action``, and wait for the decision.
 
-        A yes is good for one action, once. Nobody deciding within ``timeout`` seconds raises
+        A yes is good for one action, once. No decision within ``timeout`` seconds raises
         :class:`k8e.errors.TimedOut`.
 
         Args:
@@ -111,7 +111,7 @@ class AsyncGatewayClient(AsyncCaller):
     async def approve_action(
         self, approval_id: str, approved: bool = True, reason: str = "", *, secret: str = ""
     ) -> Approval:
-        """Decide on an action, once; where there is an approver, with the approver's secret."""
+        """Decide on an action, once; with the approver's secret, if there is an approver."""
         return await self._call(approvals.decide(approval_id, approved, reason, secret))
 
     async def get_approval(self, approval_id: str) -> Approval:
@@ -134,7 +134,7 @@ class AsyncGatewayClient(AsyncCaller):
     # Snapshots.
 
     async def save_snapshot(self, session_id: str, name: str, *, replace: bool = False) -> Snapshot:
-        """Save what /workspace of a session holds, under a name of 1 to 63 letters and digits.
+        """Save a session's /workspace, under a name of 1 to 63 letters and digits.
 
         The session may run on meanwhile; files that change while they are read are warned of.
 
@@ -160,7 +160,7 @@ class AsyncGatewayClient(AsyncCaller):
         tenant_id: str = "",
         **options: Unpack[SessionOptions],
     ) -> str:
-        """Make a session whose /workspace begins with a snapshot; its id.
+        """Make a session whose /workspace begins with a snapshot; return its id.
 
         The other arguments are those of :meth:`create_session`.
         """
@@ -170,20 +170,20 @@ class AsyncGatewayClient(AsyncCaller):
         return (await self._call(operation)).session_id
 
     async def delete_snapshot(self, name: str) -> None:
-        """Delete a snapshot; sessions that were made of it stay as they are."""
+        """Delete a snapshot; sessions that were made from it stay as they are."""
         await self._call(operations.call({"op": "delete_snapshot", "name": name}))
 
     # Templates, their images, and sandboxes that are kept ready.
 
     async def list_templates(self) -> list[Template]:
-        """All templates, those that cannot be used too: their ``error`` says why."""
+        """All templates, including unusable ones: their ``error`` says why."""
         return await self._call(templates.many())
 
     async def get_template(self, name: str) -> Template:
         return await self._call(templates.one({"op": "get_template", "name": name}))
 
     async def apply_template(self, recipe: Mapping[str, Any]) -> Template:
-        """Keep a recipe under the ``name`` in it, in the place of the one before.
+        """Store a recipe under its ``name``, in place of the one before.
 
         Its keys are those of a template's file. Sessions that were made from it stay as they are.
         Needs the role ``admin``.
@@ -191,11 +191,11 @@ class AsyncGatewayClient(AsyncCaller):
         return await self._call(templates.apply(recipe))
 
     async def delete_template(self, name: str) -> None:
-        """Delete a template that came by API; sessions that were made from it stay."""
+        """Delete a template that was applied by API; sessions that were made from it stay."""
         await self._call(operations.call({"op": "delete_template", "name": name}))
 
     async def pull_image(self, reference: str) -> Image:
-        """Fetch an image from its registry, also if one of this name is there: tags move.
+        """Fetch an image from its registry, even if the name is known already: tags move.
 
         Args:
             reference: ``host[:port]/name[:tag][@digest]``.
@@ -207,17 +207,17 @@ class AsyncGatewayClient(AsyncCaller):
         return await self._call(images.listing())
 
     async def remove_image(self, reference: str) -> list[str]:
-        """Forget an image; the digests of the layers that are gone, since nothing uses them."""
+        """Forget an image; return the digests of the unused layers that were removed with it."""
         return await self._call(
             images.removed_layers({"op": "remove_image", "reference": reference})
         )
 
     async def prune_images(self) -> list[str]:
-        """Remove the layers that no image and no sandbox uses; their digests."""
+        """Remove the layers that no image and no sandbox uses; return their digests."""
         return await self._call(images.removed_layers({"op": "prune_images"}))
 
     async def pool(self) -> list[dict[str, Any]]:
-        """Which sandboxes are ready: a dictionary for each template and runtime."""
+        """The ready sandboxes: a dictionary for each template and runtime."""
         return await self._call(pool.listing())
 
     async def set_pool(
@@ -241,7 +241,7 @@ class AsyncGatewayClient(AsyncCaller):
         return await self._call(pool.set_sizes(template, runtime, min_ready, max_ready, wait))
 
     async def drain_pool(self, template: str = "") -> int:
-        """Replace the ready sandboxes of a template, or all; how many they were."""
+        """Replace the ready sandboxes of a template, or all; return how many there were."""
         return await self._call(pool.drain(template))
 
     # Secrets.
@@ -249,7 +249,7 @@ class AsyncGatewayClient(AsyncCaller):
     async def set_secret(
         self, name: str, value: str, *, key: str = "", tenant_id: str = ""
     ) -> SecretInfo:
-        """Keep a secret, in the place of the one of before; nothing ever shows its value again.
+        """Store a secret, in place of an older one; no call ever returns its value.
 
         Args:
             name: what sessions ask for.
@@ -266,7 +266,7 @@ class AsyncGatewayClient(AsyncCaller):
         return await self._call(secrets.listing(tenant_id))
 
     async def delete_secret(self, name: str, *, key: str = "", tenant_id: str = "") -> int:
-        """Remove a secret, or one value of it; how many values are gone.
+        """Remove a secret, or one value of it; return how many values were removed.
 
         Sessions that have it as a variable keep it until they end.
         """

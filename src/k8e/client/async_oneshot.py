@@ -1,4 +1,4 @@
-"""One run without a session to look after: one is made for it and destroyed with it."""
+"""One run without a session to look after: the session is made for it and destroyed with it."""
 
 from __future__ import annotations
 

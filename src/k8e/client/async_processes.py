@@ -1,4 +1,4 @@
-"""The handle of a program that is talked to while it runs, for the asynchronous client."""
+"""The handle of an interactive program, for the asynchronous client."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from k8e import errors
 from k8e.client import exchange, operations, requests
-from k8e.client.async_caller import AsyncConversation
+from k8e.client.async_caller import AsyncProgramDriver
 from k8e.client.attachment import RunHandle
 from k8e.client.exchange import Exchange
 from k8e.client.operations import Operation
@@ -16,7 +16,7 @@ from k8e.client.results import ExecEvent, ExecResult, Foreground
 
 
 class AsyncProcess(RunHandle):
-    """A program that runs, to be written to and read from. Made by :meth:`AsyncSandboxClient.open`.
+    """A running program to write to and read from. Made by :meth:`AsyncSandboxClient.open`.
 
     Leaving its ``async with`` block kills it. A write never waits for a reader, because what the
     program prints meanwhile is kept, up to 64 MiB.
@@ -25,17 +25,17 @@ class AsyncProcess(RunHandle):
     def __init__(
         self,
         exchange: Exchange,
-        conversation: AsyncConversation,
+        driver: AsyncProgramDriver,
         call: Callable[[Operation[Any]], Awaitable[Any]],
     ) -> None:
         super().__init__(exchange.run_id)
         self._exchange = exchange
-        self._conversation = conversation
+        self._driver = driver
         self._call = call
 
     async def begin(self) -> None:
         """Start it; called once, by the client."""
-        await self._conversation.begin()
+        await self._driver.begin()
 
     async def __aenter__(self) -> AsyncProcess:
         return self
@@ -46,21 +46,21 @@ class AsyncProcess(RunHandle):
     # Writing.
 
     async def write(self, data: str | bytes) -> None:
-        """Send input. Waits while the program lags a MiB behind; BrokenPipeError if it has ended.
+        """Send input. Waits while the program is 1 MiB behind; BrokenPipeError if it has ended.
 
         Raises LimitExceeded if 64 MiB of output wait to be read.
         """
-        await self._conversation.write(self._exchange.write(data))
+        await self._driver.write(self._exchange.write(data))
 
     async def close_stdin(self) -> None:
         """Let the program see the end of its input; on a terminal this is Ctrl-D."""
-        await self._conversation.write(self._exchange.close_stdin())
+        await self._driver.write(self._exchange.close_stdin())
 
     # Reading.
 
     async def __aiter__(self) -> AsyncGenerator[ExecEvent]:
-        """What it prints as it comes and, last, its exit. Leaving the loop does not disturb it."""
-        while (event := await self._conversation.drive(self._exchange.next_event())) is not None:
+        """Iterate over its output and, last, its exit. Leaving the loop does not disturb it."""
+        while (event := await self._driver.drive(self._exchange.next_event())) is not None:
             yield event
 
     async def read(self, count: int = -1) -> bytes:
@@ -68,15 +68,15 @@ class AsyncProcess(RunHandle):
 
         Without ``count``, everything up to the end.
         """
-        return await self._conversation.drive(self._exchange.read(count))
+        return await self._driver.drive(self._exchange.read(count))
 
     async def read_until(self, marker: str | bytes) -> bytes:
         """Stdout up to and with ``marker``; EOFError if the program ends without printing it."""
-        return await self._conversation.drive(self._exchange.read_until(requests.as_bytes(marker)))
+        return await self._driver.drive(self._exchange.read_until(requests.as_bytes(marker)))
 
     async def wait(self) -> ExecResult:
-        """Wait for its end; what came of it, with the output that was not read before."""
-        return await self._conversation.drive(self._exchange.wait())
+        """Wait for its end; return the result, with the output that was not read before."""
+        return await self._driver.drive(self._exchange.wait())
 
     # Control.
 
@@ -85,12 +85,12 @@ class AsyncProcess(RunHandle):
         await self._call(operations.call(self._about("resize", rows=rows, cols=columns)))
 
     async def signal(self, number: int, *, foreground: bool = False) -> None:
-        """Send a signal to its process group, or to the one in front of its terminal."""
+        """Send a signal to its process group, or to the foreground group of its terminal."""
         call = self._about("signal", signal=number, foreground=foreground)
         await self._call(operations.call(call))
 
     async def foreground(self) -> Foreground:
-        """Which process group is in front of its terminal, and whether that waits for input."""
+        """The foreground process group of its terminal, and whether that waits for input."""
         return await self._call(exchange.foreground_group(self._about("foreground")))
 
     async def kill(self) -> None:
@@ -100,4 +100,4 @@ class AsyncProcess(RunHandle):
 
     async def close(self) -> None:
         """Kill it if it runs, and wait for its end."""
-        await self._conversation.close(self.kill)
+        await self._driver.close(self.kill)

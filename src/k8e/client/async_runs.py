@@ -15,7 +15,7 @@ from k8e.client.results import ExecEvent, ExecResult, RunState
 
 
 class AsyncRun(RunHandle):
-    """A command that goes on without us. Made by :meth:`AsyncSandboxClient.start`."""
+    """A command that runs on without us. Made by :meth:`AsyncSandboxClient.start`."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class AsyncRun(RunHandle):
         self._stream = stream
 
     async def poll(self) -> RunState:
-        """How it is, and what it printed so far. Does not wait for its end."""
+        """Its state, and its output so far. Does not wait for its end."""
         return await self._call(attachment.run_snapshot(self._about("attach")))
 
     async def output(self, start: int = 0, *, follow: bool = True) -> AsyncGenerator[ExecEvent]:
@@ -52,7 +52,7 @@ class AsyncRun(RunHandle):
                 await asyncio.sleep(following.delay(error))
 
     async def wait(self) -> ExecResult:
-        """Wait for its end; what came of it, and the output that is still kept."""
+        """Wait for its end; return the result, with the output that is still kept."""
         collected = attachment.Collected()
         async for event in self.output():
             collected.add(event)

@@ -29,7 +29,7 @@ from k8e.client.snapshots import Snapshot
 
 
 class AsyncSandbox:
-    """A sandbox of its own: made at the start of a block, or when it is first used.
+    """A sandbox: made at the start of a ``with`` block, or when it is first used.
 
         async with AsyncSandbox(memory="2G") as sb:
             print((await sb.run("print(1 + 1)", "python")).stdout)
@@ -93,7 +93,7 @@ class AsyncSandbox:
     async def connect(
         cls, session_id: str, *, client: AsyncSandboxClient | None = None
     ) -> AsyncSandbox:
-        """A sandbox that runs already; leaving its block does not kill it."""
+        """An existing sandbox; leaving its block does not kill it."""
         sandbox = cls(client=client)
         sandbox._id = session_id
         sandbox._ends_with_block = False
@@ -114,7 +114,7 @@ class AsyncSandbox:
 
     @property
     def client(self) -> AsyncSandboxClient:
-        """The client that it talks with, for whatever else that can do."""
+        """Its client, for operations that have no method here."""
         return self._client
 
     @property
@@ -123,7 +123,7 @@ class AsyncSandbox:
         return self._id
 
     async def _made(self) -> str:
-        """The id of its session, which is made now if it is not there yet."""
+        """The id of its session, which is made now if there is none yet."""
         if self._id:
             return self._id
         async with self._lock:
@@ -138,7 +138,7 @@ class AsyncSandbox:
             return self._id
 
     async def _template_of_image(self) -> str:
-        """A template that says nothing but the image, under a name made of it."""
+        """A template with nothing but the image, under a name derived from it."""
         name = templates.name_for_image(self._image)
         try:
             await self._client.get_template(name)
@@ -161,7 +161,7 @@ class AsyncSandbox:
         await self.close()
 
     async def close(self) -> None:
-        """Kill it if it was made here, and close the client if that is its own."""
+        """Kill it if it was made here, and close the client if it is its own."""
         if self._closed:
             return
         self._closed = True
@@ -234,7 +234,7 @@ class AsyncSandbox:
         language: Language | None = None,
         **options: Unpack[ExecOptions],
     ) -> AsyncRun:
-        """Start a command that goes on without us; a handle to come back to it."""
+        """Start a command that runs on without us; return its handle."""
         session_id = await self._made()
         return await self._client.start(
             session_id, command, timeout, language=language or "", **options
@@ -249,22 +249,22 @@ class AsyncSandbox:
         return await self._client.pip_install(await self._made(), packages, timeout=timeout)
 
     async def expose(self, port: int, host: str = exposures.LOOPBACK) -> AsyncExposedPort:
-        """Make a port reachable on a URL that carries a token; the server need not run yet."""
+        """Make a port reachable on a URL with a token; the server need not run yet."""
         exposed = await self._client.expose(await self._made(), port, host)
         return AsyncExposedPort(self._client, exposed)
 
     # Its life.
 
     async def info(self) -> SessionInfo:
-        """How it is: its runtime, limits, phase, and until when it lives."""
+        """Its runtime, limits, phase, and until when it lives."""
         return await self._client.get_session(await self._made())
 
     async def snapshot(self, name: str, *, replace: bool = False) -> Snapshot:
-        """Save what /workspace holds; ``snapshot=name`` begins another sandbox with it."""
+        """Save its /workspace; ``snapshot=name`` begins another sandbox with it."""
         return await self._client.save_snapshot(await self._made(), name, replace=replace)
 
     async def pause(self) -> None:
-        """Stop everything in it until it is resumed."""
+        """Freeze everything in it until it is resumed."""
         await self._client.pause_session(await self._made())
 
     async def resume(self) -> None:
@@ -288,7 +288,7 @@ class AsyncSandboxFiles:
         self._made = made  # gives the id of the session
 
     async def read(self, path: str) -> str:
-        """A file as text; what is not UTF-8 is replaced."""
+        """A file as text; invalid UTF-8 is replaced."""
         return (await self.read_bytes(path)).decode("utf-8", "replace")
 
     async def read_bytes(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
@@ -299,22 +299,22 @@ class AsyncSandboxFiles:
     async def write(
         self, path: str, content: AsyncContent, *, append: bool = False, mode: int | None = None
     ) -> int:
-        """Write text, bytes, an open binary file or an iterable of them; the number of bytes."""
+        """Write text, bytes, an open binary file or an iterable of them; return the byte count."""
         session_id = await self._made()
         return await self._client.write_file(session_id, path, content, append=append, mode=mode)
 
     async def list(self, path: str = "/workspace", *, depth: int | None = 1) -> Sequence[FileEntry]:
-        """What is in a folder, and below it down to ``depth``; None means all."""
+        """The entries of a folder, and below it down to ``depth``; None means all."""
         session_id = await self._made()
         return await self._client.list_files(session_id, path=path, depth=depth, directories=True)
 
     async def stat(self, path: str, *, follow: bool = False) -> FileEntry:
-        """How a file is, or with ``follow`` what a link points to."""
+        """The description of a file, or with ``follow`` of a link's target."""
         session_id = await self._made()
         return await self._client.stat(session_id, path, follow=follow)
 
     async def remove(self, path: str, *, recursive: bool = False) -> None:
-        """Remove a file, or with ``recursive`` a folder and what is in it."""
+        """Remove a file, or with ``recursive`` a folder and its content."""
         session_id = await self._made()
         await self._client.remove(session_id, path, recursive=recursive)
 
@@ -342,7 +342,7 @@ class AsyncExposedPort:
         self._client = client
         self.info = exposed
         self.url = exposed.url
-        """With the token, for a browser or ``curl``: whoever has it can use the service."""
+        """With the token, for a browser or ``curl``: anyone who has it can use the service."""
         self.base_url = exposed.base_url
         self.headers: Mapping[str, Any] = exposed.headers
 

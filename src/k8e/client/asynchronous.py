@@ -1,6 +1,6 @@
-"""The asynchronous client: sandboxes, and what runs in them.
+"""The asynchronous client: sandboxes, and operations in them.
 
-What its methods do is written in :mod:`k8e.client.operations` and the modules named after their
+Its methods run the operations of :mod:`k8e.client.operations` and of the modules named after their
 subjects, which have no input or output of their own.
 """
 
@@ -26,7 +26,7 @@ from k8e.client import (
     subagents,
     trees,
 )
-from k8e.client.async_caller import AsyncConversation
+from k8e.client.async_caller import AsyncProgramDriver
 from k8e.client.async_contexts import AsyncContext
 from k8e.client.async_gateway import AsyncGatewayClient
 from k8e.client.async_processes import AsyncProcess
@@ -228,7 +228,7 @@ class AsyncSandboxClient(AsyncGatewayClient):
         language: str = "",
         **options: Unpack[ExecOptions],
     ) -> AsyncRun:
-        """Start a command that goes on without us; a handle to come back to it.
+        """Start a command that runs on without us; return its handle.
 
         Its newest 512 KiB of output are kept, and its end for a day.
 
@@ -247,13 +247,13 @@ class AsyncSandboxClient(AsyncGatewayClient):
         return self.get_run(requests.run_id(str(told["session_id"]), str(told["id"])))
 
     def get_run(self, run_id: str) -> AsyncRun:
-        """The handle of a run that was started before, here or elsewhere; asks nobody."""
+        """The handle of a run that was started before, here or elsewhere; makes no call."""
         return AsyncRun(run_id, self._call, self._stream)
 
     def transcript(
         self, session_id: str, start: int = 0, *, follow: bool = False
     ) -> AsyncGenerator[ExecEvent]:
-        """Iterate over what all programs of a session printed, from byte ``start`` on.
+        """Iterate over the output of all programs of a session, from byte ``start`` on.
 
         The newest 512 KiB are kept, without what was printed on terminals; values of the session's
         secrets are hidden. Last comes an exit, with the code of the run that ended last, if nothing
@@ -285,7 +285,7 @@ class AsyncSandboxClient(AsyncGatewayClient):
             session_id, command, timeout=timeout, stdin=stdin, options=options
         )
         talk = exchange.Exchange(call)
-        process = AsyncProcess(talk, AsyncConversation(talk, self._pool), self._call)
+        process = AsyncProcess(talk, AsyncProgramDriver(talk, self._pool), self._call)
         await process.begin()
         self._pool.end_with(process)
         return process
@@ -310,12 +310,12 @@ class AsyncSandboxClient(AsyncGatewayClient):
         return await self.open(session_id, tried[-1], timeout, **options)
 
     async def processes(self, session_id: str) -> list[ProcessInfo]:
-        """Everything that runs in a session's sandbox."""
+        """All programs that run in a session's sandbox."""
         call = {"op": "processes", "session": requests.by_id(session_id)}
         return await self._call(operations.processes(call))
 
     async def resize(self, session_id: str, exec_id: str, rows: int, columns: int) -> None:
-        """Tell a command on a terminal that its window has another size."""
+        """Set the window size of a command's terminal."""
         call = requests.run_call("resize", requests.run_id(session_id, exec_id))
         await self._call(operations.call({**call, "rows": rows, "cols": columns}))
 
@@ -339,11 +339,11 @@ class AsyncSandboxClient(AsyncGatewayClient):
         return self.get_context(made.session_id, made.context_id)
 
     def get_context(self, session_id: str, context_id: str) -> AsyncContext:
-        """The handle of a context that was made before, here or elsewhere; asks nobody."""
+        """The handle of a context that was made before, here or elsewhere; makes no call."""
         return AsyncContext(session_id, context_id, self._call, self._stream)
 
     async def list_contexts(self, session_id: str) -> list[ContextInfo]:
-        """The contexts of a session, and how they are."""
+        """The contexts of a session, and their state."""
         call = executions.context_call("list_contexts", session_id)
         return await self._call(executions.list_contexts(call))
 
@@ -359,7 +359,7 @@ class AsyncSandboxClient(AsyncGatewayClient):
         mode: int | None = None,
         progress: Progress | None = None,
     ) -> int:
-        """Write text, bytes, an open binary file or an iterable of them; the number of bytes.
+        """Write text, bytes, an open binary file or an iterable of them; return the byte count.
 
         A new file appears whole or not at all. Folders above it are made. ``progress`` is called
         with the bytes that were sent and, if it is known, how many it will be.
@@ -371,7 +371,7 @@ class AsyncSandboxClient(AsyncGatewayClient):
     async def read_file(
         self, session_id: str, path: str, *, progress: Progress | None = None
     ) -> str:
-        """A file as text; what is not UTF-8 is replaced."""
+        """A file as text; invalid UTF-8 is replaced."""
         data = await self.read_bytes(session_id, path, progress=progress)
         return data.decode("utf-8", "replace")
 
@@ -503,7 +503,7 @@ class AsyncSandboxClient(AsyncGatewayClient):
         tenant_id: str = "",
         **options: Unpack[SessionOptions],
     ) -> str:
-        """Make a session; its id. See :class:`SessionOptions` for what it can be given.
+        """Make a session; return its id. See :class:`SessionOptions` for its options.
 
         ``allowed_hosts`` are the words of its egress policy: host names, ``*.wildcards`` and CIDRs,
         with or without ``:port``, and ``default``, ``open``, ``none``, ``strict``. None means the
@@ -533,7 +533,7 @@ class AsyncSandboxClient(AsyncGatewayClient):
     async def run_subagent(
         self, parent_session_id: str, agent_type: str = "", workspace_path: str = ""
     ) -> str:
-        """Make a session for a sub-agent; its id.
+        """Make a session for a sub-agent; return its id.
 
         It is a sandbox of its own, with the parent's limits, variables and allowed hosts, and it
         shares the parent's ``/workspace``. It ends with its parent at the latest.
@@ -547,7 +547,7 @@ class AsyncSandboxClient(AsyncGatewayClient):
         return await self._call(subagents.start(parent_session_id, agent_type, workspace_path))
 
     async def pause_session(self, session_id: str) -> None:
-        """Stop everything in a session, and in its sub-agents, until it is resumed.
+        """Freeze a session, and its sub-agents, until it is resumed.
 
         Until then, whatever is begun in it raises :class:`k8e.errors.SessionPaused`.
         """
@@ -560,7 +560,7 @@ class AsyncSandboxClient(AsyncGatewayClient):
     # The network.
 
     async def update_allowed_hosts(self, session_id: str, hosts: Sequence[str]) -> list[str]:
-        """Replace what a session may reach; what is in effect, with ``default`` spelled out.
+        """Replace what a session may reach; return the policy in effect, ``default`` spelled out.
 
         Open connections are judged by the new policy too. An empty list allows nothing.
         """
@@ -570,7 +570,7 @@ class AsyncSandboxClient(AsyncGatewayClient):
     async def change_allowed_hosts(
         self, session_id: str, *, add: Sequence[str] = (), remove: Sequence[str] = ()
     ) -> list[str]:
-        """Add words to what a session may reach, and take others out; what is in effect.
+        """Add words to what a session may reach, and remove others; return the policy in effect.
 
         Two callers at once lose nothing of each other's changes.
         """
@@ -583,7 +583,7 @@ class AsyncSandboxClient(AsyncGatewayClient):
         return await self._call(operations.egress(call))
 
     async def expose(self, session_id: str, port: int, host: str = exposures.LOOPBACK) -> Exposed:
-        """Make a port of a session's sandbox reachable, on a URL that carries a token.
+        """Make a port of a session's sandbox reachable, on a URL with a token.
 
         The server need not run yet. What is exposed already keeps its URL.
 
@@ -598,13 +598,13 @@ class AsyncSandboxClient(AsyncGatewayClient):
         )
 
     async def unexpose(self, session_id: str, port: int) -> None:
-        """End a URL, and every connection that came through it."""
+        """Close a URL, and every connection that came through it."""
         await self._call(exposures.unexpose_port(exposures.target(session_id, port)))
 
     async def wait_for_port(
         self, session_id: str, port: int, host: str = exposures.LOOPBACK, *, timeout: float = 30
     ) -> None:
-        """Wait until a server in the sandbox takes connections; TimedOut if none does in time.
+        """Wait until a server in the sandbox accepts connections; TimedOut if none does in time.
 
         Its port need not be exposed. The sandbox looks out for it, and answers once.
         """

@@ -17,7 +17,7 @@ from k8e.guest import wire
 
 
 def start_run(fields: Mapping[str, Any]) -> Operation[dict[str, Any]]:
-    """Start a command and leave it to itself; what was said to its start."""
+    """Start a command and leave it running; return the guest's answer."""
     result = yield from operations.call(fields)
     yield Send(wire.CANCEL)
     return result
@@ -50,7 +50,7 @@ def attached_output(fields: Mapping[str, Any], *, follow: bool) -> Operation[Non
 
 
 def run_snapshot(fields: Mapping[str, Any]) -> Operation[RunState]:
-    """What a run has printed by now, and how it is.
+    """A run's output so far, and its state.
 
     That is less than a window, so no credit is given: a guest that sends more fills no memory.
     """
@@ -129,7 +129,7 @@ class RunHandle:
 
 
 class Following:
-    """How far a reader of a run has come, and how soon it tries again when a gateway is gone."""
+    """The position of a reader in a run, and its retries when a gateway is gone."""
 
     def __init__(self, start: int) -> None:
         self.at = start
@@ -141,7 +141,7 @@ class Following:
         self._delays = iter(RETRY_DELAYS)
 
     def delay(self, error: errors.GatewayUnreachable) -> float:
-        """Seconds until the next try; ``error`` is raised if that was the last one."""
+        """Seconds until the next retry; raises ``error`` if that was the last one."""
         delay = next(self._delays, None)
         if delay is None:
             raise error

@@ -1,4 +1,4 @@
-"""The audit trail: who did what."""
+"""The audit trail."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LIMIT = 500
 
 
 class AuditRow(Record):
-    """One thing that somebody did, or was refused."""
+    """One action of a caller, or its refusal."""
 
     seq: int
     """Its number, from 1, without gaps."""
@@ -25,10 +25,11 @@ class AuditRow(Record):
     outcome: str
     """``allowed`` or ``denied``."""
     principal: str
-    """Who; empty if that is not known."""
+    """The principal; empty if it is not known."""
     via: str
     """How that is known: ``socket``, ``loopback``, ``key``, ``certificate``, or ``gateway``;
-    ``grpc`` for somebody who was refused before that."""
+    ``grpc`` for a caller who was refused before that.
+    """
     peer: str
     session: str
     owner: str
@@ -38,7 +39,7 @@ class AuditRow(Record):
 
 
 class AuditFilter(TypedDict, total=False):
-    """Which rows of the audit trail."""
+    """A selection of rows of the audit trail."""
 
     session_id: str
     principal: str
@@ -63,7 +64,7 @@ def parse(line: str) -> AuditRow:
 
 
 def page(wanted: Mapping[str, Any]) -> Operation[dict[str, Any]]:
-    """Rows as the gateway wrote them, and where to go on."""
+    """Rows as the gateway wrote them, and the cursor to go on from."""
     return (yield from operations.call({"op": "audit", **wanted}))
 
 

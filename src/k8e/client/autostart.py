@@ -1,4 +1,4 @@
-"""The embedded default: where no gateway runs, start one in the background and wait for it."""
+"""The embedded default: if no gateway runs, start one in the background and wait for it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import _socket
 
 START_SECONDS = 60.0  # a first start tries out what the host supports
-QUIET_SECONDS = 1.0  # longer than this, somebody at a terminal wants to know what is going on
+QUIET_SECONDS = 1.0  # after this time, a person at a terminal wants to know what is going on
 MAX_TOLD = 64 << 10
 
 
@@ -31,7 +31,7 @@ def dial(config: settings.Settings | None = None) -> _socket.socket:
         return local.dial(path)
     with _starting_alone(config):
         with contextlib.suppress(local.NoGateway):
-            return local.dial(path)  # somebody else was faster
+            return local.dial(path)  # another process was faster
         start(config)
         try:
             return local.dial(path)
@@ -41,7 +41,7 @@ def dial(config: settings.Settings | None = None) -> _socket.socket:
 
 @contextlib.contextmanager
 def _starting_alone(config: settings.Settings) -> Generator[None]:
-    """Hold the lock under which gateways are started: one, however many clients want it."""
+    """Hold the lock under which gateways are started: only one, however many clients want it."""
     try:
         system.make_own(config.run_dir)
         lock = os.open(config.run_dir / "start.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -54,7 +54,7 @@ def _starting_alone(config: settings.Settings) -> Generator[None]:
             ),
         ) from None
     try:
-        # Whoever holds it is done within START_SECONDS, or dead.
+        # The process that holds it is done within START_SECONDS, or dead.
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
     finally:
@@ -81,7 +81,7 @@ def start(config: settings.Settings) -> None:
 def _launch(
     program: installations.Installation, config: settings.Settings, ready_fd: int
 ) -> subprocess.Popen[bytes]:
-    """Start what becomes the gateway. It forks and ends, so that nobody inherits a zombie."""
+    """Launch the gateway. The child forks and ends, so that the caller inherits no zombie."""
     argv = [program.python, program.isolation, "-m", "k8e", "gateway", "--background"]
     argv += ["--ready-fd", str(ready_fd)]
     with _log(config) as log:
@@ -104,7 +104,7 @@ def _launch(
 
 @contextlib.contextmanager
 def _log(config: settings.Settings) -> Generator[int]:
-    """The gateway's log, for what it says before it writes there itself."""
+    """The gateway's log, for output from before it writes there itself."""
     try:
         config.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = os.open(config.log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -123,7 +123,7 @@ def _log(config: settings.Settings) -> Generator[int]:
 
 
 def _listen(fd: int) -> str:
-    """What the gateway says about its start; empty when it ended or stayed silent."""
+    """The gateway's report of its start; empty if it ended or stayed silent."""
     deadline = time.monotonic() + START_SECONDS
     told = b""
     poll = select.poll()
@@ -146,12 +146,12 @@ def _listen(fd: int) -> str:
 
 
 def _why(said: str) -> tuple[str, str]:
-    """The message and the hint in what a gateway said that did not start."""
+    """The message and the hint from a gateway that did not start."""
     try:
         told: Any = json.loads(said)
         return str(told["message"]), str(told.get("hint") or "")
     except (ValueError, TypeError, KeyError):
-        return "it ended without a word", ""
+        return "it ended without a message", ""
 
 
 def failed(config: settings.Settings, message: str, hint: str = "") -> errors.GatewayUnreachable:

@@ -1,7 +1,8 @@
-"""Drives operations, scripts and conversations for the synchronous client.
+"""Drives operations, scripts and interactive programs for the synchronous client.
 
 Its twin for event loops is :mod:`k8e.client.async_caller`. Both are written by hand, because
-waiting and giving up are different there; everything above them is written once (see ``make gen``).
+waiting and cancelling are different there; everything above them is written once (see ``make
+gen``).
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Caller:
             self._call(operations.call(requests.terminate_call(call)))
 
     def _end_programs(self) -> None:
-        """End what would end with its reader, or with its handle."""
+        """End the programs that end with their reader or with their handle."""
         for call in list(self._streamed.values()):
             self._kill(call)
         for program in self._pool.ending:
@@ -96,7 +97,7 @@ class Caller:
         return None
 
 
-class Conversation:
+class ProgramDriver:
     """Drives the exchange with one program over a connection of its own.
 
     One thread may write while another reads.
@@ -133,7 +134,7 @@ class Conversation:
                 self.drive(self._exchange.drain())
 
     def drive(self, steps: Steps) -> Any:
-        """Take steps of the exchange; what they come to."""
+        """Take steps of the exchange; return their result."""
         self._pool.check_open()
         with self._changed:
             try:

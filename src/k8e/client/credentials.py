@@ -14,8 +14,8 @@
 | ``$KUBECONFIG``, ``~/.kube/config`` | the CA of a cluster |
 | ``/etc/k8e/k8e.yaml``, ``/var/lib/k8e/server/cred/admin.kubeconfig`` | the CA of K8E's own |
 
-The files are for this machine. Of a kubeconfig, what counts is the cluster whose server is the host
-that is called: another one's CA would be trusted for what it has nothing to do with.
+The files are for this machine. Of a kubeconfig, only the cluster counts whose server is the host
+that is called: the CA of another cluster must not be trusted for this host.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _clusters(path: Path) -> Iterator[tuple[str, bytes]]:
                 file = path.parent / str(cluster["certificate-authority"])
                 yield host, _certificates(_read_certificate(file))
     except (yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError):
-        return  # it is no kubeconfig
+        return  # it is not a kubeconfig
 
 
 def _certificates(text: bytes) -> bytes:
@@ -98,7 +98,7 @@ CA, CERT, KEY, ENDPOINT, API_KEY = "ca.crt", "client.crt", "client.key", "endpoi
 
 
 class Credentials(NamedTuple):
-    """For TLS, in PEM; None for the system's own trust, or for no certificate of ours."""
+    """Credentials for TLS, in PEM; None for the system's own trust, or no certificate of ours."""
 
     ca: bytes | None
     certificate: bytes | None
@@ -121,14 +121,14 @@ def load(endpoint: Endpoint) -> Credentials:
 
 
 def is_of_folder(endpoint: Endpoint) -> bool:
-    """Whether what we show is the certificate of a login, in the folder of the endpoint."""
+    """Whether our certificate is that of a login, in the folder of the endpoint."""
     environ = os.environ
     elsewhere = environ.get("K8E_SANDBOX_CERT") and environ.get("K8E_SANDBOX_KEY")
     return not elsewhere and all(_pair(endpoint))
 
 
 def _pair(endpoint: Endpoint) -> tuple[bytes | None, bytes | None]:
-    """The certificate of a login; not beside an API key, which may be another's."""
+    """The certificate of a login; not beside an API key, which may belong to another principal."""
     found = _of_folder(endpoint, CERT), _of_folder(endpoint, KEY)
     return found if all(found) and not endpoint.api_key else (None, None)
 
@@ -145,7 +145,7 @@ def _of_folder(endpoint: Endpoint, name: str) -> bytes | None:
 
 
 def _found(endpoint: Endpoint) -> bytes | None:
-    """What nobody named: the CA of this machine's gateway, and that of K8E's places.
+    """The CA without configuration: that of this machine's gateway, or from K8E's places.
 
     Both: a user who has a gateway of their own may call the one of root, or K8E's.
     """
@@ -156,7 +156,7 @@ def _found(endpoint: Endpoint) -> bytes | None:
 
 
 def _own() -> bytes | None:
-    """The CA of this machine's gateway, for whoever dials this machine."""
+    """The CA of this machine's gateway, for clients that connect to this machine."""
     try:
         return (settings.load().data_dir / "tls" / CA).read_bytes()
     except (OSError, errors.K8eError):

@@ -29,13 +29,13 @@ class Connection(Protocol):
 
 
 class Ending(Protocol):
-    """What ends with the client that made it."""
+    """Something that ends with the client that made it."""
 
     def close(self) -> None: ...
 
 
 class Connector(Protocol):
-    """What opens connections to one endpoint."""
+    """Opens connections to one endpoint."""
 
     def connect(self) -> Connection: ...
     def wants(self, connection: object) -> bool: ...
@@ -67,7 +67,7 @@ class LocalConnector:
         return local.Connection(autostart.dial())
 
     def wants(self, connection: object) -> bool:
-        """Whether a connection is worth being kept; all are."""
+        """Whether a connection is worth keeping; all are."""
         return True
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ class LocalConnector:
 
 
 def in_thread(work: Callable[..., T], *arguments: Any) -> T:
-    """Do what may block; here any thread may."""
+    """Run a function that may block; here any thread may."""
     return work(*arguments)
 
 
@@ -97,16 +97,16 @@ class Pool:
         self._programs: weakref.WeakSet[Ending] = weakref.WeakSet()
 
     def end_with(self, program: Ending) -> None:
-        """Remember what ends with the client, for as long as somebody else has it."""
+        """Remember something that ends with the client, as long as other code refers to it."""
         self._programs.add(program)
 
     @property
     def ending(self) -> list[Ending]:
-        """What is to be closed before the client."""
+        """The objects to close before the client."""
         return list(self._programs)
 
     def check_open(self) -> None:
-        """ClientClosed, once the client was closed: nothing would end what it began now."""
+        """Raise ClientClosed once the client is closed: nothing would end a new operation."""
         if self.closed:
             raise errors.ClientClosed
 
@@ -165,7 +165,7 @@ class SyncOperation:
         connection.begin()
 
     def next_event(self) -> Any:
-        """Go on until something happens; None when the result is there."""
+        """The next event; None when the result is there."""
         answer: Any = None
         step: Any
         try:
@@ -203,7 +203,7 @@ class SyncOperation:
                 delay = next(self._delays, None)
                 if not error.unread or len(self._sent) != 1 or delay is None or not self._renew:
                     return error
-                # We met a dying gateway. It has begun nothing, so this is no second time.
+                # We met a dying gateway. It has begun nothing, so this is the first attempt.
                 time.sleep(delay)
                 self.connection.close()
                 self.connection = self._renew()
@@ -214,7 +214,7 @@ class SyncOperation:
                 return frame
 
     def close(self) -> None:
-        """Give up; the gateway takes the end of the connection for the end of the operation."""
+        """Give up; the gateway treats the end of the connection as the end of the operation."""
         if not self.done:
             self._operation.close()
             self.connection.close()

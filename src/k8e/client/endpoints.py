@@ -1,7 +1,7 @@
-"""Which gateway a client talks to, and with which credentials.
+"""Choice of the gateway that a client talks to, and of the credentials.
 
 The order is: argument, K8E_SANDBOX_ENDPOINT, the profile that was asked for, the current profile,
-this host's own gateway. What a profile has to show is shown to its own endpoint only.
+this host's own gateway. The credentials of a profile are sent to its own endpoint only.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _FILES = (".k8e/sandbox/profiles.yaml", ".k8e/config.yaml")
 
 
 class Endpoint(Record):
-    """Where a gateway is."""
+    """The address of a gateway, and the credentials for it."""
 
     socket: str = ""
-    """Path of a unix socket; nothing is started if nobody listens there."""
+    """Path of a unix socket; no gateway is started if none listens there."""
     target: str = ""
     """Host and port of a gRPC endpoint. Neither: this host's gateway, started when needed."""
     api_key: str = field(default="", repr=False)
@@ -39,7 +39,7 @@ class Endpoint(Record):
 def resolve(
     endpoint: str | None, api_key: str | None = None, profile: str | None = None
 ) -> Endpoint:
-    """The endpoint that was asked for, in the order that the module's text tells."""
+    """The endpoint to use, in the order of this module's description."""
     environ = os.environ
     key = api_key or environ.get("K8E_SANDBOX_APIKEY") or ""
     cert_dir = environ.get("K8E_SANDBOX_CERT_DIR") or ""
@@ -81,7 +81,7 @@ def parse(text: str) -> Endpoint:
 
 
 def profiles_file() -> str:
-    """The file that counts: the one of the environment, or the first of the usual ones."""
+    """The profiles file in use: that of the environment, or the first of the usual ones."""
     given = os.environ.get("K8E_SANDBOX_CONFIG")
     if given:
         return given

@@ -1,4 +1,4 @@
-"""Events: what happened in a session."""
+"""Events: a session's history."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LIMIT = 500
 
 
 class Event(Record):
-    """One thing that happened in a session."""
+    """One event of a session."""
 
     at: float
     """Unix time."""
@@ -35,7 +35,7 @@ def parse(line: str) -> Event:
 
 
 def lines(session_id: str, limit: int) -> Operation[list[str]]:
-    """The events as the gateway wrote them, one line of JSON each; without an id of all."""
+    """The events as the gateway wrote them, as lines of JSON; of all sessions without an id."""
     call: dict[str, Any] = {"op": "events", "session_id": session_id, "limit": limit}
     return list((yield from operations.call(call))["events"])
 

@@ -1,12 +1,12 @@
-"""The exchange with a program that is talked to while it runs.
+"""The exchange with an interactive program.
 
 Its methods are generators, as in :mod:`k8e.client.operations`: they yield :class:`Send`, or
-``MORE`` when they cannot go on before another frame has come. Whoever drives them gives each frame
-to :meth:`Exchange.receive`, whichever of them waits for it.
+``MORE`` when they cannot go on before another frame has come. The driver gives each frame to
+:meth:`Exchange.receive`, whichever of them waits for it.
 
-Output is taken from the connection only while somebody waits for something. So a program whose
-output nobody wants is slowed down, and one that is written to and read from in turns never blocks:
-what comes while something else is waited for is kept, up to ``MOST_KEPT`` bytes.
+Output is taken from the connection only while a call waits for something. So a program whose output
+is not read is slowed down, and one that is written to and read from in turns never blocks: output
+that arrives while something else is waited for is kept, up to ``MOST_KEPT`` bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_KEPT = 64 << 20
 
 
 class More:
-    """The wish for another frame."""
+    """A request for another frame."""
 
 
 MORE = More()
@@ -34,7 +34,7 @@ Steps = Generator[Send | More, None, Any]
 
 
 class Exchange:
-    """One program's output, as far as it was taken in and not read, and what may be written."""
+    """One program's output that was taken in and not read, and the input that it may get."""
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         self.run_id = requests.run_id(fields["session"]["id"], fields["id"])
@@ -47,7 +47,7 @@ class Exchange:
             Stderr: deque(),
         }
         self._kept = 0
-        self._owed = 0  # bytes taken in and not yet told
+        self._owed = 0  # bytes taken in that were not reported yet
         self._room = wire.WINDOW
         self._stdin_open = bool(fields.get("stdin") or fields.get("tty"))
         self._exit_told = False
@@ -85,7 +85,7 @@ class Exchange:
         self._failure = error
 
     def _more(self) -> Steps:
-        """Wait for a frame, and let the program print as much again as it did."""
+        """Wait for a frame, and let the program print as many bytes again as it did."""
         if self._failure is not None:
             raise self._failure
         if self._kept >= MOST_KEPT:
@@ -136,7 +136,7 @@ class Exchange:
             self._kept += len(event.data)
 
     def next_event(self) -> Steps:
-        """The oldest event that was not read; None after the exit."""
+        """The oldest unread event; None after the exit."""
         while True:
             heads = [queue[0] for queue in self._events.values() if queue]
             if heads:
@@ -164,7 +164,7 @@ class Exchange:
         return b"".join(found)
 
     def read_until(self, marker: bytes) -> Steps:
-        """Stdout up to and with ``marker``; what came is not lost if that never comes."""
+        """Stdout up to and with ``marker``; no output is lost if it never comes."""
         if not marker:
             raise ValueError("the marker is empty")
         found = bytearray()
@@ -191,7 +191,7 @@ class Exchange:
             self._put_back(Stdout(bytes(found), seq))
 
     def wait(self) -> Steps:
-        """What came of the program, with the output that was not read."""
+        """The result of the program, with the unread output."""
         while self.exit is None:
             yield from self._more()
         if self._result is None:
@@ -205,7 +205,7 @@ class Exchange:
         return self._result
 
     def drain(self) -> Steps:
-        """Wait for the end, and keep nothing."""
+        """Wait for the end, and discard the output."""
         while not self.over:
             self._clear()
             yield from self._more()
@@ -219,7 +219,7 @@ class Exchange:
 def open_call(
     session_id: str, command: Any, *, timeout: float, stdin: bool, options: requests.ExecOptions
 ) -> dict[str, Any]:
-    """Start a program to be talked to. It ends with us: nobody else knows what to tell it."""
+    """Start an interactive program. It ends with us: no other client knows what to tell it."""
     options = {"output_limit": 0, "kill_on_disconnect": True, **options}
     return requests.command_call(
         requests.by_id(session_id), command, timeout=timeout, stdin=stdin, options=options
@@ -227,7 +227,7 @@ def open_call(
 
 
 def terminal_programs(program: Any) -> list[Any]:
-    """What to try to start on a terminal, in this order."""
+    """The programs to try on a terminal, in this order."""
     return [["bash"], ["sh"]] if program is None else [program]
 
 

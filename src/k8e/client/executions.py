@@ -1,4 +1,4 @@
-"""Code that runs in contexts: what it shows, and how it ends."""
+"""Code that runs in contexts: its results, and its end."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ MAX_RESULTS = 1 << 16  # that are kept of one run
 
 
 class Result(Record):
-    """A value that code in a context showed: the last expression, or what ``display`` was given."""
+    """A value that code in a context displayed: the last expression, or what ``display`` got."""
 
     data: Mapping[str, str | bytes] = field(repr=False)
-    """Every way in which it can be looked at, by media type; pictures and PDF as bytes."""
+    """Every representation that it has, by media type; pictures and PDF as bytes."""
     is_main_result: bool
     """Whether it is the value of the last expression."""
     left_out: tuple[str, ...] = ()
@@ -77,14 +77,14 @@ class Result(Record):
 
     @property
     def json(self) -> Any:
-        """What its JSON stands for; None if it has none, or none that can be read."""
+        """Its JSON as a Python value; None if it has none, or none that can be read."""
         try:
             return json.loads(self.data.get("application/json", "null"))
         except (ValueError, RecursionError):
             return None
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
-        """What a notebook shows."""
+        """The bundle for a notebook."""
         from k8e.client import notebook
 
         return notebook.bundle(self.data)
@@ -94,7 +94,7 @@ class Result(Record):
 
 
 class ExecutionError(Record):
-    """Why code in a context did not come to its end. It is the program's own word."""
+    """Why code in a context failed, in the words of its program."""
 
     name: str
     """The exception's class, ``KeyboardInterrupt`` after an interrupt, ``ContextEnded``."""
@@ -108,7 +108,7 @@ def _no_results() -> list[Result]:
 
 
 class Execution(Output):
-    """What came of code in a context. Code that fails is a result, not an exception."""
+    """The outcome of code in a context. Code that fails is a result, not an exception."""
 
     stdout_bytes: bytes = field(repr=False)
     stderr_bytes: bytes = field(repr=False)
@@ -135,7 +135,7 @@ class Execution(Output):
     """The limits of the session that it met, if it failed; usually none."""
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
-        """What a notebook shows: all results, below what was printed."""
+        """The bundle for a notebook: all results, below the output."""
         from k8e.client import notebook
 
         printed = self.stdout + self.stderr + (self.error.traceback if self.error else "")
@@ -169,7 +169,7 @@ class ContextInfo(Record):
 ExecutionEvent = Stdout | Stderr | Result | Execution
 
 
-# What is asked.
+# Requests.
 
 
 def context_call(op: str, session_id: str, **fields: Any) -> dict[str, Any]:
@@ -185,7 +185,7 @@ def run_call(
     options: requests.ExecOptions,
     **more: Any,
 ) -> dict[str, Any]:
-    """Run code in a context. It is interrupted when its caller goes away."""
+    """Run code in a context. It is interrupted when its caller disconnects."""
     if not context_id:
         raise errors.InvalidRequest("the context id is empty")
     options = {"kill_on_disconnect": True, **options}
@@ -196,7 +196,7 @@ def run_call(
     return {**call, "context": context_id, **more}
 
 
-# What comes back.
+# Answers.
 
 
 def describe_context(fields: Mapping[str, Any]) -> Operation[ContextInfo]:
@@ -210,7 +210,7 @@ def list_contexts(fields: Mapping[str, Any]) -> Operation[list[ContextInfo]]:
 
 
 def interrupt_context(fields: Mapping[str, Any]) -> Operation[bool]:
-    """Whether nothing runs any more."""
+    """Interrupt a context; return whether nothing runs any more."""
     return bool((yield from operations.call(fields))["stopped"])
 
 
@@ -265,7 +265,7 @@ def result(record: Mapping[str, Any]) -> Result:
 
 
 class Gathered:
-    """What a run has printed and shown so far."""
+    """The output and results of a run so far."""
 
     def __init__(self, context_id: str) -> None:
         self.streams = {wire.OUT: bytearray(), wire.ERR: bytearray()}

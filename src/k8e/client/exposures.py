@@ -21,7 +21,7 @@ class Exposed(Record):
     """A port of a sandbox that can be reached on the gateway's machine."""
 
     url: str = field(repr=False)
-    """With the token, for a browser or ``curl``: whoever has it can use the service."""
+    """With the token, for a browser or ``curl``: anyone who has it can use the service."""
     port: int
     """The server's, in the sandbox."""
     host: str
@@ -41,7 +41,7 @@ class Exposed(Record):
 
     @property
     def headers(self) -> dict[str, str]:
-        """What each request needs that does not have the token in its URL."""
+        """The headers that each request needs whose URL has no token."""
         return {TOKEN_HEADER: self.token}
 
 
@@ -53,17 +53,17 @@ def _exposed(data: Mapping[str, Any]) -> Exposed:
 
 
 def expose_port(call: Mapping[str, Any]) -> Operation[Exposed]:
-    """``call`` names a session, or a tenant whose standing session is meant."""
+    """Expose a port; ``call`` names a session, or a tenant whose standing session is meant."""
     return _exposed((yield from operations.call({"op": "expose", **call})))
 
 
 def unexpose_port(call: Mapping[str, Any]) -> Operation[str]:
-    """The session that it was."""
+    """Close a port's URL; return its session."""
     return str((yield from operations.call({"op": "unexpose", **call}))["session_id"])
 
 
 def wait_for_port(session_id: str, port: int, host: str, timeout: float) -> Operation[None]:
-    """Wait until a server in the sandbox takes connections; the sandbox itself looks out for it."""
+    """Wait until a server in the sandbox accepts connections; the sandbox itself watches for it."""
     session = requests.by_id(session_id)
     call = {"op": "connect", "session": session, "port": port, "host": host, "wait": timeout}
     try:
@@ -73,9 +73,9 @@ def wait_for_port(session_id: str, port: int, host: str, timeout: float) -> Oper
             raise
         raise errors.TimedOut(
             f"nothing listens on port {port} of session {session_id} after {timeout:g} s",
-            hint=f"look whether the server runs, and listens on {host}",
+            hint=f"check that the server runs, and listens on {host}",
         ) from None
-    yield Send(wire.CANCEL)  # it was there; nothing is said to it
+    yield Send(wire.CANCEL)  # it was there; nothing is sent to it
 
 
 def listing(session_id: str) -> Operation[list[Exposed]]:

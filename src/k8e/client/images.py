@@ -1,4 +1,4 @@
-"""Images: what root file systems are made of."""
+"""Images: root file systems from registries."""
 
 from __future__ import annotations
 

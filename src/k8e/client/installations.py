@@ -1,8 +1,8 @@
-"""Installations of k8e on this machine that can run a gateway, for a client that cannot itself.
+"""Installations of k8e on this machine that can run a gateway, for a client without one.
 
 ``pip install .`` brings the client alone; ``install.sh`` brings everything. A client of the first
-kind finds an installation of the second, looks whether it is whole, of a release that fits, and
-nobody else's to change, and starts the gateway from there.
+kind finds an installation of the second, checks that it is complete, of a release that fits, and
+that no other user can change it, and starts the gateway from there.
 """
 
 from __future__ import annotations
@@ -22,10 +22,19 @@ from pathlib import Path
 from k8e import errors, settings
 from k8e._version import __version__
 
-PARTS = ("cryptography", "dns", "h11", "mcp", "prometheus_client", "starlette", "uvicorn")
+PARTS = (
+    "cryptography",
+    "dns",
+    "h11",
+    "mcp",
+    "prometheus_client",
+    "python_multipart",
+    "starlette",
+    "uvicorn",
+)
 """The packages without which no gateway starts; those of the extra ``gateway``."""
 ASK_SECONDS = 20.0
-MAX_SCRIPT = 8192  # bytes of a command that are looked at
+MAX_SCRIPT = 8192  # bytes of a command that are examined
 _SCRIPT = """
 import importlib.util, json, sys
 from k8e import _version
@@ -41,7 +50,7 @@ INSTALL = (
 
 @dataclass(frozen=True)
 class Installation:
-    """A Python that can be a gateway."""
+    """A Python that can run a gateway."""
 
     python: str
     isolation: str
@@ -55,12 +64,12 @@ class Installation:
         return {"K8E_HOME": self.home, **kept} if self.home else kept
 
     def _is_foreign(self, key: str) -> bool:
-        """Whether a variable is about our own Python, and this is another."""
+        """Whether a variable concerns our own Python, and the installation has another."""
         return self.isolation == "-I" and key in ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP")
 
 
 def find() -> Installation:
-    """What can be the gateway: this Python if it has all parts, else what is installed.
+    """The installation that can run a gateway: this Python if it has all parts, else another.
 
     Raises:
         GatewayUnreachable: there is none; the message says what was looked at.
@@ -83,7 +92,7 @@ def find() -> Installation:
 
 
 def missing_here() -> list[str]:
-    """The parts of a gateway that this Python does not have."""
+    """The parts of a gateway that this Python lacks."""
     return [name for name in PARTS if not _has(name)]
 
 
@@ -100,7 +109,7 @@ def _pythons() -> Iterator[Path]:
     if os.geteuid() != 0:
         homes.append(str(settings.own_home()))
     homes.append(str(settings.SYSTEM_HOME))
-    seen = {Path(sys.prefix) / "bin"}  # ourselves: that one lacks something
+    seen = {Path(sys.prefix) / "bin"}  # our own installation, which lacks something
     for python in (*(Path(home) / "venv/bin/python" for home in homes if home), *_on_path()):
         if python.parent not in seen and os.path.lexists(python):
             seen.add(python.parent)
@@ -108,7 +117,7 @@ def _pythons() -> Iterator[Path]:
 
 
 def _on_path() -> Iterator[Path]:
-    """The Pythons of commands ``k8e`` on PATH that are ours: K8E's own has that name too."""
+    """The Pythons of our commands ``k8e`` on PATH: K8E's own command has that name too."""
     for folder in os.get_exec_path():
         command = shutil.which("k8e", path=folder)
         python = _python_of(Path(command)) if command else None
@@ -126,7 +135,7 @@ def _python_of(command: Path) -> Path | None:
     if "The command k8e, written by install.sh" not in text and "from k8e.cli import" not in text:
         return None
     found = re.match(r"#!(/\S+/python[\d.]*)\s", text) or re.search(
-        # A path that is no shebang line's: pip and install.sh let the shell start it.
+        # A path that cannot stand in a shebang line: pip and install.sh let the shell start it.
         r"exec'? ['\"]?(/[^'\"\n]*/python[\d.]*)['\"]? ",
         text,
     )
@@ -143,7 +152,7 @@ def _home(python: Path) -> str:
 
 
 def _unsafe(program: Path) -> str:
-    """Why starting a program is not safe: somebody else could have put it there."""
+    """Why starting a program is not safe: another user could have put it there."""
     try:
         paths = {item for path in (program, program.resolve()) for item in (path, *path.parents)}
         for path in sorted(paths):
@@ -154,14 +163,14 @@ def _unsafe(program: Path) -> str:
                 continue  # its folder says who may replace it
             sticky = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
             if found.st_mode & 0o022 and not sticky:
-                return f"others may change {path} (chmod go-w {path})"
+                return f"other users may change {path} (chmod go-w {path})"
     except OSError as error:
         return f"{error.filename or program}: {error.strerror}"
     return ""
 
 
 def _unfit(python: Path) -> str:
-    """Why an installation is of no use to us: not whole, or of a release that does not fit."""
+    """Why an installation cannot be used: incomplete, or of a release that does not fit."""
     try:
         done = subprocess.run(
             [python, "-I", "-c", _SCRIPT, *PARTS],
@@ -173,7 +182,7 @@ def _unfit(python: Path) -> str:
         told = json.loads(done.stdout)
         version, lacking = str(told["version"]), list(told["missing"])
     except (OSError, subprocess.SubprocessError, ValueError, TypeError, LookupError):
-        return "it is not whole (run install.sh again)"
+        return "it is not complete (run install.sh again)"
     if lacking:
         return f"it has no {lacking[0]}"
     if _series(version) != _series(__version__):

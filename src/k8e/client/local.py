@@ -27,11 +27,11 @@ _PEEK = _socket.MSG_PEEK | getattr(_socket, "MSG_DONTWAIT", 0)
 
 
 class NoGateway(Exception):
-    """Nobody listens on the socket, so a gateway has to be started."""
+    """No gateway listens on the socket, so one has to be started."""
 
 
 def default_socket() -> bytes:
-    """Where the gateway listens, unless a configuration file says something else."""
+    """The gateway's socket, unless a configuration file says otherwise."""
     folder = posix.environ.get(b"K8E_RUN_DIR")
     if not folder:
         uid = posix.geteuid()
@@ -44,7 +44,7 @@ def default_socket() -> bytes:
 
 
 def dial(path: bytes | str) -> _socket.socket:
-    """A connected socket whose other end is ours; Refused where nobody listens."""
+    """A connected socket whose other end is ours; NoGateway where none listens."""
     if not _CAN_SERVE:
         raise unreachable(
             "this host cannot run sandboxes: that needs Linux",
@@ -89,7 +89,7 @@ class Connection:
         self._unsent = False
 
     def begin(self) -> None:
-        """Start a new operation: late frames of the one before are not its business."""
+        """Start a new operation: late frames of the one before are ignored."""
         self._channel += 1
 
     def send(self, kind: int, body: bytes | memoryview) -> None:
@@ -104,7 +104,7 @@ class Connection:
             self._unsent = True  # what the gateway said before it closed is still to be read
 
     def receive(self) -> tuple[int, bytes]:
-        """The next frame of the current operation; GatewayUnreachable when there is none."""
+        """The next frame of the current operation; GatewayUnreachable if the connection ended."""
         while True:
             while not self._frames:
                 self._read()
@@ -121,13 +121,15 @@ class Connection:
                 self._frames.reverse()
                 return
         except ConnectionResetError:
-            unread = True  # the kernel says so of a socket that is closed with something unread
+            unread = True  # the kernel reports that if a socket is closed with something unread
         except wire.WireError as error:
-            raise unreachable(f"the gateway sent something that is not k8e's: {error}") from None
+            raise unreachable(
+                f"the gateway sent bytes that are not k8e's protocol: {error}"
+            ) from None
         raise closed(unread=unread)
 
     def _take(self) -> bytes | memoryview:
-        """What is there to read; large reads share a buffer, since new memory is slow memory."""
+        """Read what is there; large reads share a buffer, since new memory is slow memory."""
         if self._buffer is None:
             data = self._socket.recv(SMALL_READ)
             if len(data) == SMALL_READ:
@@ -136,7 +138,7 @@ class Connection:
         return memoryview(self._buffer)[: self._socket.recv_into(self._buffer)]
 
     def is_fresh(self) -> bool:
-        """Whether nothing came, not even an end, since the last operation."""
+        """Whether nothing was received, not even an end, since the last operation."""
         if self._frames:
             return False
         try:
@@ -160,5 +162,5 @@ def closed(*, unread: bool) -> errors.GatewayUnreachable:
 def unreachable(message: str, hint: str = "") -> errors.GatewayUnreachable:
     from k8e import errors
 
-    hint = hint or "k8e status tells how the gateway is; its log is gateway.log in the data folder"
+    hint = hint or "k8e status shows the gateway's state; its log is gateway.log in the data folder"
     return errors.GatewayUnreachable(message, hint=hint)

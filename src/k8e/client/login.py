@@ -1,4 +1,4 @@
-"""Getting to know a gateway elsewhere: its CA first, then a certificate of our own.
+"""Login at a remote gateway: its CA first, then a client certificate.
 
 An API key is sent only to a gateway whose certificate was checked: against a CA that was given as a
 file, one whose fingerprint was given, or what the system trusts. Nothing is trusted at first sight.
@@ -42,13 +42,13 @@ class Pair(NamedTuple):
         return issued.public_key() == private.public_key()
 
 
-class Certificate(NamedTuple):
-    """What a login brought."""
+class LoginCertificate(NamedTuple):
+    """The result of a login."""
 
     certificate: str
     days: int
     ca: str
-    """The gateway's CA as it is now; it may have been renewed."""
+    """The gateway's present CA; it may have been renewed."""
 
 
 def fingerprint(pem: str) -> str:
@@ -60,7 +60,7 @@ def fetch_ca(target: str, expected: str) -> bytes:
     """The CA of a gateway, if it is the expected one. Nothing secret is sent for it.
 
     Raises:
-        Denied: it is another one, so there may be somebody in between.
+        Denied: it is another one, so another server may be in between.
     """
     wanted = expected.lower().replace(":", "").removeprefix("sha256")
     if len(wanted) != 64 or set(wanted) - set("0123456789abcdef"):
@@ -68,25 +68,25 @@ def fetch_ca(target: str, expected: str) -> bytes:
             f"{expected[:100]!r} is not a fingerprint",
             hint="k8e gateway fingerprint on the gateway's machine prints it: sha256:…",
         )
-    # Trusted for one question only, whose answer is compared with what we know already.
+    # Trusted for one question only, whose answer is compared with the CA that we expect.
     shown = _shown(target)
     with _service(Endpoint(target=target), shown.encode()) as (service, messages):
         told = service.GetCACert(messages.GetCACertRequest(), timeout=SECONDS).cert
     try:
         der = ssl.PEM_cert_to_DER_cert(told.strip())
     except ValueError:
-        raise errors.Denied(f"{target} answered with something that is no certificate") from None
+        raise errors.Denied(f"{target} answered with something that is not a certificate") from None
     if hashlib.sha256(der).hexdigest() != wanted:
         raise errors.Denied(
             f"the CA of {target} has another fingerprint: {fingerprint(told)}",
             hint="compare it with k8e gateway fingerprint on the gateway's machine; if they "
-            "differ, somebody is in between",
+            "differ, another server is in between",
         )
     return ssl.DER_cert_to_PEM_cert(der).encode()
 
 
 def _shown(target: str) -> str:
-    """The certificate that a server shows, whoever it is."""
+    """The certificate that a server presents, whatever server it is."""
     host, _, port = target.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -126,7 +126,7 @@ def new_pair(device: str) -> Pair:
 
 
 def pair_of(private: bytes, device: str = "k8e") -> Pair:
-    """A private key that is there already, and a request to certify it."""
+    """An existing private key, and a request to certify it."""
     try:
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes, serialization
@@ -141,26 +141,26 @@ def pair_of(private: bytes, device: str = "k8e") -> Pair:
 
 def login(
     endpoint: Endpoint, csr: str, device: str, ca: bytes | None, seconds: float = SECONDS
-) -> Certificate:
-    """A client certificate for the key (or the certificate of before) that ``endpoint`` has."""
+) -> LoginCertificate:
+    """A client certificate for the key (or the old certificate) that ``endpoint`` has."""
     with _service(endpoint, ca) as (service, messages):
         asked = messages.LoginRequest(
             csr=csr, device_name=device, client_version=_version.__version__
         )
         told = service.Login(asked, metadata=remote.metadata(endpoint), timeout=seconds)
-    return Certificate(told.cert, told.valid_days, told.ca_cert)
+    return LoginCertificate(told.cert, told.valid_days, told.ca_cert)
 
 
 def check(endpoint: Endpoint, ca: bytes | None) -> None:
-    """Whether an API key is good; one that is not is refused here, before it is kept."""
+    """Check an API key, so that a wrong one is refused here, before it is stored."""
     with _service(endpoint, ca) as (service, messages):
-        asked = messages.ListApprovalsRequest()  # what every role may ask
+        asked = messages.ListApprovalsRequest()  # a question that every role may ask
         service.ListApprovals(asked, metadata=remote.metadata(endpoint), timeout=SECONDS)
 
 
 @contextlib.contextmanager
 def _service(endpoint: Endpoint, ca: bytes | None) -> Generator[tuple[Any, Any]]:
-    """The gateway's calls, and their messages; failures are ours."""
+    """The gateway's calls and their messages; failures become our own errors."""
     grpc, messages, services = remote.libraries()
     found = credentials.load(endpoint)
     secure = grpc.ssl_channel_credentials(ca or found.ca, found.key, found.certificate)
@@ -183,14 +183,14 @@ def _explain(error: Any, endpoint: Endpoint, trusted: bytes | None) -> errors.K8
 
 
 def trust(endpoint: Endpoint, expected: str) -> bytes | None:
-    """The CA to use: the pinned one, or what files and the environment say."""
+    """The CA to use: the pinned one, or that of the files and the environment."""
     if expected:
         return fetch_ca(endpoint.target, expected)
     return credentials.load(replace(endpoint, api_key="")).ca
 
 
 def store(folder: Path, files: dict[str, bytes]) -> None:
-    """Write files that only their owner may read, each as a whole."""
+    """Write files that only their owner may read, each all at once."""
     try:
         system.replace_files(folder, files)
     except OSError as error:

@@ -1,6 +1,6 @@
 """Results of contexts as a Jupyter notebook shows them.
 
-What a sandbox showed is hostile, and a notebook's page can do whatever its user can. So HTML goes
+Results from a sandbox are hostile, and a notebook's page can do whatever its user can. So HTML goes
 into a frame that runs no scripts and loads nothing, SVG into a picture, and media types that a
 notebook would run, load from or make links of (JavaScript, Markdown, LaTeX) are left out.
 """
@@ -19,7 +19,7 @@ FRAME_HEIGHT = 300  # pixels
 
 
 def bundle(data: Mapping[str, str | bytes]) -> dict[str, Any]:
-    """What is shown of one result, by media type."""
+    """The content of one result that is displayed, by media type."""
     shown: dict[str, Any] = {}
     if "text/plain" in data:
         shown["text/plain"] = _text(data["text/plain"])
@@ -37,7 +37,7 @@ def bundle(data: Mapping[str, str | bytes]) -> dict[str, Any]:
 
 
 def joined(printed: str, bundles: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What is shown of a whole run: a notebook takes one bundle of a value."""
+    """The bundle of a whole run: a notebook takes one bundle for a value."""
     texts = [printed.removesuffix("\n")] if printed else []
     texts += [one["text/plain"] for one in bundles if "text/plain" in one]
     shown: dict[str, Any] = {"text/plain": "\n".join(texts)}

@@ -1,5 +1,5 @@
 # Generated from async_oneshot.py by tools/generate_client.py (`make gen`); changes belong there.
-"""One run without a session to look after: one is made for it and destroyed with it."""
+"""One run without a session to look after: the session is made for it and destroyed with it."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """Every operation of the SDK, written once, with no input or output of its own.
 
-An operation is a generator. It yields what it wants done, and a driver (blocking or asynchronous,
-over a local socket or gRPC) does it:
+An operation is a generator. It yields requests, and a driver (blocking or asynchronous, over a
+local socket or gRPC) fulfils them:
 
 * :class:`Send`: send a frame;
 * ``RECEIVE``: be given the next frame, as ``(kind, body)``;
 * ``PULL``: be given the next bytes of what is being uploaded, empty at the end;
-* anything else is an event, for whoever is listening.
+* anything else is an event for the caller.
 
 What it returns is the result. A lost connection is thrown into it.
 
@@ -30,7 +30,7 @@ from k8e.client.results import Chunk, ExecEvent, ExecResult, Exit, FileEntry, St
 from k8e.guest import wire
 
 T = TypeVar("T")
-CREDIT_STEP = 256 << 10  # what was consumed is told in steps, not for each frame
+CREDIT_STEP = 256 << 10  # consumed bytes are reported in steps, not for each frame
 RETRY_DELAYS = (0.0, 0.1, 0.5)
 """Seconds before each new try to reach a gateway that went away; the first may meet a dying one."""
 MOST_ENTRIES = 1 << 20  # of a listing
@@ -44,7 +44,7 @@ class Send(NamedTuple):
 
 
 class Want:
-    """Something that only a driver can give."""
+    """A request that only a driver can fulfil."""
 
 
 RECEIVE = Want()
@@ -67,7 +67,7 @@ def _result() -> Operation[dict[str, Any]]:
         kind, body = yield from frame()
         if kind == wire.RESULT:
             result = wire.unpack_dict(body, len(body))  # a gateway may list thousands of sessions
-            # A weaker runtime than usual is never silent; `doctor` has its own way to tell.
+            # A weaker runtime than usual is always reported; `doctor` has its own way to do that.
             if result.get("warning") and "runtimes" not in result:
                 warnings.warn(str(result["warning"]), RuntimeWarning, stacklevel=1)
             return result
@@ -82,7 +82,7 @@ def frame() -> Operation[Frame]:
 
 
 class Consumed:
-    """Counts bytes taken, and says when it is time to grant new ones."""
+    """Counts bytes that were taken, and says when to grant new ones."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -112,7 +112,7 @@ def exec_events(fields: Mapping[str, Any]) -> Operation[Exit]:
             if kind in (wire.OUT, wire.ERR):
                 yield output_event(kind, body)
                 yield from consumed.add(len(body) - wire.SEQ.size)
-            elif kind == wire.SHOW:  # of a context; whoever wants results uses executions.events
+            elif kind == wire.SHOW:  # of a context; callers that want results use executions.events
                 yield from consumed.add(len(body) - wire.SEQ.size)
             elif kind == wire.CREDIT and stdin is not None:
                 stdin.credit += wire.CREDIT_BODY.unpack(body)[0]
@@ -182,7 +182,7 @@ def collected(end: Exit, stdout: bytes, stderr: bytes) -> ExecResult:
 
 
 def lost_exec(error: Exception, session_id: str, exec_id: str) -> Exception:
-    """The error of a gateway that went away while a command ran."""
+    """The error for a gateway that went away while a command ran."""
     if not isinstance(error, errors.GatewayUnreachable):
         return error
     return errors.GatewayUnreachable(
@@ -222,7 +222,7 @@ def _to_come(size: int, fields: Mapping[str, Any]) -> int | None:
 def write(
     fields: Mapping[str, Any], progress: Progress | None = None, total: int | None = None
 ) -> Operation[dict[str, Any]]:
-    """Write what the driver pulls into a file; path and size."""
+    """Write the bytes from the driver into a file; return path and size."""
     yield from call(fields)
     upload = _Upload(wire.DATA, wire.END, progress, total)
     while True:
@@ -235,7 +235,7 @@ def write(
 
 
 class _Upload:
-    """Sends what the driver pulls, never more than there is credit for."""
+    """Sends the bytes from the driver, never more than there is credit for."""
 
     def __init__(
         self, kind: int, end: int, progress: Progress | None = None, total: int | None = None
@@ -330,7 +330,7 @@ class Ask(NamedTuple):
 
 
 class Fetch(NamedTuple):
-    """One download, and what writes each piece of it, which may block."""
+    """One download, and the function that writes each piece of it, which may block."""
 
     operation: Operation[Any]
     write: Callable[[bytes], object]
@@ -341,7 +341,7 @@ Script = Generator[Step, Any, T]
 
 
 class Copied(Record, frozen=False):
-    """What was copied."""
+    """A count of what was copied."""
 
     bytes: int = 0
     files: int = 0
@@ -354,7 +354,7 @@ class Copied(Record, frozen=False):
 
 
 class Tally:
-    """Counts what is copied, and tells how far it is."""
+    """Counts copied files, and reports progress."""
 
     def __init__(self, progress: Progress | None, on_skip: Skipped | None) -> None:
         self.copied = Copied()
@@ -374,7 +374,7 @@ class Tally:
         return progress
 
     def skip(self, path: str, why: str) -> None:
-        """Something is not copied because of what it is. Without a listener, that is a warning."""
+        """Skip something that cannot be copied. Without a listener, that is a warning."""
         self.copied.skipped += 1
         if self._on_skip is not None:
             self._on_skip(path, why)
@@ -382,7 +382,7 @@ class Tally:
             warnings.warn(f"{path!r} is not copied: {why}", RuntimeWarning, stacklevel=1)
 
     def fail(self, path: str, error: OSError) -> None:
-        """Something could not be copied. Without a listener, that is the end of the copy."""
+        """Report a failure to copy something. Without a listener, it ends the copy."""
         self.copied.failed += 1
         if self._on_skip is None:
             raise error

@@ -1,4 +1,4 @@
-"""The warm pool: sandboxes that are kept ready."""
+"""The warm pool: sandboxes that are ready for sessions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the quick path takes from ``posix``, for systems that have no such module."""
+"""Stand-ins for the parts of ``posix`` that the quick path uses, for other systems."""
 
 from __future__ import annotations
 

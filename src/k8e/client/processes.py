@@ -1,5 +1,5 @@
 # Generated from async_processes.py by tools/generate_client.py (`make gen`); changes belong there.
-"""The handle of a program that is talked to while it runs, for the synchronous client."""
+"""The handle of an interactive program, for the synchronous client."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from k8e import errors
 from k8e.client import exchange, operations, requests
 from k8e.client.attachment import RunHandle
-from k8e.client.caller import Conversation
+from k8e.client.caller import ProgramDriver
 from k8e.client.exchange import Exchange
 from k8e.client.operations import Operation
 from k8e.client.results import ExecEvent, ExecResult, Foreground
 
 
 class Process(RunHandle):
-    """A program that runs, to be written to and read from. Made by :meth:`SandboxClient.open`.
+    """A running program to write to and read from. Made by :meth:`SandboxClient.open`.
 
     Leaving its ``with`` block kills it. A write never waits for a reader, because what the
     program prints meanwhile is kept, up to 64 MiB.
@@ -26,17 +26,17 @@ class Process(RunHandle):
     def __init__(
         self,
         exchange: Exchange,
-        conversation: Conversation,
+        driver: ProgramDriver,
         call: Callable[[Operation[Any]], Any],
     ) -> None:
         super().__init__(exchange.run_id)
         self._exchange = exchange
-        self._conversation = conversation
+        self._driver = driver
         self._call = call
 
     def begin(self) -> None:
         """Start it; called once, by the client."""
-        self._conversation.begin()
+        self._driver.begin()
 
     def __enter__(self) -> Process:
         return self
@@ -47,21 +47,21 @@ class Process(RunHandle):
     # Writing.
 
     def write(self, data: str | bytes) -> None:
-        """Send input. Waits while the program lags a MiB behind; BrokenPipeError if it has ended.
+        """Send input. Waits while the program is 1 MiB behind; BrokenPipeError if it has ended.
 
         Raises LimitExceeded if 64 MiB of output wait to be read.
         """
-        self._conversation.write(self._exchange.write(data))
+        self._driver.write(self._exchange.write(data))
 
     def close_stdin(self) -> None:
         """Let the program see the end of its input; on a terminal this is Ctrl-D."""
-        self._conversation.write(self._exchange.close_stdin())
+        self._driver.write(self._exchange.close_stdin())
 
     # Reading.
 
     def __iter__(self) -> Generator[ExecEvent]:
-        """What it prints as it comes and, last, its exit. Leaving the loop does not disturb it."""
-        while (event := self._conversation.drive(self._exchange.next_event())) is not None:
+        """Iterate over its output and, last, its exit. Leaving the loop does not disturb it."""
+        while (event := self._driver.drive(self._exchange.next_event())) is not None:
             yield event
 
     def read(self, count: int = -1) -> bytes:
@@ -69,15 +69,15 @@ class Process(RunHandle):
 
         Without ``count``, everything up to the end.
         """
-        return self._conversation.drive(self._exchange.read(count))
+        return self._driver.drive(self._exchange.read(count))
 
     def read_until(self, marker: str | bytes) -> bytes:
         """Stdout up to and with ``marker``; EOFError if the program ends without printing it."""
-        return self._conversation.drive(self._exchange.read_until(requests.as_bytes(marker)))
+        return self._driver.drive(self._exchange.read_until(requests.as_bytes(marker)))
 
     def wait(self) -> ExecResult:
-        """Wait for its end; what came of it, with the output that was not read before."""
-        return self._conversation.drive(self._exchange.wait())
+        """Wait for its end; return the result, with the output that was not read before."""
+        return self._driver.drive(self._exchange.wait())
 
     # Control.
 
@@ -86,12 +86,12 @@ class Process(RunHandle):
         self._call(operations.call(self._about("resize", rows=rows, cols=columns)))
 
     def signal(self, number: int, *, foreground: bool = False) -> None:
-        """Send a signal to its process group, or to the one in front of its terminal."""
+        """Send a signal to its process group, or to the foreground group of its terminal."""
         call = self._about("signal", signal=number, foreground=foreground)
         self._call(operations.call(call))
 
     def foreground(self) -> Foreground:
-        """Which process group is in front of its terminal, and whether that waits for input."""
+        """The foreground process group of its terminal, and whether that waits for input."""
         return self._call(exchange.foreground_group(self._about("foreground")))
 
     def kill(self) -> None:
@@ -101,4 +101,4 @@ class Process(RunHandle):
 
     def close(self) -> None:
         """Kill it if it runs, and wait for its end."""
-        self._conversation.close(self.kill)
+        self._driver.close(self.kill)

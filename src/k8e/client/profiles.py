@@ -1,4 +1,4 @@
-"""The profiles file: gateways by name, and which of them is the usual one.
+"""The profiles file: gateways by name, and the current one.
 
 Absent on most machines; then nothing here is imported.
 """
@@ -18,7 +18,7 @@ _FIELDS = ("endpoint", "cert_dir", "device_name", "api_key_file")
 
 @dataclass(frozen=True)
 class Profile:
-    """One gateway: where it is, and what we show it."""
+    """One gateway: its address, and our credentials for it."""
 
     name: str
     endpoint: str = ""
@@ -30,7 +30,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class Profiles:
-    """What a profiles file says."""
+    """The content of a profiles file."""
 
     path: Path
     current: str
@@ -47,7 +47,7 @@ class Profiles:
 
 
 def load(path: Path) -> Profiles:
-    """Read a profiles file; one that is not there has no profiles."""
+    """Read a profiles file; a missing one has no profiles."""
     raw = _read(path)
     found: dict[str, Profile] = {}
     for name, fields in _mapping(path, raw, "profiles").items():

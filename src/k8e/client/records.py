@@ -19,7 +19,7 @@ _REQUIRED = object()
 
 
 class _Field:
-    """How a field is, where that is more than a name and a type."""
+    """The options of a field that has more than a name and a type."""
 
     def __init__(self, default: Any, factory: Callable[[], Any] | None, shown: bool) -> None:
         self.default = default
@@ -37,7 +37,7 @@ def field(
 
 
 class _Layout:
-    """What is known of the fields of a class."""
+    """The fields of a class."""
 
     def __init__(self, given: dict[str, Any]) -> None:
         special = {name: one for name, one in given.items() if isinstance(one, _Field)}
@@ -49,7 +49,7 @@ class _Layout:
 
 
 class _DataclassFields:
-    """What the functions of ``dataclasses`` look for; made when one of them does."""
+    """The attributes that ``dataclasses`` looks for; made when they are first asked for."""
 
     def __get__(self, instance: object, owner: type[Record]) -> dict[str, Any]:
         import dataclasses
@@ -132,7 +132,7 @@ class Record:
         return f"{type(self).__qualname__}({inside})"
 
     def _shown(self) -> dict[str, Any]:
-        """What its repr tells; no field that is hidden, for it may be long or a secret."""
+        """The fields in a repr, without hidden ones: they may be long, or secret."""
         hidden = self.__layout__.hidden
         return {name: self.__dict__[name] for name in self.__match_args__ if name not in hidden}
 
@@ -146,5 +146,5 @@ def shortened(value: Any) -> str:
 
 
 def replace(record: T, **changes: Any) -> T:
-    """The same, but for some fields."""
+    """A copy with some fields replaced."""
     return type(record)(**{**record.__dict__, **changes})

@@ -1,4 +1,4 @@
-"""Gateways elsewhere: the same frames, carried by the bidirectional gRPC call ``Run``.
+"""Remote gateways: the same frames, carried by the bidirectional gRPC call ``Run``.
 
 A stream is kept open for the next operation, because opening one costs more than using it.
 
@@ -25,7 +25,7 @@ StreamType = TypeVar("StreamType")
 
 
 class GrpcChannels:
-    """Which call goes by which channel; what comes back is to be closed by whoever asked."""
+    """The channels of the calls under way; those that it returns are for the caller to close."""
 
     def __init__(self) -> None:
         self._newest: Any = None
@@ -33,33 +33,33 @@ class GrpcChannels:
         self._lock = threading.RLock()
 
     def renew(self, renewed: Callable[[], Any]) -> None:
-        """``renewed`` gives a channel that is the newest from now on, or None."""
+        """``renewed`` returns a new channel that is the newest from now on, or None."""
         with self._lock:
             if (channel := renewed()) is not None:
                 self._newest = channel
                 self._used[channel] = set()
 
     def take(self, renewed: Callable[[], Any], begin: Callable[[], StreamType]) -> StreamType:
-        """What ``begin`` makes: a call on the newest channel."""
-        with self._lock:  # so that nobody finds a channel unused that is about to be used
+        """The call that ``begin`` makes on the newest channel."""
+        with self._lock:  # so that a channel which is about to be used does not seem unused
             self.renew(renewed)
             stream = begin()
             self._used[self._newest].add(stream)
             return stream
 
     def is_newest(self, stream: Any) -> bool:
-        """Whether a call goes by the newest channel; others are not kept for the next operation."""
+        """Whether a call uses the newest channel; others are not kept for the next operation."""
         return stream in self._used.get(self._newest, ())
 
     def give_back(self, stream: Any) -> list[Any]:
-        """A call has ended; the channels that nobody needs any more."""
+        """A call has ended; return the channels that are no longer needed."""
         with self._lock:
             for streams in self._used.values():
                 streams.discard(stream)
             return self.unused()
 
     def unused(self) -> list[Any]:
-        """The channels that nobody needs any more, each told once."""
+        """The channels that are no longer needed, each returned once."""
         with self._lock:
             items = self._used.items()
             found = [each for each, streams in items if not streams and each is not self._newest]
@@ -108,7 +108,7 @@ def libraries() -> tuple[Any, Any, Any]:
 
 
 class Trust:
-    """TLS towards an endpoint; whom we trust is settled before anything is sent."""
+    """TLS towards an endpoint; the trusted CA is settled before anything is sent."""
 
     def __init__(self, grpc: Any, endpoint: Endpoint) -> None:
         self._grpc = grpc
@@ -117,7 +117,7 @@ class Trust:
         self._until = 0.0
 
     def renewed(self) -> Any:
-        """What a channel needs, if it has none yet, or one of a certificate that was renewed."""
+        """The credentials of a channel, for the first one or after a renewal of the certificate."""
         now = time.monotonic()
         if self._found is not None and now < self._until:
             return None
@@ -128,7 +128,7 @@ class Trust:
         except errors.K8eError:
             if self._found is None:
                 raise
-            return None  # what we have goes on
+            return None  # the present one stays in use
         if found == self._found:
             return None
         self._found = found
@@ -138,7 +138,7 @@ class Trust:
         self._found = None
 
     def doubt(self) -> None:
-        """A call has failed: perhaps there are other certificates by now."""
+        """Note that a call has failed: there may be newer certificates."""
         self._until = 0.0
 
 
@@ -172,7 +172,7 @@ def explain(error: Any, endpoint: Endpoint) -> errors.K8eError:
 
 
 class _Stream:
-    """What blocking and asynchronous streams share."""
+    """The common part of blocking and asynchronous streams."""
 
     def __init__(self, endpoint: Endpoint, frame: Any) -> None:
         self._endpoint = endpoint
@@ -194,7 +194,7 @@ class _Stream:
         self._held += (message, *message.rest)
 
     def _next(self) -> tuple[int, bytes] | None:
-        """A frame of the operation under way that came already."""
+        """A frame of the current operation that was received already."""
         while self._held:
             frame = self._held.popleft()
             if frame.channel == self._channel:
@@ -335,7 +335,7 @@ class AsyncChannel:
 
 
 async def _nothing() -> None:
-    """Whoever made a stream has nothing to do when it is closed."""
+    """Do nothing when a stream is closed."""
 
 
 class AsyncStream(_Stream):
@@ -370,7 +370,7 @@ class AsyncStream(_Stream):
         raise errors.GatewayUnreachable("the gateway closed the connection")
 
     async def close(self) -> None:
-        """End our side and hear the other end out: a cancelled call would outlive its loop."""
+        """End our side and read the other to its end: a cancelled call would outlive its loop."""
         if self._loop is not asyncio.get_running_loop():
             return
         try:

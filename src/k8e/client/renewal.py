@@ -1,8 +1,8 @@
-"""The certificate of a login is renewed before it ends, by whoever uses it then.
+"""Renewal of a login's certificate before it ends, by a client that uses it then.
 
-The private key stays the same, so a single file changes, and who reads it meanwhile gets one that
-is good. Nobody waits for this; what fails is tried again later, and the certificate of before goes
-on until its end.
+The private key stays the same, so a single file changes, and its readers always get a valid one. No
+call waits for this; a failed renewal is tried again later, and the old certificate is used until
+its end.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ DAY = 24 * 3600.0
 PART = 2 / 3  # of a certificate's life, after which it is renewed
 SECONDS = 5.0  # that a gateway has to answer: a program that ends waits for it
 RETRY_SECONDS = 3600.0  # after a failure
-STALE_SECONDS = 120.0  # after which whoever began has given up
+STALE_SECONDS = 120.0  # after which the process that began it must have given up
 FILE = "renew_at"
 """In the folder of a certificate: when, and under which name of this device."""
 _LOCK = "renewing"
 
 
 def plan(days: int, device: str) -> bytes:
-    """What the file says of a certificate for so many days; one that ends soon has to."""
+    """When to renew, for the file: only certificates that end soon need it."""
     return _plan(days * DAY * PART, device) if days else b"never\n"
 
 
@@ -41,9 +41,9 @@ def _plan(seconds: float, device: str) -> bytes:
 
 
 def begin(endpoint: Endpoint) -> threading.Thread | None:
-    """Renew the certificate for an endpoint if it is time, beside everything else.
+    """Renew the certificate for an endpoint if it is time, in the background.
 
-    It does not fail: whoever calls has something else to do.
+    It does not fail: its caller has something else to do.
     """
     try:
         if not is_due(endpoint):
@@ -63,7 +63,7 @@ def is_due(endpoint: Endpoint) -> bool:
     try:
         due = float(_planned(endpoint)[0])
     except (OSError, ValueError, IndexError):
-        return False  # of a login that did not write it, or of a key that ends soon
+        return False  # of a login that did not record it, or of a key that ends soon
     return time.time() >= due and credentials.is_of_folder(endpoint) and _is_ours(endpoint)
 
 
@@ -72,22 +72,22 @@ def _planned(endpoint: Endpoint) -> list[str]:
 
 
 def _is_ours(endpoint: Endpoint) -> bool:
-    """Whether what we would write could still be read by its owner."""
+    """Whether its owner could still read the files that we would write."""
     owner = Path(endpoint.cert_dir, credentials.CERT).stat().st_uid
     return not hasattr(os, "geteuid") or os.geteuid() == owner
 
 
 def renew(endpoint: Endpoint) -> None:
-    """Get a new certificate for the key that we have."""
+    """Get a new certificate for the existing key."""
     folder = Path(endpoint.cert_dir)
     with only_one(folder) as alone:
         device = ""
         try:
-            if not alone or not is_due(endpoint):  # somebody else does it, or did
+            if not alone or not is_due(endpoint):  # another process does it, or did
                 return
             device = next(iter(_planned(endpoint)[1:]), "")
             _renew(endpoint, folder, device)
-        except Exception as error:  # whatever it is: nobody's work depends on this
+        except Exception as error:  # whatever it is: no caller's work depends on this
             log.warning("the certificate in %s could not be renewed: %s", folder, error)
             with contextlib.suppress(OSError, errors.K8eError):
                 _store(folder, {FILE: _plan(RETRY_SECONDS, device)})
@@ -104,7 +104,7 @@ def _renew(endpoint: Endpoint, folder: Path, device: str) -> None:
     files = {credentials.CERT: issued.certificate.encode(), FILE: plan(issued.days, device)}
     if issued.ca and (folder / credentials.CA).exists():
         files[credentials.CA] = issued.ca.encode()
-    if key.read_bytes() == pair.key:  # else there was a login meanwhile, which has a newer one
+    if key.read_bytes() == pair.key:  # otherwise a login meanwhile has brought a newer one
         _store(folder, files)
 
 
@@ -116,7 +116,7 @@ def _store(folder: Path, files: dict[str, bytes]) -> None:
 
 @contextlib.contextmanager
 def only_one(folder: Path, seconds: float = 0) -> Generator[bool]:
-    """Whether nobody else, of all processes here, changes the folder; waited for so long."""
+    """Whether no other process here changes the folder; waits up to ``seconds``."""
     lock, until = folder / _LOCK, time.monotonic() + seconds
     while not (alone := _take(lock)) and time.monotonic() < until and folder.is_dir():
         time.sleep(0.05)
@@ -134,6 +134,6 @@ def _take(lock: Path) -> bool:
             lock.unlink()
     try:
         os.close(os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-    except OSError:  # others, or a folder that we cannot write
+    except OSError:  # of another user, or a folder that we cannot write
         return False
     return True

@@ -1,4 +1,4 @@
-"""From the arguments of the SDK's methods to what goes over the wire. Pure functions."""
+"""Requests: the arguments of the SDK's methods as calls on the wire. Pure functions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ContextLanguage = Literal["python", "bash", "node"]
 
 
 class Limits(TypedDict, total=False):
-    """What a sandbox may use at most; sizes are bytes, or text like ``"512M"``."""
+    """The most that a sandbox may use; sizes are bytes, or text like ``"512M"``."""
 
     cpus: float | str
     memory: float | str
@@ -39,7 +39,7 @@ class Limits(TypedDict, total=False):
 
 
 class ExecOptions(TypedDict, total=False):
-    """What every way of running a command takes beside the command itself."""
+    """The options that every way of running a command has."""
 
     env: Mapping[str, str]
     cwd: str
@@ -53,11 +53,11 @@ class ExecOptions(TypedDict, total=False):
     tty: tuple[int, int] | None
     """Rows and columns: run on a terminal, with both streams in stdout."""
     ring: bool
-    """Let the command run on when nobody reads, keeping only the newest output."""
+    """Let the command run on without readers, keeping only the newest output."""
 
 
 class SandboxOptions(TypedDict, total=False):
-    """What a new sandbox can be given beside its template and limits."""
+    """The options of a new sandbox, beside its template and limits."""
 
     env: Mapping[str, str]
     labels: Mapping[str, str]
@@ -71,7 +71,7 @@ class SandboxOptions(TypedDict, total=False):
     snapshot: str
     """The name of a snapshot that /workspace begins with."""
     manifest: Sequence[Mapping[str, Any]]
-    """What is put into /workspace, such as ``{"file": {"path": "a.txt", "content": "hello"}}``,
+    """Content for /workspace, such as ``{"file": {"path": "a.txt", "content": "hello"}}``,
     ``{"dir": {"path": "b"}}`` and ``{"gitRepo": {"path": "c", "repo": "https://…"}}``."""
     secrets: Mapping[str, str]
     """Variables that are secrets, such as ``{"TOKEN": "github"}`` or ``{"TOKEN": "github:key"}``;
@@ -79,13 +79,13 @@ class SandboxOptions(TypedDict, total=False):
 
 
 class SessionOptions(SandboxOptions, total=False):
-    """What a new session can be given."""
+    """The options of a new session."""
 
     limits: Limits | Mapping[str, float | str]
     """``cpus``, ``memory``, ``pids``, ``disk``, ``inodes``, ``open_files``, ``output``; sizes as
     bytes or text like ``"512M"``."""
     template: str
-    """What it is made from; what else is said here wins over what the template says."""
+    """What it is made from; the other options here win over the template's."""
 
 
 _EXEC_OPTIONS = frozenset(ExecOptions.__annotations__)
@@ -104,7 +104,7 @@ def check_session_options(method: Callable[..., Any], options: Mapping[str, Any]
 def check_options(
     method: Callable[..., Any], options: Mapping[str, Any], known: frozenset[str]
 ) -> None:
-    """TypeError for a keyword that ``method`` does not have, as Python itself would raise it."""
+    """TypeError for an unknown keyword of ``method``, as Python itself would raise it."""
     if not options.keys() <= known:
         raise _unexpected(method, options, known)
 
@@ -140,12 +140,12 @@ def by_id(session_id: str) -> dict[str, Any]:
 
 
 def auto(tenant: str, template: str = "") -> dict[str, Any]:
-    """Whatever session the gateway keeps for a tenant that names none."""
+    """The standing session of a tenant."""
     return {"auto": tenant, "spec": {"template": template}} if template else {"auto": tenant}
 
 
 def check_made_for_run(session_id: str | None, template: str) -> None:
-    """A template is for a session that a run makes, not for one that is there already."""
+    """A template is for a session that a run makes, not for an existing one."""
     if session_id and template:
         raise errors.InvalidRequest(
             f"the run is in session {session_id[:80]}, so no template can be chosen for it",
@@ -233,7 +233,7 @@ def start_call(
     timeout: float,
     options: ExecOptions,
 ) -> dict[str, Any]:
-    """Start a command, or source code in ``language``, that goes on without us."""
+    """Start a command, or source code in ``language``, that runs on without us."""
     session = by_id(session_id)
     if not language:
         call = command_call(session, command, timeout=timeout, stdin=False, options=options)
@@ -247,7 +247,7 @@ def start_call(
 
 
 def in_background(exec_call: Mapping[str, Any], *, limit: int = 0) -> dict[str, Any]:
-    """The same command, to be left to itself: nobody reads, so it may wait for no reader."""
+    """The same command in the background: without readers, so that it never waits for one."""
     return {
         **exec_call,
         "background": True,
@@ -259,7 +259,7 @@ def in_background(exec_call: Mapping[str, Any], *, limit: int = 0) -> dict[str, 
 
 
 def run_id(session_id: str, exec_id: str) -> str:
-    """What names a run: its session and its exec, so that nobody needs to keep a table."""
+    """The id of a run: its session and its exec, so that no table is needed."""
     return f"{session_id}.{exec_id}"
 
 
@@ -327,7 +327,7 @@ def create_call(
 
 
 def _plain(value: Any) -> Any:
-    """A manifest's entry as the wire takes it; what is wrong in it is the gateway's to say."""
+    """A manifest's entry as it travels; the gateway checks it."""
     if isinstance(value, Mapping):
         items = cast("Mapping[Any, Any]", value)
         return {str(key): _plain(item) for key, item in items.items()}
@@ -340,13 +340,13 @@ def allow_call(session_id: str, hosts: Sequence[str]) -> dict[str, Any]:
 
 
 def change_call(session_id: str, add: Sequence[str], remove: Sequence[str]) -> dict[str, Any]:
-    """Add words to the policy of a session, and take others out of it."""
+    """Add words to the policy of a session, and remove others."""
     changes = {"add": words(add), "remove": words(remove)}
     return {"op": "change_allowed_hosts", "session_id": session_id, **changes}
 
 
 def words(hosts: Sequence[str]) -> list[str]:
-    """The words of a policy. A lone text would be taken for a list of its letters."""
+    """The words of a policy. A single text would be taken for a list of its letters."""
     if isinstance(hosts, str):
         raise errors.InvalidRequest(
             f"allowed hosts are a list of texts, not the text {hosts[:80]!r}",
@@ -356,7 +356,7 @@ def words(hosts: Sequence[str]) -> list[str]:
 
 
 def parse_limit(name: str, value: float | str) -> float | int:
-    """A limit as number: text may have a unit (``512M``, ``1.5GiB``)."""
+    """A limit as a number: text may have a unit (``512M``, ``1.5GiB``)."""
     if not isinstance(value, str):
         return value
     from k8e import model  # takes time to import, and few set limits
@@ -372,7 +372,7 @@ def not_yet(what: str, why: str = "") -> errors.NotImplementedYet:
 
 
 def chunks(content: Content) -> Iterator[bytes | memoryview]:
-    """Cut what is to be sent into pieces that fit a frame, holding one at a time."""
+    """Cut data to send into pieces that fit a frame, holding one at a time."""
     source: Any = content
     if isinstance(source, (str, bytes, bytearray, memoryview)):
         yield from cut(source)
@@ -385,7 +385,7 @@ def chunks(content: Content) -> Iterator[bytes | memoryview]:
 
 
 def as_bytes(text: Any) -> Any:
-    """Text as it travels; what is no text is left as it is."""
+    """Text as it travels; bytes are left as they are."""
     return text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
 
 
@@ -401,7 +401,7 @@ def cut(piece: Any) -> Iterator[bytes | memoryview]:
 
 
 def size_of(content: Any) -> int | None:
-    """How many bytes will be sent, if that can be told."""
+    """How many bytes will be sent, if that is known."""
     if isinstance(content, (str, bytes, bytearray, memoryview)):
         data: Any = as_bytes(content)
         return memoryview(data).nbytes

@@ -1,4 +1,4 @@
-"""What the SDK hands back."""
+"""Results of the SDK's methods."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Stderr(Record):
 
 
 class Denial(Record):
-    """Something that a sandbox wanted to reach and its policy refused. Not an outage."""
+    """A destination that a sandbox's policy refused. Not an outage."""
 
     name: str
     """The host name, if it is known; empty for a bare address, ``*`` for every host."""
@@ -62,7 +62,7 @@ def no_limits() -> list[ReachedLimit]:
 
 
 def reached(told: Any) -> list[ReachedLimit]:
-    """The limits that the end of a command tells of."""
+    """The limits that the end of a command names."""
     return [ReachedLimit(item["limit"], item["value"], item["message"]) for item in told or ()]
 
 
@@ -102,7 +102,7 @@ class Output(Record):
 
     @property
     def stdout(self) -> str:
-        """The output as text; what is not UTF-8 is replaced."""
+        """The output as text; invalid UTF-8 is replaced."""
         return self.stdout_bytes.decode("utf-8", "replace")
 
     @property
@@ -110,7 +110,7 @@ class Output(Record):
         return self.stderr_bytes.decode("utf-8", "replace")
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
-        """What a notebook shows: the output, as a terminal would."""
+        """The bundle for a notebook: the output, as a terminal would show it."""
         return {"text/plain": self.stdout + self.stderr}
 
     def _shown(self) -> dict[str, Any]:
@@ -118,7 +118,7 @@ class Output(Record):
 
 
 class ExecResult(Output):
-    """What came of a command that has ended. A failing command is a result, not an exception."""
+    """The result of a command that has ended. A failing command is a result, not an exception."""
 
     stdout_bytes: bytes = field(repr=False)
     stderr_bytes: bytes = field(repr=False)
@@ -185,7 +185,7 @@ class RunState(Output):
 
 
 class ProcessInfo(Record):
-    """A process in a sandbox, as the programs in there see it."""
+    """A process in a sandbox, with ids as the programs in there see them."""
 
     pid: int
     ppid: int
@@ -196,7 +196,7 @@ class ProcessInfo(Record):
 
 
 class Foreground(Record):
-    """Who is in front of a terminal."""
+    """The foreground process group of a terminal."""
 
     process_group_id: int
     """As programs in the sandbox see it; -1 if it is not known, which on gVisor is often so."""
@@ -225,7 +225,7 @@ class SessionInfo(Record):
     parent_id: str = ""
     """The session whose sub-agent it is; empty for most."""
     background_runs: int | None = None
-    """How many programs run in it that nobody waits for; only :meth:`get_session` asks."""
+    """How many background programs run in it; only :meth:`get_session` asks."""
     auto: bool = False
     """Whether it is its tenant's standing session: where commands run that name none."""
     template: str = ""
@@ -257,7 +257,7 @@ _ENTRY_FIELDS = frozenset(FileEntry.__match_args__)
 
 
 def session(data: Mapping[str, Any]) -> SessionInfo:
-    """From the wire; a newer gateway may tell more than this client knows."""
+    """A session from the wire; a newer gateway may send more than this client knows."""
     return SessionInfo(**{key: value for key, value in data.items() if key in _SESSION_FIELDS})
 
 

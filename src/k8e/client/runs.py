@@ -16,7 +16,7 @@ from k8e.client.results import ExecEvent, ExecResult, RunState
 
 
 class Run(RunHandle):
-    """A command that goes on without us. Made by :meth:`SandboxClient.start`."""
+    """A command that runs on without us. Made by :meth:`SandboxClient.start`."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class Run(RunHandle):
         self._stream = stream
 
     def poll(self) -> RunState:
-        """How it is, and what it printed so far. Does not wait for its end."""
+        """Its state, and its output so far. Does not wait for its end."""
         return self._call(attachment.run_snapshot(self._about("attach")))
 
     def output(self, start: int = 0, *, follow: bool = True) -> Generator[ExecEvent]:
@@ -53,7 +53,7 @@ class Run(RunHandle):
                 time.sleep(following.delay(error))
 
     def wait(self) -> ExecResult:
-        """Wait for its end; what came of it, and the output that is still kept."""
+        """Wait for its end; return the result, with the output that is still kept."""
         collected = attachment.Collected()
         for event in self.output():
             collected.add(event)

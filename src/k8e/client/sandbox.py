@@ -30,7 +30,7 @@ from k8e.client.snapshots import Snapshot
 
 
 class Sandbox:
-    """A sandbox of its own: made at the start of a block, or when it is first used.
+    """A sandbox: made at the start of a ``with`` block, or when it is first used.
 
         with Sandbox(memory="2G") as sb:
             print(sb.run("print(1 + 1)", "python").stdout)
@@ -92,7 +92,7 @@ class Sandbox:
 
     @classmethod
     def connect(cls, session_id: str, *, client: SandboxClient | None = None) -> Sandbox:
-        """A sandbox that runs already; leaving its block does not kill it."""
+        """An existing sandbox; leaving its block does not kill it."""
         sandbox = cls(client=client)
         sandbox._id = session_id
         sandbox._ends_with_block = False
@@ -113,7 +113,7 @@ class Sandbox:
 
     @property
     def client(self) -> SandboxClient:
-        """The client that it talks with, for whatever else that can do."""
+        """Its client, for operations that have no method here."""
         return self._client
 
     @property
@@ -122,7 +122,7 @@ class Sandbox:
         return self._id
 
     def _made(self) -> str:
-        """The id of its session, which is made now if it is not there yet."""
+        """The id of its session, which is made now if there is none yet."""
         if self._id:
             return self._id
         with self._lock:
@@ -137,7 +137,7 @@ class Sandbox:
             return self._id
 
     def _template_of_image(self) -> str:
-        """A template that says nothing but the image, under a name made of it."""
+        """A template with nothing but the image, under a name derived from it."""
         name = templates.name_for_image(self._image)
         try:
             self._client.get_template(name)
@@ -160,7 +160,7 @@ class Sandbox:
         self.close()
 
     def close(self) -> None:
-        """Kill it if it was made here, and close the client if that is its own."""
+        """Kill it if it was made here, and close the client if it is its own."""
         if self._closed:
             return
         self._closed = True
@@ -229,7 +229,7 @@ class Sandbox:
         language: Language | None = None,
         **options: Unpack[ExecOptions],
     ) -> Run:
-        """Start a command that goes on without us; a handle to come back to it."""
+        """Start a command that runs on without us; return its handle."""
         session_id = self._made()
         return self._client.start(session_id, command, timeout, language=language or "", **options)
 
@@ -242,22 +242,22 @@ class Sandbox:
         return self._client.pip_install(self._made(), packages, timeout=timeout)
 
     def expose(self, port: int, host: str = exposures.LOOPBACK) -> ExposedPort:
-        """Make a port reachable on a URL that carries a token; the server need not run yet."""
+        """Make a port reachable on a URL with a token; the server need not run yet."""
         exposed = self._client.expose(self._made(), port, host)
         return ExposedPort(self._client, exposed)
 
     # Its life.
 
     def info(self) -> SessionInfo:
-        """How it is: its runtime, limits, phase, and until when it lives."""
+        """Its runtime, limits, phase, and until when it lives."""
         return self._client.get_session(self._made())
 
     def snapshot(self, name: str, *, replace: bool = False) -> Snapshot:
-        """Save what /workspace holds; ``snapshot=name`` begins another sandbox with it."""
+        """Save its /workspace; ``snapshot=name`` begins another sandbox with it."""
         return self._client.save_snapshot(self._made(), name, replace=replace)
 
     def pause(self) -> None:
-        """Stop everything in it until it is resumed."""
+        """Freeze everything in it until it is resumed."""
         self._client.pause_session(self._made())
 
     def resume(self) -> None:
@@ -281,7 +281,7 @@ class SandboxFiles:
         self._made = made  # gives the id of the session
 
     def read(self, path: str) -> str:
-        """A file as text; what is not UTF-8 is replaced."""
+        """A file as text; invalid UTF-8 is replaced."""
         return self.read_bytes(path).decode("utf-8", "replace")
 
     def read_bytes(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
@@ -292,22 +292,22 @@ class SandboxFiles:
     def write(
         self, path: str, content: Content, *, append: bool = False, mode: int | None = None
     ) -> int:
-        """Write text, bytes, an open binary file or an iterable of them; the number of bytes."""
+        """Write text, bytes, an open binary file or an iterable of them; return the byte count."""
         session_id = self._made()
         return self._client.write_file(session_id, path, content, append=append, mode=mode)
 
     def list(self, path: str = "/workspace", *, depth: int | None = 1) -> Sequence[FileEntry]:
-        """What is in a folder, and below it down to ``depth``; None means all."""
+        """The entries of a folder, and below it down to ``depth``; None means all."""
         session_id = self._made()
         return self._client.list_files(session_id, path=path, depth=depth, directories=True)
 
     def stat(self, path: str, *, follow: bool = False) -> FileEntry:
-        """How a file is, or with ``follow`` what a link points to."""
+        """The description of a file, or with ``follow`` of a link's target."""
         session_id = self._made()
         return self._client.stat(session_id, path, follow=follow)
 
     def remove(self, path: str, *, recursive: bool = False) -> None:
-        """Remove a file, or with ``recursive`` a folder and what is in it."""
+        """Remove a file, or with ``recursive`` a folder and its content."""
         session_id = self._made()
         self._client.remove(session_id, path, recursive=recursive)
 
@@ -335,7 +335,7 @@ class ExposedPort:
         self._client = client
         self.info = exposed
         self.url = exposed.url
-        """With the token, for a browser or ``curl``: whoever has it can use the service."""
+        """With the token, for a browser or ``curl``: anyone who has it can use the service."""
         self.base_url = exposed.base_url
         self.headers: Mapping[str, Any] = exposed.headers
 

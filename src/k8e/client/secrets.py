@@ -1,7 +1,6 @@
-"""Secrets: set, list by name and delete.
+"""Secrets: set, list by name and delete. No call returns a value.
 
-No call gives a value back. A session gets one as a variable:
-``create_session(secrets={"TOKEN": "github:value"})``.
+A session gets one as a variable: ``create_session(secrets={"TOKEN": "github:value"})``.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from k8e.client.records import Record
 
 
 class SecretInfo(Record):
-    """A secret that the gateway keeps, without its value."""
+    """A stored secret, without its value."""
 
     name: str
     key: str

@@ -1,4 +1,4 @@
-"""Snapshots: save what a workspace holds, and begin sessions with it."""
+"""Snapshots: saved workspaces, for sessions to begin with."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from k8e.guest import wire
 
 
 class Snapshot(Record):
-    """What /workspace of a session held when it was saved."""
+    """The /workspace of a session at the time when it was saved."""
 
     name: str
     created_at: float
@@ -25,16 +25,16 @@ class Snapshot(Record):
     digest: str
     """Of its archive; empty if only a name is known here (K8E's SnapshotPut), and no content."""
     session_id: str
-    """The session that it was made of."""
+    """The session that it was made from."""
     layers: tuple[str, ...] = ()
 
 
 class Progress(Record):
-    """How far a save or a restore has come."""
+    """The progress of a save or a restore."""
 
     bytes: int
     total: int
-    """0 where nobody knows."""
+    """0 if it is not known."""
 
 
 def _snapshot(data: Mapping[str, Any]) -> Snapshot:
@@ -58,7 +58,7 @@ def many(call: Mapping[str, Any]) -> Operation[list[Snapshot]]:
 
 
 def save(session_id: str, name: str, *, replace: bool) -> Operation[Snapshot]:
-    """Save: emits Progress, returns the snapshot."""
+    """Save a snapshot: emits Progress, returns the snapshot."""
     call = {
         "op": "save_snapshot",
         "session_id": session_id,
@@ -84,7 +84,7 @@ def restore(
 
 
 def watched(call: Mapping[str, Any]) -> Operation[dict[str, Any]]:
-    """An operation that tells how far it has come before it is answered."""
+    """An operation that reports progress before it is answered."""
     asking = operations.call(call)
     step = next(asking)
     try:

@@ -12,7 +12,7 @@ from k8e.client.records import Record, field
 
 
 class Template(Record):
-    """A named recipe that sessions are made from. What it does not say is empty."""
+    """A named recipe that sessions are made from. Fields that it does not set are empty."""
 
     name: str
     source: str
@@ -20,7 +20,7 @@ class Template(Record):
     description: str = ""
     runtime: str = ""
     rootfs: str = ""
-    """``host``, ``dir:/PATH``, ``tar:/PATH`` or ``image:REFERENCE``; paths are told admins only."""
+    """``host``, ``dir:/PATH``, ``tar:/PATH`` or ``image:REFERENCE``; only admins see paths."""
     limits: Mapping[str, float] = field(default_factory=dict[str, float])
     env: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -33,7 +33,7 @@ class Template(Record):
     pool: Mapping[str, int] = field(default_factory=dict[str, int])
     """``min`` and ``max`` of the sandboxes that are kept ready."""
     error: str = ""
-    """Why it cannot be used; then nothing else is told but its name and source."""
+    """Why it cannot be used; then only its name and source are set besides."""
     digest: str = ""
     """Changes with whatever a ready sandbox is made of."""
 
@@ -42,12 +42,12 @@ _FIELDS = frozenset(Template.__match_args__)
 
 
 def _template(data: Mapping[str, Any]) -> Template:
-    """From the wire; a newer gateway may tell more than this client knows."""
+    """A template from the wire; a newer gateway may send more than this client knows."""
     return Template(**{key: value for key, value in data.items() if key in _FIELDS})
 
 
 def name_for_image(reference: str) -> str:
-    """What the template is called that says nothing but an image."""
+    """The name of the template with nothing but an image."""
     import hashlib  # takes time to import, and few choose images
 
     return f"image-{hashlib.sha256(reference.encode()).hexdigest()[:20]}"
@@ -69,7 +69,7 @@ def apply(recipe: Mapping[str, Any]) -> Operation[Template]:
 
 
 def _plain(value: Any) -> Any:
-    """A recipe as the wire takes it; what is wrong in it is the gateway's to say."""
+    """A recipe as it travels; the gateway checks it."""
     if isinstance(value, Mapping):
         items = cast("Mapping[Any, Any]", value)
         return {str(key): _plain(item) for key, item in items.items()}

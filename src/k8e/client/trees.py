@@ -1,4 +1,4 @@
-"""Copies of folders between this machine and a sandbox. All that a sandbox says is hostile.
+"""Copies of folders between this machine and a sandbox. All data from a sandbox is hostile.
 
 A copied tree stays below its target: names are checked, folders are entered one by one and never
 through a link, files take the place of links instead of being written through them, and links are
@@ -75,7 +75,7 @@ def _send_tree(session_id: str, top: Item, path: str, tally: Tally) -> Script[No
         else:
             tally.skip(item.local, "it is neither a file nor a folder nor a link")
     for folder, info in reversed(folders):
-        with contextlib.suppress(PermissionError):  # a folder that was there and is not ours
+        with contextlib.suppress(PermissionError):  # a folder that existed and is not ours
             call = requests.file_call("chmod", session_id, folder, mode=_mode(info))
             yield Ask(operations.call(call))
 
@@ -114,7 +114,7 @@ def _mode(info: os.stat_result) -> int:
 
 
 def _walk(top: str) -> Iterator[Item]:
-    """Everything below a folder; a folder comes before what is in it."""
+    """Everything below a folder; a folder comes before its content."""
     folders = [("", top)]
     while folders:
         above, folder = folders.pop()
@@ -137,7 +137,7 @@ Parts = tuple[str, ...]
 
 
 def check_name(name: str) -> str:
-    """``name`` if it can only be something in its folder."""
+    """Return ``name`` if it can only be an entry of its folder."""
     if name in ("", ".", "..") or "/" in name or "\0" in name:
         raise errors.GuestFailed(f"the sandbox names a file {name[:80]!r}")
     if len(os.fsencode(name)) > _NAME_BYTES:
@@ -145,8 +145,8 @@ def check_name(name: str) -> str:
     return name
 
 
-class Target:
-    """The place of a copy. Its parent folder must exist, and may be reached through links."""
+class CopyTarget:
+    """The target of a copy. Its parent folder must exist, and may be reached through links."""
 
     def __init__(self, path: str) -> None:
         if os.path.basename(path) in ("", ".", ".."):  # noqa: PTH119 - a Path drops the last slash
@@ -194,7 +194,7 @@ class Target:
             os.fchmod(fd, (mode & 0o777 | 0o700) & ~self._mask)
 
     def begin_file(self, parts: Parts) -> Scratch:
-        """Begin a file that will replace whatever is there."""
+        """Begin a file that will replace an existing entry."""
         whole = self._under + parts
         if not whole:
             raise IsADirectoryError(21, "Is a directory")
@@ -251,8 +251,8 @@ class Scratch:
             self._folder = -1
 
 
-class PlainTarget(Target):
-    """A place on systems that cannot hold folders open (Windows): one file, no folders."""
+class PlainTarget(CopyTarget):
+    """A target on systems that cannot hold folders open (Windows): one file, no folders."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -290,9 +290,9 @@ class PlainScratch(Scratch):
             self._beside.unlink(missing_ok=True)
 
 
-def open_target(path: str) -> Target:
-    """The place of a copy, by the best means of this system."""
-    return Target(path) if _POSIX else PlainTarget(path)
+def open_target(path: str) -> CopyTarget:
+    """The target of a copy, by the best means of this system."""
+    return CopyTarget(path) if _POSIX else PlainTarget(path)
 
 
 @contextlib.contextmanager
@@ -309,7 +309,7 @@ def _scratch_name() -> str:
 
 
 def _umask() -> int:
-    """The umask; only Linux tells it without a change that all threads would see."""
+    """The umask; only Linux shows it without a change that all threads would see."""
     with contextlib.suppress(OSError, StopIteration, ValueError):
         lines = Path("/proc/self/status").read_text("utf-8").splitlines()
         return int(next(line for line in lines if line.startswith("Umask:")).split()[1], 8)
@@ -338,7 +338,7 @@ def download(
     found: FileEntry = yield Ask(operations.stat(call))
     if found.type not in ("dir", "file"):
         raise errors.InvalidRequest(f"{path} is a {found.type[:20]}, which cannot be copied")
-    place: Target = yield Do(functools.partial(open_target, os.fspath(target)))
+    place: CopyTarget = yield Do(functools.partial(open_target, os.fspath(target)))
     try:
         copy = _Copy(session_id, place, tally)
         if found.type == "file":
@@ -354,7 +354,7 @@ def download(
 
 
 def whole_path(path: str) -> str:
-    """A path as a sandbox lists what is below it; ``PATH/.`` is the same as ``PATH``."""
+    """A path as a sandbox lists entries below it; ``PATH/.`` is the same as ``PATH``."""
     whole = path if path.startswith("/") else f"{WORKSPACE}/{path}"
     if whole == f"{WORKSPACE}/.":
         return WORKSPACE
@@ -392,7 +392,7 @@ def stays_inside(parts: Parts, target: str) -> bool:
 class _Copy:
     """One running copy."""
 
-    def __init__(self, session_id: str, target: Target, tally: Tally) -> None:
+    def __init__(self, session_id: str, target: CopyTarget, tally: Tally) -> None:
         self._session_id = session_id
         self._target = target
         self._tally = tally
@@ -456,6 +456,6 @@ class _Copy:
 
 
 def base_name(path: str) -> str:
-    """The name of a copy of ``path`` in a folder; empty if that is not clear."""
+    """The name of a copy of ``path`` in a folder; empty if it has none."""
     name = posixpath.basename(whole_path(path))
     return "" if name in ("", "..") else check_name(name)

@@ -1,9 +1,9 @@
 """One connection to the local gateway for many operations at once.
 
 Each operation that is only called, and neither streamed from nor fed, gets a lane: a channel on the
-shared connection. What lanes say in one turn of the event loop goes together, and one reader hears
-for all. Nothing waits for a slow reader, since whoever calls takes in at once what comes; streams,
-uploads and programs that are talked to, where somebody may be slow, have connections of their own.
+shared connection. Frames of all lanes in one turn of the event loop are sent together, and one
+reader serves all. Nothing waits for a slow reader, since callers take answers in at once; streams,
+uploads and interactive programs, which may be slow, have connections of their own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LAST_CHANNEL = 0xFFFFFFFF
 
 
 class Lane:
-    """One operation on a connection that others share."""
+    """One operation on a shared connection."""
 
     __slots__ = ("_ended", "_frames", "_trunk", "_waiter", "channel", "lost", "sent")
 
@@ -83,7 +83,7 @@ class Lane:
 
 
 class Trunk:
-    """The connection that lanes share, on the event loop that made it."""
+    """A connection that lanes share, on the event loop that made it."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.loop = asyncio.get_running_loop()
@@ -95,11 +95,11 @@ class Trunk:
         self._frames: list[bytes | memoryview] = []  # not sent yet
         self._sent = 0  # how many frames were to be sent
         self._gone = 0  # how many of them the kernel has taken, and may have given to the gateway
-        self._spoken = False  # something was sent in this turn of the loop
+        self._spoken = False  # a frame was sent in this turn of the loop
         self._waiting = False  # for the kernel to take more
-        self._reset = False  # the kernel says that the gateway left with something unread
-        self._deaf = False  # the gateway takes no more
-        self._last = LAST_CHANNEL  # what the gateway heard of
+        self._reset = False  # the kernel reports that the gateway left with something unread
+        self._deaf = False  # the gateway reads no more
+        self._last = LAST_CHANNEL  # the calls that the gateway has read
         self._open = True
         self._leaving = False
         self.loop.add_reader(sock, self._read)
@@ -173,7 +173,7 @@ class Trunk:
         else:
             self._frames[0] = memoryview(self._frames[0])[count:]
             if count:
-                self._gone = self._sent - 1  # at most: of the last one, something is left
+                self._gone = self._sent - 1  # at most: a part of the last one is left
             self._waiting = True
             self.loop.add_writer(self._socket, self._writable)
 
@@ -194,7 +194,7 @@ class Trunk:
         except BlockingIOError:
             pass
         except wire.WireError as error:
-            self._lose(f"the gateway sent what is not k8e's: {error}")
+            self._lose(f"the gateway sent bytes that are not k8e's protocol: {error}")
         except OSError:
             self._reset = True
             self._lose()
@@ -207,7 +207,7 @@ class Trunk:
             elif kind == wire.GOODBYE and len(body) == wire.CREDIT_BODY.size:
                 self._deaf = True
                 self._last = wire.CREDIT_BODY.unpack(body)[0]
-            # Else it crossed with the end of the operation.
+            # Otherwise it crossed with the end of the operation.
 
     # Ending.
 
@@ -218,7 +218,7 @@ class Trunk:
             lane.lose(local.unreachable(problem) if problem else self._explain(lane))
 
     def _explain(self, lane: Lane) -> errors.GatewayUnreachable:
-        """The error of a lost call: unread if it was not sent, or if the gateway surely left it.
+        """The error of a lost call: unread if it was not sent, or surely not read by the gateway.
 
         That the gateway left something unread is certain of the last frame alone.
         """

@@ -32,15 +32,15 @@ from k8e.conformance.promises import (
     terminals,
     warm,
 )
-from k8e.conformance.runner import Result, Verdict, check, choose, known_gap, results, run
+from k8e.conformance.runner import BehaviourResult, Verdict, check, choose, known_gap, results, run
 from k8e.conformance.stage import Stage, staged
 
 __all__ = [
     "ALL",
     "Behaviour",
+    "BehaviourResult",
     "BrokenPromise",
     "NotApplicable",
-    "Result",
     "Stage",
     "Verdict",
     "check",

@@ -1,4 +1,4 @@
-"""What a behaviour is, and the list of all of them."""
+"""Behaviours: promises that every runtime makes, and the list of all of them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def behaviour(name: str, **gaps: str) -> Callable[[Check], Check]:
 
 
 def in_a_room(name: str, **gaps: str) -> Callable[[InARoom], InARoom]:
-    """The same for a check of a whole gateway: a session of it on an internet of its own."""
+    """Add a check that needs a whole gateway: a session of it on an internet of its own."""
 
     def add(check: InARoom) -> InARoom:
         async def enter(stage: Stage) -> None:

@@ -1,4 +1,4 @@
-"""What attackers of sandboxes try, line by line, and the behaviours that answer each line."""
+"""Attacks on sandboxes, line by line, and the behaviours that answer each line."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ _PARTS: Mapping[str, tuple[Try, ...]] = {
 
 
 def lines(ids: Mapping[str, object]) -> list[Line]:
-    """Every line, with the ids that answer it; ``ids`` are all that there are."""
+    """Every line, with the ids that answer it; ``ids`` are all promises that there are."""
     found: list[Line] = []
     for part, tries in _PARTS.items():
         for number, item in enumerate(tries, 1):

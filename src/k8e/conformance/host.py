@@ -1,4 +1,4 @@
-"""The suite on a machine's own runtimes, in folders of its own, beside whatever runs there."""
+"""The suite on this machine's runtimes, in folders of its own, beside whatever runs there."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ OPEN_FOLDER = 0o711  # sandboxes have uids of their own and pass through it
 
 @contextlib.asynccontextmanager
 async def own_host() -> AsyncGenerator[Host]:
-    """A data and a run folder of our own; whatever is left of them is an error."""
-    folder = _make_folder()  # not in a thread: who is cancelled would not know what it made
+    """A data folder and a run folder of our own; anything that is left in them is an error."""
+    folder = _make_folder()  # not in a thread: a cancelled caller would not know what it made
     places = {"K8E_DATA_DIR": str(folder / "d"), "K8E_RUN_DIR": str(folder / "r")}
     host = Host(settings.load({**_home(), **places}))
     whole = False
@@ -67,7 +67,7 @@ def _home() -> dict[str, str]:
 
 
 async def runtimes(host: Host, asked: Sequence[str] | None) -> list[Runtime]:
-    """The runtimes that were asked for, which must work; else all that do."""
+    """The runtimes that were asked for, which must work; otherwise all that work."""
     known = Runtimes(host)
     if asked:
         return [await known.choose(name) for name in dict.fromkeys(map(known.resolve, asked))]
@@ -84,8 +84,8 @@ async def runtimes(host: Host, asked: Sequence[str] | None) -> list[Runtime]:
 
 async def results(
     host: Host, runtime: Runtime, ids: Iterable[str]
-) -> AsyncGenerator[runner.Result]:
-    """What comes of the behaviours; afterwards nothing of their sandboxes may be left."""
+) -> AsyncGenerator[runner.BehaviourResult]:
+    """The results of the behaviours; afterwards nothing of their sandboxes may be left."""
     folders = (host.settings.data_dir, host.settings.run_dir)
     recorded = Recorded(runtime)
     async with contextlib.aclosing(runner.results(recorded, ids, folders=folders)) as found:
@@ -125,5 +125,5 @@ class Recorded:
         await self._runtime.purge(sandbox_id)
 
     def left(self, folders: Sequence[Path]) -> list[str]:
-        """What this host still has of the sandboxes."""
+        """The traces of the sandboxes that are still on this host."""
         return [item for name in self.launched for item in traces.traces(name, folders)]

@@ -1,4 +1,4 @@
-"""How a behaviour says that a promise is broken, or that it means nothing here."""
+"""Outcomes of a behaviour that is broken, or that does not apply."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class BrokenPromise(Exception):
 
 
 class NotApplicable(Exception):
-    """A promise that means nothing for this runtime; the message says why."""
+    """A promise that has no meaning for this runtime; the message says why."""
 
 
 def equal(seen: Any, wanted: Any, what: str) -> None:

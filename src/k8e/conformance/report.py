@@ -1,4 +1,4 @@
-"""The reference of the suite, as a page: every promise, and every line of the checklist."""
+"""The reference page of the suite: every promise, and every line of the checklist."""
 
 from __future__ import annotations
 

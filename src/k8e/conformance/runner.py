@@ -41,7 +41,7 @@ ONLY_ROOT = {"hoard.watchers": _COUNTED}
 
 
 def why_unheld(behaviour: str, runtime: str) -> str:
-    """Why a promise cannot be kept by this user's sandboxes; nothing if it can."""
+    """Why this user's sandboxes cannot keep a promise; empty if they can."""
     known: dict[str, str] = {}
     if runtime == "container" and rootless.inside() is not None:
         known |= ONLY_ROOT
@@ -71,8 +71,8 @@ class Verdict(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class Result:
-    """What came of one behaviour."""
+class BehaviourResult:
+    """The result of one behaviour."""
 
     behaviour: Behaviour
     verdict: Verdict
@@ -95,7 +95,7 @@ def choose(words: Iterable[str]) -> list[str]:
 
 async def results(
     runtime: Runtime, ids: Iterable[str] | None = None, *, folders: Sequence[Path] = ()
-) -> AsyncGenerator[Result]:
+) -> AsyncGenerator[BehaviourResult]:
     """Check behaviours (all, or those named) against a runtime, one after the other.
 
     ``folders`` are those where the runtime keeps files on this host, if it does.
@@ -108,18 +108,18 @@ async def results(
 
 async def run(
     runtime: Runtime, ids: Iterable[str] | None = None, *, folders: Sequence[Path] = ()
-) -> list[Result]:
+) -> list[BehaviourResult]:
     """The same, all at the end."""
     return [result async for result in results(runtime, ids, folders=folders)]
 
 
-def known_gap(behaviour: Behaviour, runtime: Runtime) -> Result | None:
+def known_gap(behaviour: Behaviour, runtime: Runtime) -> BehaviourResult | None:
     """The reason why a runtime is known not to keep a promise; None if it does."""
     reason = behaviour.gaps.get(runtime.name) or why_unheld(behaviour.id, runtime.name)
-    return Result(behaviour, Verdict.NOT_APPLICABLE, reason, 0.0) if reason else None
+    return BehaviourResult(behaviour, Verdict.NOT_APPLICABLE, reason, 0.0) if reason else None
 
 
-async def check(behaviour: Behaviour, stage: Stage) -> Result:
+async def check(behaviour: Behaviour, stage: Stage) -> BehaviourResult:
     """Check one behaviour on a stage that others may use too."""
     began = time.monotonic()
     verdict, reason = Verdict.PASS, ""
@@ -132,4 +132,4 @@ async def check(behaviour: Behaviour, stage: Stage) -> Result:
         verdict, reason = Verdict.FAIL, f"{type(error).__name__}: {error}"
     finally:
         await stage.clear()
-    return Result(behaviour, verdict, reason, time.monotonic() - began)
+    return BehaviourResult(behaviour, verdict, reason, time.monotonic() - began)

@@ -1,4 +1,4 @@
-"""A sandbox as a behaviour sees it: the guest's operations with bounded waits, nothing hidden."""
+"""A sandbox as behaviours use it: the guest's operations with bounded waits, nothing hidden."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TIMES = (1.0, 5.0, 20.0)
 
 
 async def with_time(check: Callable[[float], Awaitable[None]]) -> None:
-    """Check something with a short time-out; a busy machine may need a longer one."""
+    """Run a check with a short time-out, and again with a longer one on a busy machine."""
     for seconds in TIMES[:-1]:
         try:
             await check(seconds)
@@ -34,7 +34,7 @@ async def with_time(check: Callable[[float], Awaitable[None]]) -> None:
 
 @dataclass
 class Outcome:
-    """What a program left: its output so far, and how it ended."""
+    """The outcome of a program: its output so far, and how it ended."""
 
     stdout: bytes = b""
     stderr: bytes = b""
@@ -55,7 +55,7 @@ class Outcome:
         return self.stdout.decode()
 
     def story(self) -> str:
-        """Everything that explains a surprise."""
+        """Everything that may explain a surprise."""
         return f"exit {self.exit}, stdout {self.stdout[-400:]!r}, stderr {self.stderr[-400:]!r}"
 
 
@@ -169,7 +169,7 @@ class Program(OperationStream):
         return True
 
     async def until(self, text: bytes, times: int = 1) -> None:
-        """Take output until ``text`` has been printed, so many times."""
+        """Take output until ``text`` has been printed ``times`` times."""
         while self.outcome.stdout.count(text) < times:
             if not await self.take():
                 raise errors.GuestFailed(f"{text!r} never came: {self.outcome.story()}")
@@ -230,7 +230,7 @@ class Sandbox:
         return await self.run([PYTHON, "-I", "-c", script, *arguments], **call)
 
     async def describe(self, exec_id: str) -> dict[str, Any]:
-        """What the guest says of one of its execs."""
+        """The guest's description of one of its execs."""
         for item in (await self.call("execs"))["execs"]:
             if item["id"] == exec_id:
                 return item

@@ -1,4 +1,4 @@
-"""Where behaviours play: sandboxes of the runtime under test, shared ones and fresh ones."""
+"""The stage of behaviours: sandboxes of the runtime under test, shared ones and fresh ones."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Stage:
         return self._shared
 
     async def kept(self, name: str, make: Callable[[], Awaitable[Sandbox]]) -> Sandbox:
-        """One that several behaviours use in turn, under a name; made when it is not there."""
+        """A named sandbox that several behaviours use in turn; made if it is not there."""
         found = self._kept.get(name)
         if found is None or await found.is_gone():
             found = self._kept[name] = await make()
@@ -47,7 +47,7 @@ class Stage:
     async def launch(
         self, *, sharing: Sandbox | None = None, cwd: str = "", **limits: Any
     ) -> Sandbox:
-        """A sandbox of one's own, with these limits instead of the default ones.
+        """A fresh sandbox, with these limits instead of the default ones.
 
         It has the workspace of ``sharing``, where one is given, and its commands start in ``cwd``.
         """
@@ -73,7 +73,7 @@ class Stage:
         return sandbox
 
     async def scene(self) -> Scene:
-        """A gateway of its own whose sandboxes see an internet of its own; made when it is due."""
+        """A gateway whose sandboxes see an internet of their own; made when it is needed."""
         if not self.runtime.networked:
             raise NotApplicable(f"the sandboxes of {self.runtime.name} have no network here")
         if self._scene is None:
@@ -101,7 +101,7 @@ class Stage:
         return self._room
 
     async def restart(self) -> None:
-        """What a new gateway does after the old one was killed: adopt, and wait for guests."""
+        """Adopt and wait for guests, as a new gateway does after the old one was killed."""
         adopted = {guest.sandbox_id: guest for guest in await self.runtime.adopt()}
         for sandbox in self._fresh:
             guest = adopted.get(sandbox.guest.sandbox_id)

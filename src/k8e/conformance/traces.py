@@ -1,4 +1,4 @@
-"""What of a sandbox can be found on this host, by its id. For a remote runtime that is nothing."""
+"""Traces of a sandbox on this host, by its id."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def processes(sandbox_id: str) -> list[int]:
 
 
 def awaits_burial(folder: Path) -> bool:
-    """Whether a process is dead and only the host's own init has still to take note of it."""
+    """Whether a process is dead and waits only for the host's init to reap it."""
     state, parent = (folder / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()[:2]
     return state in "ZX" and parent == "1"
 
@@ -78,7 +78,7 @@ def traces(sandbox_id: str, folders: Iterable[Path]) -> list[str]:
 
 
 def kill_all(sandbox_id: str) -> int:
-    """Kill a sandbox's processes behind the back of its runtime; how many there were."""
+    """Kill a sandbox's processes behind the back of its runtime; return how many there were."""
     found = processes(sandbox_id)
     for pid in found:
         with contextlib.suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Add-ons that every cluster of ours has: DNS, metrics, storage, runtime classes."""
+"""Add-ons of every cluster: DNS, metrics, storage, runtime classes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FILES = {"coredns": "coredns", "metrics-server": "metrics-server", "local-path"
 
 
 def objects(config: Configuration, runtimes: Iterable[Runtime]) -> list[Object]:
-    """All add-ons that are not disabled, and a RuntimeClass for each runtime that was found."""
+    """All enabled add-ons, and a RuntimeClass for each runtime that was found."""
     found = [runtime_classes.runtime_class(runtime) for runtime in runtimes]
     if config.cni == "cilium":
         found += read("cilium-guard", config)

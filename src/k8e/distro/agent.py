@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from k8e.distro import join, node_services, preflight
+from k8e.distro import configuration, join, node_services, preflight
+from k8e.distro.component_store import ComponentStore
 from k8e.distro.configuration import Configuration
 from k8e.distro.layout import COMMANDS, KUBECONFIG
 from k8e.distro.node_services import NodeServices, Tell, persist
@@ -50,9 +51,10 @@ class Agent:
         layout = self.config.layout
         layout.make()
         preflight.note_release(layout)
+        configuration.remember(self.config)
         found = await join.join(self.config)
         self._tell(f"joined {self.config.server} as {found.name}")
-        await asyncio.to_thread(preflight.check_kernel, found.cni)
+        await asyncio.to_thread(self._check_network, found.cni)
         services = NodeServices(found, self._supervisor, self._components)
         await asyncio.to_thread(services.prepare)
         node_services.offer_commands(
@@ -65,7 +67,11 @@ class Agent:
         self._tasks.add(images)
         component = node_services.component_of(found.cni)
         if component:
-            await join.component_certificate(found, component)
+            if join.has_component_certificate(found, component):
+                # Its renewal may wait for a server that is away; the pods here may not.
+                join.write_component_config(found, component)
+            else:
+                await join.component_certificate(found, component)
             self._keep(
                 f"the certificate of {component}",
                 lambda: node_services.keep_certificate(found, component),
@@ -77,6 +83,11 @@ class Agent:
         await services.wait_until_ready(join.node_api(found), self._tell)
         self._tell(f"node {found.name} is ready, {time.monotonic() - began:.1f} s")
         ready()
+
+    def _check_network(self, cni: str) -> None:
+        """What the network of this cluster needs, of which the machine knew nothing before."""
+        preflight.check_kernel(cni)
+        preflight.check_components(self.config, "agent", ComponentStore(self._components), cni)
 
     def _keep(self, what: str, work: node_services.Work) -> None:
         self._tasks.add(asyncio.create_task(persist(what, work)))

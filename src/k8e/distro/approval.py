@@ -17,12 +17,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509.oid import NameOID
 
+from k8e import errors
 from k8e.distro import tokens
 from k8e.distro.configuration import Configuration
-from k8e.kubernetes.api import Api, ApiError, ApiUnreachable, Object, entries
+from k8e.kubernetes.api import Api, Object, entries
 
 log = logging.getLogger(__name__)
 
@@ -59,32 +61,62 @@ def judge(request: Object, nodes: list[Object], config: Configuration) -> Decisi
     spec = request["spec"]
     signer, user = str(spec["signerName"]), str(spec.get("username", ""))
     groups = set(spec.get("groups") or [])
+    is_node = user.startswith(_NODE) and _NODES in groups
+    joins = signer == KUBELET_CLIENT and tokens.GROUP in groups
+    if not joins and not (is_node and signer in (KUBELET_SERVING, CLIENT)):
+        return None
     try:
-        parsed = x509.load_pem_x509_csr(base64.b64decode(spec["request"]))
-        common, organizations = _subject(parsed)
-    except ValueError as error:
+        asked = _read(str(spec["request"]))
+    except (*_MALFORMED, *errors.UNREADABLE) as error:
         return Decision(False, f"the request cannot be read: {error}")
-    if signer == KUBELET_CLIENT and tokens.GROUP in groups:
-        return _join(common, organizations, nodes)
-    if signer == KUBELET_SERVING and user.startswith(_NODE) and _NODES in groups:
-        return _serving(parsed, user, nodes, config, (common, organizations))
-    if signer == CLIENT and user.startswith(_NODE) and _NODES in groups:
-        return _component(user.removeprefix(_NODE), common, organizations)
-    return None
+    if joins:
+        return _join(asked, nodes)
+    if signer == KUBELET_SERVING:
+        return _serving(asked, user, nodes, config)
+    return _component(user.removeprefix(_NODE), asked)
 
 
-def _subject(parsed: x509.CertificateSigningRequest) -> tuple[str, list[str]]:
+@dataclass(frozen=True)
+class Asked:
+    """What a request asks for."""
+
+    common: str
+    organizations: tuple[str, ...]
+    names: frozenset[str]
+    addresses: frozenset[str]
+    key: bytes
+
+
+_MALFORMED = (
+    UnsupportedAlgorithm,
+    x509.DuplicateExtension,
+    x509.InvalidVersion,
+    x509.UnsupportedGeneralNameType,
+)
+"""What cryptography raises, beside ValueError, for requests that the API server takes."""
+
+
+def _read(text: str) -> Asked:
+    """All of a request at once: whoever asks may send what cannot be read in any of its parts."""
+    parsed = x509.load_pem_x509_csr(base64.b64decode(text))
+    common, organizations = _subject(parsed)
+    names, addresses = _alternatives(parsed)
+    key = parsed.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return Asked(common, organizations, names, addresses, key)
+
+
+def _subject(parsed: x509.CertificateSigningRequest) -> tuple[str, tuple[str, ...]]:
     names = parsed.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     groups = parsed.subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)
     if len(names) != 1:
         raise ValueError("it has not one common name")
-    return str(names[0].value), [str(group.value) for group in groups]
+    return str(names[0].value), tuple(str(group.value) for group in groups)
 
 
-def _join(common: str, organizations: list[str], nodes: list[Object]) -> Decision:
-    if organizations != [_NODES] or not common.startswith(_NODE):
+def _join(asked: Asked, nodes: list[Object]) -> Decision:
+    if asked.organizations != (_NODES,) or not asked.common.startswith(_NODE):
         return Decision(False, "a joining machine can become a node and nothing else")
-    name = common.removeprefix(_NODE)
+    name = asked.common.removeprefix(_NODE)
     if any(node["metadata"]["name"] == name for node in nodes):
         return Decision(
             False,
@@ -94,29 +126,23 @@ def _join(common: str, organizations: list[str], nodes: list[Object]) -> Decisio
     return Decision(True, "a new node, by a token")
 
 
-def _component(node: str, common: str, organizations: list[str]) -> Decision:
+def _component(node: str, asked: Asked) -> Decision:
     for component in NODE_COMPONENTS:
-        own = (component_user(component, node), [component_group(component)])
-        if (common, organizations) == own:
+        own = (component_user(component, node), (component_group(component),))
+        if (asked.common, asked.organizations) == own:
             return Decision(True, f"{component} of a node")
     return Decision(False, "a node gets certificates for its own components alone")
 
 
-def _serving(
-    parsed: x509.CertificateSigningRequest,
-    user: str,
-    nodes: list[Object],
-    config: Configuration,
-    subject: tuple[str, list[str]],
-) -> Decision:
+def _serving(asked: Asked, user: str, nodes: list[Object], config: Configuration) -> Decision:
     """A kubelet's certificate as a server: for its own name and addresses alone."""
-    if subject != (user, [_NODES]):
+    if (asked.common, asked.organizations) != (user, (_NODES,)):
         return Decision(False, "it is not made out to the node that asks")
     own = user.removeprefix(_NODE)
     found = [node for node in nodes if node["metadata"]["name"] == own]
     if not found:
         return Decision(False, "its node is not there yet", waits=True)
-    names, addresses = _alternatives(parsed)
+    names, addresses = asked.names, asked.addresses
     if any(name != own for name in names):
         return Decision(False, f"it names {', '.join(sorted(names))}, not only its node")
     if addresses - _addresses(found):
@@ -136,13 +162,15 @@ def _serving(
     return Decision(True, "a node's own name and addresses")
 
 
-def _alternatives(parsed: x509.CertificateSigningRequest) -> tuple[set[str], set[str]]:
+def _alternatives(
+    parsed: x509.CertificateSigningRequest,
+) -> tuple[frozenset[str], frozenset[str]]:
     try:
         found = parsed.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
-        return set(), set()
-    names = set(found.get_values_for_type(x509.DNSName))
-    addresses = {str(address) for address in found.get_values_for_type(x509.IPAddress)}
+        return frozenset(), frozenset()
+    names = frozenset(found.get_values_for_type(x509.DNSName))
+    addresses = frozenset(str(item) for item in found.get_values_for_type(x509.IPAddress))
     if len(names) + len(addresses) != len(list(found)):
         raise ValueError("it has names that are neither hosts nor addresses")
     return names, addresses
@@ -231,17 +259,16 @@ class Approver:
                 decision.reason,
             )
             await self._api.call("PUT", f"{REQUESTS}/{name}/approval", _answered(request, decision))
-        except (ApiError, ApiUnreachable) as error:
+        except errors.UNREADABLE as error:  # also the API's; one request stops no other
             log.warning("certificate request %s: %s", name, error)
 
     def _promise(self, request: Object, decision: Decision) -> Decision:
         """Give a new node's name to one machine, though two ask before the first is there."""
         if not decision.approved or request["spec"]["signerName"] != KUBELET_CLIENT:
             return decision
-        parsed = x509.load_pem_x509_csr(base64.b64decode(request["spec"]["request"]))
-        key = parsed.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-        node = _subject(parsed)[0].removeprefix(_NODE)
-        if self._promises.give(node, key):
+        asked = _read(request["spec"]["request"])
+        node = asked.common.removeprefix(_NODE)
+        if self._promises.give(node, asked.key):
             return decision
         return Decision(
             False,

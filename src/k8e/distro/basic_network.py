@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import json
 import logging
 import re
 import subprocess
@@ -43,11 +44,15 @@ async def run(found: Node, api: Api, *, nodes: Api) -> None:
         fieldSelector=f"metadata.name={found.name}",
     )
     await asyncio.to_thread(_configure, found, str(own["spec"]["podCIDR"]))
-    routes: dict[str, str] = {}
+    wanted: dict[str, Route] = {}
+    there: set[Route] | None = None
     async with contextlib.aclosing(nodes.follow("/api/v1/nodes")) as changes:
         async for change, item in changes:
-            if change != "SYNCED" and item["metadata"]["name"] != found.name:
-                await asyncio.to_thread(_route, change, item, routes)
+            if change != "SYNCED":
+                note(wanted, change, item, own=found.name)
+            # Not before all nodes were told: routes of the others would be taken for old ones.
+            if change == "SYNCED" or there not in (None, set(wanted.values())):
+                there = await asyncio.to_thread(set_routes, set(wanted.values()))
 
 
 def _configure(found: Node, subnet: str) -> None:
@@ -68,25 +73,53 @@ def _mtu() -> int:
     return 1500
 
 
-def _route(change: str, item: Object, routes: dict[str, str]) -> None:
-    name, subnet = item["metadata"]["name"], str(item["spec"].get("podCIDR") or "")
+Route = tuple[str, str]
+"""The network of a node's pods, and the address of the node."""
+
+
+def note(wanted: dict[str, Route], change: str, item: Object, *, own: str) -> None:
+    """Bring the routes that this node needs up to date with one change of the cluster's nodes."""
+    name = str(item["metadata"]["name"])
+    if name == own:
+        return
     if change == "DELETED":
-        gone = routes.pop(name, "")
-        if gone:
-            _ip("route", "del", gone, "proto", ROUTE_PROTOCOL)
+        wanted.pop(name, None)
         return
-    address = _internal_address(item)
-    if not subnet or not address or routes.get(name) == subnet:
+    subnet, address = str(item["spec"].get("podCIDR") or ""), _internal_address(item)
+    if not subnet or not address:
         return
-    network, gateway = ipaddress.IPv4Network(subnet), ipaddress.IPv4Address(address)
-    _ip("route", "replace", str(network), "via", str(gateway), "proto", ROUTE_PROTOCOL)
-    routes[name] = subnet
+    try:  # a node says itself what its address is
+        route = str(ipaddress.IPv4Network(subnet)), str(ipaddress.IPv4Address(address))
+    except ValueError as error:
+        log.warning("node %s gets no route: %s", name, error)
+        wanted.pop(name, None)
+        return
+    wanted[name] = route
 
 
-def _ip(*arguments: str) -> None:
+def set_routes(wanted: set[Route]) -> set[Route]:
+    """Make the kernel's routes of ours those that are wanted; which there are then."""
+    there = _routes()
+    networks = {network for network, _ in wanted}
+    for network, _ in there - wanted:
+        if network not in networks:  # else it is replaced
+            _ip("route", "del", network, "proto", ROUTE_PROTOCOL)
+    for network, gateway in wanted - there:
+        _ip("route", "replace", network, "via", gateway, "proto", ROUTE_PROTOCOL)
+    return _routes() if wanted != there else there
+
+
+def _routes() -> set[Route]:
+    said = _ip("-json", "route", "show", "proto", ROUTE_PROTOCOL)
+    found: list[dict[str, str]] = json.loads(said or b"[]")
+    return {(item["dst"], item.get("gateway", "")) for item in found}
+
+
+def _ip(*arguments: str) -> bytes:
     done = subprocess.run(["ip", *arguments], capture_output=True, check=False, timeout=10)
     if done.returncode:
         log.warning("ip %s: %s", " ".join(arguments), done.stderr.decode("utf-8", "replace"))
+    return done.stdout
 
 
 def _internal_address(item: Object) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from k8e import errors
 
 _TELL_SECONDS = 1.0
-_MOST_LINES = 200  # that are remembered of a command's output
+_MOST_LINES = 200  # lines that are kept of a command's output
 _SHOWN_LINES = 15
 _READ_BYTES = 1 << 16
 _LONGEST_LINE = 1 << 16
@@ -30,7 +30,7 @@ class Command:
     environ: Mapping[str, str] = field(default_factory=dict[str, str])
     """Variables on top of our own; empty means that it is not set."""
     counts: str = ""
-    """What a line of its output stands for, such as ``packages compiled``."""
+    """The meaning of a line of its output, such as ``packages compiled``."""
 
     def run(self, tell: Callable[[str], None]) -> None:
         """Run it; ToolFailed with the end of its output if it fails."""
@@ -57,7 +57,7 @@ class Command:
             said = "\n".join(list(kept)[-_SHOWN_LINES:])
             raise errors.ToolFailed(
                 f"{' '.join(self.argv[:2])} ended with {process.returncode}:\n{said}",
-                hint="what it says above tells why; run the command again to go on from here",
+                hint="its output above says why; run the command again to go on from here",
             )
 
     def environment(self) -> dict[str, str]:
@@ -94,6 +94,6 @@ class Command:
 
 
 def duration(seconds: float) -> str:
-    """So long, for people."""
+    """A duration for people."""
     minutes, rest = divmod(round(seconds), _SECONDS_PER_MINUTE)
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -80,7 +80,8 @@ def authority(folder: Path, name: str) -> Authority:
         missing = crt if key.exists() else key
         raise errors.StateUnusable(
             f"{missing} is missing: the certificate authority of this cluster is half there",
-            hint="restore it from a backup; a new one would lock every node out",
+            hint="restore it from a backup; a new one would lock every node out. If this server "
+            "has never been ready: k8e server uninstall, and start it again",
         )
     loaded = serialization.load_pem_private_key(key.read_bytes(), None)
     if not isinstance(loaded, ec.EllipticCurvePrivateKey):
@@ -170,7 +171,8 @@ def _serves(crt: Path, key: Path, signer: Authority, subject: Subject) -> bool:
     except (errors.StateUnusable, InvalidSignature, ValueError, TypeError):
         return False  # damaged, or of another authority
     same = is_for(found, subject) and _hosts(found) == set(subject.hosts)
-    return same and _now() < renewal_time(found)
+    # One that begins later was made while the clock was ahead.
+    return same and found.not_valid_before_utc <= _now() < renewal_time(found)
 
 
 def is_for(certificate: x509.Certificate, subject: Subject) -> bool:

@@ -12,9 +12,10 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from k8e import errors, system
@@ -24,7 +25,11 @@ from k8e.distro.configuration import Configuration
 from k8e.distro.layout import COMMANDS, CONFIGURATION, KUBELET, Layout
 from k8e.runtimes import uids
 
-_NETNS = Path("/run/netns")
+_NETNS, _POD_NETNS = Path("/run/netns"), "cni-"
+_CONTAINERD = Path("/run/containerd")
+"""Of the machine's own containerd, if there is one; shims of ours have their sockets there too."""
+_CNI = Path("/var/lib/cni")
+_OCTAL = re.compile(r"\\([0-7]{3})")
 _CGROUPS = Path("/sys/fs/cgroup")
 _BPF = Path("/sys/fs/bpf")
 _PODS = "kubepods"
@@ -68,7 +73,7 @@ def remove_all(config: Configuration, tell: Callable[[str], None]) -> list[str]:
         ("sandboxes", lambda: _destroy_sandboxes(config)),
         ("pods", lambda: _end_pods(layout)),
         ("Cilium's programs and rules", lambda: _remove_cilium(_cluster_network(config))),
-        ("mounts", lambda: _unmount(layout)),
+        ("mounts", lambda: unmount(layout)),
         ("network", _remove_network),
         ("control groups", _remove_cgroups),
         ("kernel settings", lambda: _restore_settings(layout)),
@@ -100,11 +105,11 @@ def _end_pods(layout: Layout) -> bool:
 
 def _pod_processes(layout: Layout) -> Iterator[int]:
     """Shims of our containerd, and whatever runs in control groups of pods."""
-    socket = os.fsencode(layout.containerd_socket)
+    address = os.fsencode(layout.containerd_socket)
     own = os.getpid()
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if socket in (folder / "cmdline").read_bytes() and int(folder.name) != own:
+            if address in (folder / "cmdline").read_bytes() and int(folder.name) != own:
                 yield int(folder.name)
     for group in _pod_groups():
         for path in group.rglob("cgroup.procs"):
@@ -223,7 +228,7 @@ def _remove_iptables(program: str) -> None:
 
 def _remove_network() -> bool:
     found = False
-    for path in _NETNS.glob("cni-*") if _NETNS.is_dir() else ():
+    for path in _NETNS.glob(f"{_POD_NETNS}*") if _NETNS.is_dir() else ():
         path.unlink(missing_ok=True)
         found = True
     with contextlib.suppress(OSError):
@@ -242,20 +247,24 @@ def _remove_network() -> bool:
 # Mounts, control groups, kernel settings, files.
 
 
-def _unmount(layout: Layout) -> bool:
-    below = (layout.run, layout.data, KUBELET, _NETNS, Path("/run/cilium"), _BPF / "cilium")
-    found = list(_mounts(below))
+def unmount(layout: Layout) -> bool:
+    found = list(_mounts(_places(layout)))
     libc = ctypes.CDLL(None, use_errno=True)
     for path in reversed(found):
         libc.umount2(os.fsencode(path), _MNT_DETACH)
     return bool(found)
 
 
-def _mounts(below: Iterable[Path]) -> Iterator[str]:
-    """Mount points below folders, in the order in which they were mounted."""
-    prefixes = tuple(f"{path}/" for path in below)
+def _places(layout: Layout) -> tuple[str, ...]:
+    """How the paths of our mounts begin. Named network namespaces of others are none of them."""
+    folders = (layout.run, layout.data, KUBELET, Path("/run/cilium"), _BPF / "cilium")
+    return (*(f"{path}/" for path in folders), f"{_NETNS}/{_POD_NETNS}")
+
+
+def _mounts(prefixes: tuple[str, ...]) -> Iterator[str]:
+    """Mount points whose paths begin so, in the order in which they were mounted."""
     for line in Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape").splitlines():
-        path = line.split(" ")[4].replace("\\040", " ")
+        path = _OCTAL.sub(lambda code: chr(int(code[1], 8)), line.split(" ")[4])
         if path.startswith(prefixes) and not path.startswith("/run/k8e/router"):
             yield path
 
@@ -277,21 +286,60 @@ def _restore_settings(layout: Layout) -> bool:
 
 def _remove_files(config: Configuration) -> bool:
     layout = config.layout
+    # Files of a volume that is still mounted are on the disk of somebody else.
+    stuck = list(_mounts(_places(layout)))
+    if stuck:
+        raise errors.Conflict(
+            f"{stuck[0]} is still mounted and cannot be unmounted, so no files were removed",
+            hint="unmount it, then uninstall again: it goes on from here",
+        )
     node_services.withdraw_commands(COMMANDS)
     found = layout.data.exists()
     for path in (
         *(layout.data, layout.run, KUBELET, CONFIGURATION.parent, config.write_kubeconfig),
-        *map(Path, ("/run/cilium", "/run/containerd/s", "/run/containerd/fifo")),
-        *map(Path, ("/run/containerd/runc", "/var/lib/cni", "/var/log/pods")),
+        *map(Path, ("/run/cilium", "/var/log/pods")),
         *map(Path, ("/var/log/containers", "/run/xtables.lock")),
     ):
         _remove(path)
+    remove_shared(_CONTAINERD, _CNI)
     if not any(path.is_symlink() for path in uids.CLAIMS.glob("*")):  # nobody's sandbox has any
         _remove(uids.CLAIMS)
-    for folder in (Path("/run/containerd"), Path("/etc/cni/net.d"), Path("/etc/cni")):
+    for folder in (Path("/etc/cni/net.d"), Path("/etc/cni")):
         with contextlib.suppress(OSError):
             folder.rmdir()
     return found
+
+
+def remove_shared(containerd: Path, cni: Path) -> None:
+    """What is ours in folders of every containerd; Docker's or podman's containers may run on."""
+    for path in (containerd / "s").glob("*"):
+        if not _is_served(path):
+            path.unlink(missing_ok=True)
+    if not (containerd / "containerd.sock").exists():
+        for name in ("fifo", "runc"):
+            _remove(containerd / name)
+    for path in (cni / "results").glob("*"):
+        if path.name.startswith(_OUR_NETWORKS):
+            path.unlink(missing_ok=True)
+    for folder in (containerd / "s", containerd, cni / "results", cni):
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
+_OUR_NETWORKS = ("k8e-", "cilium-", "cni-loopback-")
+
+
+def _is_served(path: Path) -> bool:
+    """Whether somebody listens on a socket; one that we may not ask is taken for one that is."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
+        caller.settimeout(1)
+        try:
+            caller.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError:
+            return True
+    return True
 
 
 def _remove(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Objects that a cluster has before its first node joins: rights, a token, what nodes are told."""
+"""Objects that a cluster has before its first node joins: rights, a token, settings for nodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Object = dict[str, Any]
 
 
 def first(config: Configuration, token: str) -> list[Object]:
-    """What joining needs."""
+    """The objects that joining needs."""
     return [
         tokens.secret(token, description=tokens.NODE_TOKEN),
         cluster_map(config),
@@ -54,7 +54,7 @@ def first(config: Configuration, token: str) -> list[Object]:
 
 
 def cluster_map(config: Configuration) -> Object:
-    """What a node must know of its cluster; nothing of it is secret."""
+    """The facts that a node must know about its cluster; none of them is secret."""
     told = {
         "version": _version.__version__,
         "cni": config.cni,

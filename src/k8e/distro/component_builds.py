@@ -1,7 +1,7 @@
-"""Getting components: upstream's release if its checksum is known, else a build from source.
+"""Installation of components: upstream's release if its checksum is known, else a build.
 
-Sources come as Go modules, whose checksums stand in ``build/<component>/go.sum``; Go refuses a
-module that has another. Go's build cache is shared by all components and by later builds, so a
+Sources come as Go modules, with their checksums in ``build/<component>/go.sum``; Go refuses a
+module with another one. Go's build cache is shared by all components and by later builds, so a
 build that was interrupted goes on where it was.
 """
 
@@ -30,7 +30,7 @@ from k8e.distro.go_modules import Go, Sources
 from k8e.distro.releases import fetch_release
 
 Tell = Callable[[str, str], None]
-"""Called with a component's name and what goes on with it, at least once a second."""
+"""Called with a component's name and its progress, at least once a second."""
 
 _COMPILER = {"gcc": "gcc", "libc6-dev": "", "pkg-config": "pkg-config"}
 
@@ -45,7 +45,7 @@ class Builder:
         self._go: Go | None = None
 
     def install(self, wanted: Sequence[Component], *, build: bool = False) -> list[Component]:
-        """Get what is missing, outdated or wrong; what was got.
+        """Get missing, outdated and damaged components; return those that were got.
 
         Args:
             wanted: the components.
@@ -86,7 +86,7 @@ class Builder:
     # Upstream's releases.
 
     def _fetch(self, component: Component, made: Path) -> str | None:
-        """Where the files came from; None if there is no release, or it cannot be reached."""
+        """The source of the files; None if there is no release, or it cannot be reached."""
         found = [item for item in component.releases if architecture() in item.sha256]
         if not found or len(found) != len(component.releases):
             return None
@@ -197,7 +197,7 @@ class Builder:
             self._run(component, Command(install, environ=environ))
 
     def _unpack_packages(self, component: Component, scratch: Path, made: Path) -> None:
-        """Take single files of packages that need not be installed; apt checks the signatures."""
+        """Unpack single files of packages that need not be installed; apt checks the signatures."""
         if not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
             raise errors.ToolFailed(
                 f"{component.name} is taken from a Debian package, and there is no apt-get",

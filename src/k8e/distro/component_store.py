@@ -1,6 +1,6 @@
-"""The components folder: programs, data and images, and the checksums of what was put there.
+"""The components folder: programs, data and images, with their recorded checksums.
 
-Nothing is started that is not what was recorded when it was built or fetched.
+A program is started only if it is the one that was recorded when it was built or fetched.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from k8e import errors
 from k8e.distro.components import COMPONENTS, Component
 
 RECIPES = Path(__file__).parent / "build"
-"""For each component built with Go: ``go.mod``, ``go.sum`` and what else its build needs."""
+"""For each component built with Go: ``go.mod``, ``go.sum`` and further files for its build."""
 _MANIFEST = "manifest.json"
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _WRITABLE_BY_OTHERS = 0o022
 
 
 class State(StrEnum):
-    """How far a component can be used."""
+    """The condition of a component."""
 
     PRESENT = "present"
     MISSING = "missing"
     OUTDATED = "outdated"
-    """It is there, made by another version of its entry in the table."""
+    """It exists, but was made by another version of its entry in the table."""
     WRONG = "wrong"
     """A file is not the one that was recorded."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a look at one component found."""
+    """The result of checking one component."""
 
     component: Component
     state: State
@@ -58,7 +58,7 @@ def architecture() -> str:
 
 
 def recipe(component: Component) -> str:
-    """A digest of all that decides what a component becomes, but the compiler."""
+    """A digest of everything that a component is made from, except the compiler."""
     made = (component.version, component.module, component.builds, component.debian)
     found = hashlib.sha256(repr((made, component.releases, component.images)).encode())
     folder = RECIPES / component.name
@@ -78,7 +78,7 @@ class ComponentStore:
     # What a cluster asks for.
 
     def file(self, name: str) -> Path:
-        """A program, folder or archive of the table; ToolFailed if it is not what was recorded."""
+        """A program, folder or archive of the table; ToolFailed if it is not the recorded one."""
         component = _component_of(name)
         records = self._read_manifest()
         record = records.get(component.name)
@@ -102,7 +102,7 @@ class ComponentStore:
     # Looking.
 
     def look(self, component: Component, *, thorough: bool = False) -> Finding:
-        """Whether a component can be used; ``thorough`` reads every byte, else what has changed."""
+        """Check whether a component can be used; ``thorough`` reads all bytes, not only changes."""
         if component.programs:
             return self._look_for_programs(component)
         record = self._read_manifest().get(component.name)
@@ -123,7 +123,7 @@ class ComponentStore:
         return Finding(component, State.PRESENT, "", source, size)
 
     def _mark_again(self, component: Component) -> None:
-        """Record the times of files that are right, so that a copy is read once and not always."""
+        """Record the times of correct files, so that a copied folder is read only once."""
         with contextlib.suppress(OSError, KeyError), (self.folder / ".lock").open("r+b") as lock:
             fcntl.flock(
                 lock, fcntl.LOCK_EX | fcntl.LOCK_NB
@@ -158,7 +158,7 @@ class ComponentStore:
         path = self.folder / name
         try:
             if _is_open_to_others(path):
-                return f"{path} can be changed by others than root"
+                return f"{path} can be changed by users other than root"
             if not thorough and not path.is_dir() and _mark(path) == recorded["mark"]:
                 return ""
             found = _digest(path)
@@ -207,7 +207,7 @@ class ComponentStore:
         return folder
 
     def admit(self, component: Component, made: Path, source: str, seconds: float) -> None:
-        """Move what was made into place, and record its checksums."""
+        """Move a new component into place, and record its checksums."""
         files: dict[str, Any] = {}
         for name in (*component.files, *component.folders):
             path, target = made / name, self.folder / name
@@ -230,7 +230,7 @@ class ComponentStore:
         )
 
     def link(self, name: str, target: Path) -> None:
-        """Let a file of the folder lead to a program that the distribution maintains."""
+        """Link a file of the folder to a program that the distribution maintains."""
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = path.with_name(f".{path.name}.new")
@@ -252,7 +252,7 @@ class ComponentStore:
         path = self.folder / _MANIFEST
         try:
             if _is_open_to_others(path) or _is_open_to_others(self.folder):
-                return {}  # who can write it could vouch for any program
+                return {}  # its writers could vouch for any program
             read = json.loads(path.read_bytes())
             return {name: record for name, record in read["components"].items() if record["files"]}
         except errors.UNREADABLE:
@@ -260,7 +260,7 @@ class ComponentStore:
 
 
 def find_program(names: Iterable[str]) -> Path | None:
-    """A program of the machine, by the first of its names that exists."""
+    """A program of the machine, under the first of its names that exists."""
     path = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
     for name in names:
         if found := shutil.which(name, path=path):
@@ -276,7 +276,7 @@ def _component_of(name: str) -> Component:
 
 
 def _is_open_to_others(path: Path) -> bool:
-    """Whether anybody but root and us may change a file."""
+    """Whether users other than root and us may change a file."""
     found = path.lstat()
     foreign = found.st_uid not in (0, os.geteuid())
     return foreign or bool(found.st_mode & _WRITABLE_BY_OTHERS)
@@ -292,7 +292,7 @@ def _size(path: Path) -> int:
 
 
 def _digest(path: Path) -> str:
-    """SHA-256 of a file; of a folder that of all names and contents in it."""
+    """SHA-256 of a file, or of all names and contents in a folder."""
     if not path.is_dir():
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -304,14 +304,14 @@ def _digest(path: Path) -> str:
 
 
 def _set_modes(path: Path) -> None:
-    """Let everybody read and only the owner write, whatever the umask or the module's modes."""
+    """Let every user read and only the owner write, whatever the umask or the module's modes."""
     for item in [path, *path.rglob("*")]:
         executable = item.is_dir() or item.lstat().st_mode & 0o100
         item.chmod(0o755 if executable else 0o644)
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder, also where Go made its files read-only."""
+    """Remove a folder, even where Go made its files read-only."""
     if path.is_dir():
         for item in [path, *(item for item in path.rglob("*") if item.is_dir())]:
             item.chmod(0o755)

@@ -1,7 +1,7 @@
 """The table of components: every upstream program of a cluster, its version, source and licence.
 
-Data only. ``component_builds`` makes what stands here, ``component_store`` keeps it, ``images``
-packs some of it for pods.
+Data only. ``component_builds`` makes the components, ``component_store`` keeps them, ``images``
+packs some of them for pods.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ GO_VERSION = "1.26.8"
 GO_OLDEST = (1, 26, 0)
 ARCHITECTURES = ("amd64", "arm64")
 REGISTRY = "k8e.internal"
-"""Where images of our own making are said to come from; no such host exists, so none is asked."""
+"""The registry in the names of our own images; no such host exists, so none is asked."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class CBuild:
 
 @dataclass(frozen=True)
 class Tree:
-    """A folder of the module that is copied as it is."""
+    """A folder of the module that is copied unchanged."""
 
     source: str
     folder: str
@@ -77,7 +77,7 @@ class Release:
     members: Mapping[str, str]
     """Name in the archive → file below the components folder; ``""`` is what is no archive."""
     sha256: Mapping[str, str]
-    """Architecture → checksum. What has none here is built."""
+    """Architecture → checksum. Without one, the component is built."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Image:
 
 @dataclass(frozen=True)
 class Component:
-    """One upstream project, and what a cluster takes from it."""
+    """One upstream project, and the parts of it that a cluster uses."""
 
     name: str
     version: str
@@ -493,6 +493,6 @@ def by_name(name: str) -> Component:
 
 
 def needed(cni: str) -> Iterable[Component]:
-    """What a node with this network needs; ``all`` stands for every network."""
+    """The components that a node with this network needs; ``all`` stands for every network."""
     every = (item for item in COMPONENTS if not item.is_for_tests)
     return (item for item in every if not item.networks or cni in (*item.networks, "all"))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
+import json
 import os
 import re
 import socket
@@ -16,7 +18,11 @@ from k8e.distro import layout
 CNIS = ("cilium", "basic", "none")
 ADDONS = ("coredns", "metrics-server", "local-path")
 POD_SECURITY = ("privileged", "baseline", "restricted")
-_NODE_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?")
+_LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+_DOMAIN = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*")
+_NODE_NAME_LENGTH = 63
+_TAINT = re.compile(r"[^=:,\s]+(=[^=:,\s]*)?:(NoSchedule|PreferNoSchedule|NoExecute)")
+_NODE_LABEL = re.compile(r"[^=:,\s]+=[^=:,\s]*")
 _SOMEWHERE = ("198.51.100.1", 9)  # nothing is sent: connect() only chooses a route
 
 
@@ -91,18 +97,76 @@ def load(
     role: str,
     path: Path | None = None,
     environ: dict[str, str] | None = None,
+    again: bool = False,
 ) -> Configuration:
-    """The configuration of a role from flags (None: not given), variables, the file, defaults."""
+    """The configuration of a role from flags (None: not given), variables, the file, defaults.
+
+    ``again`` is for what ends or removes it: that needs what the last start was told, and neither
+    a network nor a file that may be wrong since.
+    """
     environ = dict(os.environ) if environ is None else environ
-    values = _read_file(path or layout.CONFIGURATION, required=path is not None)
-    for name in _VARIABLES:
-        if environ.get(_VARIABLES[name]):
-            values[name] = environ[_VARIABLES[name]]
+    values = last_start() if again else {}
+    if not values:
+        values = _read_file(path or layout.CONFIGURATION, required=path is not None)
+        told = {name: environ.get(variable) for name, variable in _VARIABLES.items()}
+        values |= {name: text for name, text in told.items() if text}
     values |= {name: value for name, value in flags.items() if value not in (None, [], ())}
     if role == "agent":
         values = {name: value for name, value in values.items() if name not in _ONLY_SERVER}
+    elif not again:
+        values = _as_made(values)
     found = replace(Configuration(), **{name: _parse(name, values[name]) for name in values})
-    return _complete(found, role)
+    return found if again else _complete(found, role)
+
+
+_FOR_GOOD = ("cni", "cluster_cidr", "service_cidr", "cluster_domain")
+"""Options with which a cluster is made: what runs on it rests on them."""
+
+
+def note_made(config: Configuration) -> None:
+    """Write down with which networks this cluster was made."""
+    values = {name: getattr(config, name) for name in _FOR_GOOD}
+    layout.write_private(config.layout.made, json.dumps(values) + "\n")
+
+
+def _as_made(values: dict[str, Any]) -> dict[str, Any]:
+    """A server's options with those of its cluster, which need not be told twice nor can differ."""
+    made: dict[str, Any] = {}
+    folder = Path(str(values.get("data_dir", layout.DATA)))
+    with contextlib.suppress(*errors.UNREADABLE):
+        read = json.loads(layout.Layout(folder).made.read_bytes())
+        made = {name: str(read[name]) for name in _FOR_GOOD if name in read}
+    for name, text in made.items():
+        if name in values and str(values[name]) != text:
+            flag = name.replace("_", "-")
+            raise errors.Conflict(
+                f"the cluster in {folder} was made with --{flag}={text}, not {values[name]}",
+                hint=f"leave --{flag} away, and it starts as it was made; for another one: k8e "
+                "server uninstall first, which removes the cluster",
+            )
+    return values | made
+
+
+_REMEMBERED = ("data_dir", "write_kubeconfig", "cluster_cidr")
+
+
+def remember(config: Configuration) -> None:
+    """Write down what whoever stops, removes or looks at it later must know of this start."""
+    values = {name: str(getattr(config, name)) for name in _REMEMBERED}
+    layout.write_private(layout.INSTALLED, json.dumps(values) + "\n")
+
+
+def last_start() -> dict[str, Any]:
+    """What was remembered of the last start of this machine; empty if there was none."""
+    with contextlib.suppress(*errors.UNREADABLE):
+        read = json.loads(layout.INSTALLED.read_bytes())
+        return {name: str(read[name]) for name in _REMEMBERED if name in read}
+    return {}
+
+
+def last_layout() -> layout.Layout:
+    """The folders of the server or agent of this machine."""
+    return layout.Layout(Path(last_start().get("data_dir", layout.DATA)))
 
 
 def _read_file(path: Path, *, required: bool) -> dict[str, Any]:
@@ -179,8 +243,9 @@ def _complete(found: Configuration, role: str) -> Configuration:
     if not 0 < found.certificate_days <= 3650:
         raise _wrong("certificate_days", found.certificate_days, "between 1 and 3650")
     _check_networks(found)
+    _check_names(found)
     name = found.node_name or socket.gethostname().lower()
-    if not _NODE_NAME.fullmatch(name):
+    if not _DOMAIN.fullmatch(name) or len(name) > _NODE_NAME_LENGTH:
         raise errors.InvalidRequest(
             f"{name!r} cannot be the name of a node: small letters, digits, '-' and '.' only",
             hint="choose one with --node-name",
@@ -189,7 +254,23 @@ def _complete(found: Configuration, role: str) -> Configuration:
     _check_address(address)
     if role == "agent":
         _check_agent(found)
+    else:
+        _check_own_network(found, address)
     return replace(found, node_name=name, node_ip=address)
+
+
+def _check_names(found: Configuration) -> None:
+    for name in found.tls_san:
+        if not _DOMAIN.fullmatch(name.lower().removeprefix("*.")) and not _is_address(name):
+            raise _wrong("tls_san", name, "a name of a host or an address")
+    if not _DOMAIN.fullmatch(found.cluster_domain):
+        raise _wrong("cluster_domain", found.cluster_domain, "a domain such as cluster.local")
+    for text in found.node_taint:
+        if not _TAINT.fullmatch(text):
+            raise _wrong("node_taint", text, "KEY=VALUE:NoSchedule, or with another effect")
+    for text in found.node_label:
+        if not _NODE_LABEL.fullmatch(text):
+            raise _wrong("node_label", text, "KEY=VALUE")
 
 
 def _check_networks(found: Configuration) -> None:
@@ -222,8 +303,28 @@ def _check_address(address: str) -> None:
         )
 
 
+def _check_own_network(found: Configuration, address: str) -> None:
+    for name in ("cluster_cidr", "service_cidr"):
+        if ipaddress.ip_address(address) in ipaddress.ip_network(getattr(found, name)):
+            flag = name.replace("_", "-")
+            raise errors.InvalidRequest(
+                f"the address of this machine, {address}, is in the network that pods or services "
+                f"would get ({getattr(found, name)})",
+                hint=f"choose another network with --{flag}",
+            )
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
 def _check_agent(found: Configuration) -> None:
-    if not re.fullmatch(r"https://[^/\s:]+(:\d{1,5})?/?", found.server):
+    parts = re.fullmatch(r"https://[^/\s:@?#]+(?::(\d{1,5}))?/?", found.server)
+    if parts is None or not 0 < int(parts[1] or 6443) < 1 << 16:
         what = f"{found.server!r} is no address of a server" if found.server else "no server given"
         raise errors.InvalidRequest(
             what, hint="k8e agent --server https://SERVER:6443 --token TOKEN, or K8E_URL"

@@ -297,7 +297,7 @@ def _controller_manager(config: Configuration, program: Path) -> Component:
         "--kube-api-burst=400",
         "--profiling=false",
     )
-    return Component("kube-controller-manager", argv, _SMALL, needs=("kube-apiserver",))
+    return _client(config.layout, "controller-manager", argv)
 
 
 def _scheduler(config: Configuration, program: Path) -> Component:
@@ -308,4 +308,9 @@ def _scheduler(config: Configuration, program: Path) -> Component:
         "--leader-elect=false",
         "--profiling=false",
     )
-    return Component("kube-scheduler", argv, _SMALL, needs=("kube-apiserver",))
+    return _client(config.layout, "scheduler", argv)
+
+
+def _client(layout: Layout, name: str, argv: tuple[str, ...]) -> Component:
+    files = (layout.credentials / f"{name}.kubeconfig",)
+    return Component(f"kube-{name}", argv, _SMALL, needs=("kube-apiserver",), files=files)

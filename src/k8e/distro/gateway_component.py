@@ -1,4 +1,4 @@
-"""The gateway as a component of the server, and the state of a gateway that was here before."""
+"""The gateway as a component of the server, and the state of an earlier gateway."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def component(config: Configuration) -> Component:
 
 
 def environment(layout: Layout) -> dict[str, str]:
-    """The variables of the server's gateway: what the server was told for it, and its folders."""
+    """The variables of the server's gateway: the server's own settings for it, and its folders."""
     told = {name: value for name, value in os.environ.items() if name.startswith("K8E_")}
     for name in _NOT_ITS_OWN:
         told.pop(name, None)
@@ -33,7 +33,7 @@ def environment(layout: Layout) -> dict[str, str]:
 
 
 def move_state(layout: Layout) -> bool:
-    """Move what a gateway kept in the server's folder to where it is the server's own.
+    """Move the state of a gateway in the server's folder to the folder of the server's gateway.
 
     Sandboxes go on: what they have mounted moves with its folder.
     """
@@ -57,7 +57,7 @@ def move_state(layout: Layout) -> bool:
 
 
 def _stop(layout: Layout) -> None:
-    """End the gateway that runs, if one does; its sandboxes go on."""
+    """End a running gateway; its sandboxes live on."""
     environ = {**os.environ, "K8E_DATA_DIR": str(layout.data), "K8E_RUN_DIR": str(layout.run)}
     done = subprocess.run(
         [sys.executable, "-P", "-m", "k8e", "gateway", "stop"],

@@ -29,7 +29,7 @@ class Go:
     toolchain: str
     """What GOTOOLCHAIN must say."""
     caches: Mapping[str, str]
-    """Where what was compiled and fetched is kept."""
+    """The folder for compiled and fetched files."""
 
     @classmethod
     def find(cls, folder: Path) -> Go:
@@ -59,7 +59,7 @@ class Go:
     def command(
         self, arguments: Sequence[str], folder: Path, environ: Mapping[str, str]
     ) -> Command:
-        """A command of Go in the folder of a module, not swayed by settings for other modules."""
+        """A command of Go in the folder of a module, unaffected by settings for other modules."""
         fixed = {
             **self.caches,
             "GOTOOLCHAIN": self.toolchain,
@@ -84,14 +84,14 @@ class Sources:
         self._folder: Path | None = None
 
     def folder(self) -> Path:
-        """Where the module's own files are: Go's cache of modules, after it has checked them."""
+        """The folder of the module's own files: Go's cache of modules, once it checked them."""
         if self._folder is None:
             said = self._ask("mod", "download", "-json", self._module.path)
             self._folder = Path(json.loads(said)["Dir"])
         return self._folder
 
     def patch(self, patches: Sequence[Patch]) -> None:
-        """Build from a changed copy from here on; an error if the text is not there once."""
+        """Build from a changed copy from here on; an error unless the text occurs exactly once."""
         copy = self.work / "patched"
         remove_tree(copy)
         shutil.copytree(self.folder(), copy)

@@ -1,6 +1,6 @@
 """Container images made of files, without a registry: OCI image layouts in a tar archive.
 
-The same files always give the same bytes, so an image's digest says what is in it.
+The same files always give the same bytes, so an image's digest identifies its content.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def write(
     *,
     others: Path | None = None,
 ) -> Path:
-    """Write the archive of an image into the folder that has its files; where it is.
+    """Write the archive of an image into the folder that has its files; return its path.
 
     ``others`` is where those of other components are.
     """
@@ -80,7 +80,7 @@ def write(
 
 
 def _layer(image: Image, folder: Path, others: Path) -> bytes:
-    """All files of an image. They are some tens of megabytes, so they may stand in memory."""
+    """All files of an image as a layer. They are some tens of megabytes, so they fit in memory."""
     output = io.BytesIO()
     contents: dict[str, bytes] = {}
     for path, file in image.files.items():

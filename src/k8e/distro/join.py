@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
+from cryptography.x509.oid import NameOID
 
 from k8e import errors
 from k8e.distro import approval, certificates, cluster_objects, kubeconfigs, tokens
@@ -49,12 +50,15 @@ async def join(config: Configuration) -> Node:
     if (layout.pki / _CURRENT).exists() and layout.cluster.exists():
         check_same_cluster(config)
         _check_not_expired(layout)
+        _check_same_name(config)
+        write_kubelet_config(layout, config.server)  # the server may have moved
         return _node(config, json.loads(layout.cluster.read_bytes()))
     token = tokens.parse(config.token)
     authority = await asyncio.to_thread(pinned_authority, config.server, token)
     write_private(layout.pki / "server-ca.crt", authority.public_bytes(serialization.Encoding.PEM))
     await asyncio.to_thread(check_clock, config.server)
     context = ssl.create_default_context(cafile=str(layout.pki / "server-ca.crt"))
+    await asyncio.to_thread(check_server, config.server, context)
     api = Api(config.server, context, token=token.bare)
     await _check_token(api, token)
     told: dict[str, Any] = json.loads(
@@ -92,6 +96,23 @@ def _check_not_expired(layout: Layout) -> None:
         )
 
 
+def _check_same_name(config: Configuration) -> None:
+    """A machine that is called otherwise than when it joined has no right to its new name."""
+    current = certificates.read(config.layout.pki / _CURRENT)
+    if not certificates.is_for(current, _identity(config.node_name)):
+        names = current.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        own = str(names[0].value).removeprefix("system:node:") if names else "another node"
+        raise errors.Conflict(
+            f"this machine has joined as {own}, and is called {config.node_name} now",
+            hint=f"--node-name {own} keeps it that node; to join under the new name: k8e agent "
+            f"uninstall here, and kubectl delete node {own} on the server",
+        )
+
+
+def _identity(node: str) -> Subject:
+    return Subject(f"system:node:{node}", ("system:nodes",))
+
+
 def _node(config: Configuration, told: dict[str, Any]) -> Node:
     return Node(
         layout=config.layout,
@@ -114,11 +135,12 @@ def _node(config: Configuration, told: dict[str, Any]) -> Node:
 
 def pinned_authority(server: str, token: tokens.Token) -> x509.Certificate:
     """The certificate of the authority that the token pins, as the server shows it."""
-    shown = [x509.load_der_x509_certificate(data) for data in _shown_chain(server)]
-    for certificate in shown:
-        if certificates.fingerprint(certificate) == token.authority:
-            return certificate
-    told = ", ".join(certificates.fingerprint(found)[:12] + "…" for found in shown[1:]) or "none"
+    shown = _shown_chain(server)
+    marks = [hashlib.sha256(data).hexdigest() for data in shown]
+    for data, mark in zip(shown, marks, strict=True):
+        if mark == token.authority:
+            return x509.load_der_x509_certificate(data)  # only what is pinned is looked into
+    told = ", ".join(f"{mark[:12]}…" for mark in marks[1:]) or "none"
     raise errors.Denied(
         f"{server} is not the cluster of this token: it shows the CA {told}, the token pins "
         f"{token.authority[:12]}…",
@@ -153,6 +175,34 @@ def _chain(secure: ssl.SSLSocket) -> list[bytes]:
 def _address(server: str) -> tuple[str, int]:
     parts = urlsplit(server)
     return parts.hostname or "", parts.port or 6443
+
+
+def check_server(server: str, context: ssl.SSLContext) -> None:
+    """Whether the server proves who it is; before it has, it gets no token."""
+    host, port = _address(server)
+    try:
+        with socket.create_connection((host, port), DIAL_SECONDS) as plain:
+            context.wrap_socket(plain, server_hostname=host).close()
+    except ssl.SSLCertVerificationError as error:
+        if error.verify_code in _OTHER_NAME:
+            raise errors.Denied(
+                f"the server's certificate is not for {host}: {error.verify_message}",
+                hint=f"name it as it names itself; or start it with k8e server --tls-san {host}. "
+                "No token was sent",
+            ) from None
+        raise errors.Denied(
+            f"{server} cannot prove that it is of this token's cluster: {error.verify_message}",
+            hint="somebody may be between; or its certificate has expired: start it again. "
+            "No token was sent",
+        ) from None
+    except OSError as error:
+        raise errors.InvalidRequest(
+            f"the server {server} broke the connection off: {error}",
+            hint="see k8e status there, then start this again",
+        ) from None
+
+
+_OTHER_NAME = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
 
 
 def check_clock(server: str) -> None:
@@ -209,8 +259,7 @@ async def _become_node(api: Api, config: Configuration) -> None:
     """The kubelet's first certificate; later ones it gets by itself."""
     layout = config.layout
     key = certificates.own_key(layout.pki / _JOINING)
-    name = f"system:node:{config.node_name}"
-    request = certificates.request(key, Subject(name, ("system:nodes",)))
+    request = certificates.request(key, _identity(config.node_name))
     signed = await sign(api, request, approval.KUBELET_CLIENT, f"join-{config.node_name}")
     store_kubelet_certificate(layout, signed + certificates.private_pem(key))
     write_kubelet_config(layout, config.server)
@@ -293,6 +342,12 @@ def node_api(node: Node) -> Api:
     """The node's own access, with no more rights than a node has."""
     current = node.layout.pki / _CURRENT
     return by_certificate(node.server, authority=node.authority, certificate=current, key=current)
+
+
+def has_component_certificate(node: Node, component: str) -> bool:
+    """Whether a component has a certificate that serves, were it the last hour."""
+    crt = (node.layout.pki / component).with_suffix(".crt")
+    return crt.exists() and certificates.expires(crt) > datetime.datetime.now(datetime.UTC)
 
 
 async def component_certificate(node: Node, component: str) -> datetime.datetime:

@@ -1,4 +1,4 @@
-"""Kernel settings that components change: written down before, and put back by uninstall."""
+"""Kernel settings that components change: recorded before, and restored by uninstall."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ WATCHED = tuple(
 
 
 def remember(layout: Layout) -> None:
-    """Write down how everything is set, once: the first start finds it as the machine had it."""
+    """Record all settings once: the first start finds them as the machine had them."""
     if not layout.before.exists():
         found = {str(path): value for path in WATCHED if (value := _read(path)) is not None}
         write_private(layout.before, json.dumps(found))
@@ -59,7 +59,7 @@ def change(layout: Layout, wanted: Mapping[Path, str]) -> None:
 
 
 def restore(layout: Layout) -> None:
-    """Set everything as it was before the first start."""
+    """Restore all settings as they were before the first start."""
     try:
         found = json.loads(layout.before.read_bytes())
     except errors.UNREADABLE:

@@ -1,4 +1,4 @@
-"""Kubeconfigs: how a component or a person reaches the API, and as whom."""
+"""Kubeconfigs: the address of the API and the credentials of a component or a person."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from k8e.distro.layout import write_private
 
 
 def by_files(server: str, *, authority: Path, certificate: Path, key: Path) -> dict[str, Any]:
-    """One that names files, so that a renewed certificate is used without a restart."""
+    """A kubeconfig that names files, so that a renewed certificate is used without a restart."""
     user = {"client-certificate": str(certificate), "client-key": str(key)}
     return _config({"server": server, "certificate-authority": str(authority)}, user)
 
 
 def by_content(server: str, *, authority: Path, certificate: Path, key: Path) -> dict[str, Any]:
-    """One that can be copied to another machine."""
+    """A kubeconfig that can be copied to another machine."""
     user = {"client-certificate-data": _base64(certificate), "client-key-data": _base64(key)}
     return _config({"server": server, "certificate-authority-data": _base64(authority)}, user)
 

@@ -15,10 +15,10 @@ from collections.abc import Callable, Generator, Mapping
 from io import RawIOBase
 from pathlib import Path
 
-from k8e import errors, settings
-from k8e.distro import cleanup, components, preflight
-from k8e.distro.component_store import ComponentStore, State
-from k8e.distro.configuration import ADDONS, Configuration
+from k8e import errors, settings, system
+from k8e.distro import cleanup, preflight, service
+from k8e.distro.component_store import ComponentStore
+from k8e.distro.configuration import Configuration
 from k8e.distro.layout import Layout
 from k8e.distro.node_services import Tell
 
@@ -35,21 +35,9 @@ def components_folder(config: Configuration) -> Path:
 def check(config: Configuration, role: str) -> None:
     """Everything that can be known before a component runs; errors say what to do."""
     preflight.check(config, role)
-    store = ComponentStore(components_folder(config))
-    # An agent learns when it joins which network its cluster has.
-    for component in components.needed(config.cni if role == "server" else "none"):
-        addon = component.name.removesuffix("-provisioner")
-        if addon in config.disable:
-            continue
-        finding = store.look(component)
-        if addon in ADDONS and role == "agent" and finding.state is State.MISSING:
-            continue  # its pods may run on other nodes alone
-        if finding.state is not State.PRESENT:
-            detail = finding.detail or f"it is {finding.state}"
-            raise errors.ToolFailed(
-                f"the component {component.name} in {store.folder} cannot be used: {detail}",
-                hint=f"k8e components install {component.name}",
-            )
+    # An agent learns when it joins which network its cluster has, and looks at its programs then.
+    cni = config.cni if role == "server" else "none"
+    preflight.check_components(config, role, ComponentStore(components_folder(config)), cni)
 
 
 def stage_skills(config: Configuration, texts: Mapping[str, bytes]) -> None:
@@ -100,25 +88,24 @@ async def run(
             told_ready()
 
     kind = server.Server if role == "server" else agent.Agent
-    with _locked(config.layout):
+    with locked(config.layout):
         await kind(config, components_folder(config), tell).run(ready)
 
 
 @contextlib.contextmanager
-def _locked(layout: Layout) -> Generator[None]:
+def locked(layout: Layout) -> Generator[None]:
     """Be the only supervisor of this machine."""
     layout.run.mkdir(mode=0o711, parents=True, exist_ok=True)
     with layout.lock.open("a+", encoding="ascii") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            file.seek(0)
             raise errors.Conflict(
-                f"k8e runs on this machine already, as pid {file.read().strip() or 'unknown'}",
+                f"k8e runs on this machine already, as pid {running(layout) or 'unknown'}",
                 hint="k8e status shows it; k8e server stop, or k8e agent stop, ends it",
             ) from None
         file.truncate(0)
-        file.write(str(os.getpid()))
+        file.write(f"{os.getpid()} {system.start_time(os.getpid())}")
         file.flush()
         yield
         file.truncate(0)
@@ -196,20 +183,21 @@ def _log_to_file(path: Path) -> None:
 
 
 def running(layout: Layout) -> int:
-    """The pid of the supervisor that runs; 0 if none does."""
+    """The pid of the supervisor that runs; 0 if none does.
+
+    By what it wrote into its lock. Whoever tried to take the lock instead would for that moment
+    keep one that starts from it.
+    """
     try:
-        with layout.lock.open("r+", encoding="ascii") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return int(file.read().strip() or 0)
+        pid, start_time = map(int, layout.lock.read_text("ascii").split())
     except (OSError, ValueError):
-        pass
-    return 0
+        return 0
+    return pid if system.start_time(pid) == start_time != 0 else 0
 
 
-def stop(config: Configuration) -> None:
+def stop(config: Configuration, role: str) -> None:
     """End the supervisor and its components; pods go on."""
+    service.Service(role).stop()  # else systemd would start it again
     pid = running(config.layout)
     if pid:
         _end(pid)
@@ -232,10 +220,12 @@ def _end(pid: int) -> None:
         )
 
 
-def uninstall(config: Configuration, tell: Tell) -> list[str]:
+def uninstall(config: Configuration, role: str, tell: Tell) -> list[str]:
     """Remove everything of a server or agent from this machine; what was removed."""
     if os.geteuid() != 0:
         raise errors.Denied("uninstalling needs root", hint="use sudo")
-    stop(config)
+    if service.Service(role).remove():
+        tell("it starts with the machine no more")
+    stop(config, role)
     tell("components have ended")
     return cleanup.remove_all(config, tell)

@@ -10,6 +10,8 @@ from k8e import errors
 
 CONFIGURATION = Path("/etc/k8e/config.yaml")
 KUBECONFIG = Path("/etc/k8e/k8e.yaml")
+INSTALLED = Path("/etc/k8e/installed.json")
+"""Where the last start put what it was told to put elsewhere: later commands are not told again."""
 DATA = Path("/var/lib/k8e")
 RUN = Path("/run/k8e")
 KUBELET = Path("/var/lib/kubelet")
@@ -75,6 +77,11 @@ class Layout:
         return self.server / "applied.json"
 
     @property
+    def made(self) -> Path:
+        """With which networks this cluster was made."""
+        return self.server / "cluster.json"
+
+    @property
     def skills(self) -> Path:
         return self.server / "skills"
 
@@ -133,9 +140,9 @@ class Layout:
         for folder in (self.data, self.run):  # the uids of sandboxes pass through these
             folder.mkdir(mode=0o711, parents=True, exist_ok=True)
         for folder in (self.agent, self.logs, self.components):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make_private(folder)
         for folder in (self.pki, self.cni, self.containerd_config.parent):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make_private(folder)
 
     def make_server(self) -> None:
         # K8E's clients, of whatever user, look for the gateway's CA in the folder of certificates.
@@ -143,7 +150,13 @@ class Layout:
             folder.mkdir(mode=0o711, parents=True, exist_ok=True)
             folder.chmod(0o711)
         for folder in (self.credentials, self.policies, self.etcd, self.manifests):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make_private(folder)
+
+
+def _make_private(folder: Path) -> None:
+    """A folder for root alone, also where one with other rights was copied or restored."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
 
 
 def own_identity(layout: Layout) -> Path:

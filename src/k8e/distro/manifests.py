@@ -158,9 +158,9 @@ def read_objects(path: Path) -> list[Object]:
     return objects(data, str(path))
 
 
-def objects(data: bytes | str, name: str) -> list[Object]:
+def objects(data: bytes | str, name: str, *, loader: Any = yaml.SafeLoader) -> list[Object]:
     try:
-        read: list[Any] = [item for item in yaml.safe_load_all(data) if item is not None]
+        read: list[Any] = [item for item in yaml.load_all(data, loader) if item is not None]
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise errors.InvalidRequest(f"the manifest {name} is no YAML: {error}") from None
     found: list[Object] = []

@@ -97,10 +97,17 @@ def _containerd(node: Node, program: Path) -> Component:
     return Component(
         "containerd",
         argv,
-        search_path(program.parent),
+        search_path(program.parent) | _proxies(),
         files=(layout.containerd_config, gvisor_file(layout)),
         notifies=True,
     )
+
+
+def _proxies() -> dict[str, str]:
+    """How registries are reached where that takes a proxy."""
+    names = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+    both = (*names, *(name.lower() for name in names))
+    return {name: os.environ[name] for name in both if os.environ.get(name)}
 
 
 def containerd_config(
@@ -205,7 +212,7 @@ def _kubelet(node: Node, program: Path) -> Component:
         tuple(argv),
         search_path(program.parent),
         needs=("containerd",),  # it exits if there is no socket yet
-        files=(_kubelet_file(node),),
+        files=(_kubelet_file(node), node.kubeconfig),
         notifies=True,
     )
 
@@ -276,7 +283,8 @@ def _kube_proxy(node: Node, program: Path) -> Component:
         f"--config={_proxy_file(node)}",
         f"--hostname-override={node.name}",
     )
-    return Component("kube-proxy", argv, files=(_proxy_file(node),))
+    files = (_proxy_file(node), node.kubeconfig_of("kube-proxy"))
+    return Component("kube-proxy", argv, files=files)
 
 
 def _proxy_config(node: Node) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import datetime
 import logging
 import os
 import shutil
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -71,7 +72,8 @@ class NodeServices:
         for component in (kubelet, *others):
             self._supervisor.add(component)
         if self.node.cni == "cilium":
-            self._supervisor.add(cilium.agent(self.node, self._components))
+            # It copies some hundred files, for which the other components need not wait.
+            self._supervisor.add(await asyncio.to_thread(cilium.agent, self.node, self._components))
         tell("kubelet starts")
 
     async def load_images(self) -> None:
@@ -132,13 +134,22 @@ async def sleep_until(due: datetime.datetime) -> None:
 
 
 async def persist(what: str, work: Work) -> None:
-    """Do something again, with pauses, until it succeeds: a node does not stop for it."""
+    """Do something again, with pauses, until it succeeds: a node does not stop for it.
+
+    Not for a defect of ours either: nobody awaits these tasks, so one that ended by an error would
+    end without a word, and certificates would be signed and renewed no more.
+    """
     pause = _FIRST_PAUSE
     while True:
+        began = time.monotonic()
         try:
             await work()
-        except (errors.K8eError, OSError, TimeoutError, *errors.UNREADABLE) as error:
-            log.warning("%s: %s; again in %g s", what, error or type(error).__name__, pause)
+        except Exception as error:
+            if time.monotonic() - began > _LONGEST_PAUSE:
+                pause = _FIRST_PAUSE
+            expected = isinstance(error, (errors.K8eError, *errors.UNREADABLE))
+            why = error if str(error) else type(error).__name__
+            log.warning("%s: %s; again in %g s", what, why, pause, exc_info=not expected)
             await asyncio.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
         else:

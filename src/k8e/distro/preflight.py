@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import datetime
 import json
 import os
 import platform
@@ -16,8 +17,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from k8e import _version, errors
-from k8e.distro import supervisor
-from k8e.distro.configuration import Configuration
+from k8e.distro import certificates, components, supervisor
+from k8e.distro.component_store import ComponentStore, State
+from k8e.distro.configuration import ADDONS, Configuration
 from k8e.distro.layout import Layout, write_private
 
 SERVER_PORTS = {
@@ -35,6 +37,7 @@ MEMORY = {("server", "cilium"): 1500, ("server", "basic"): 1000, ("server", "non
 AGENT_MEMORY = 600
 DISK = 2048
 _LISTENING = "0A"
+_WRITABLE_BY_OTHERS = 0o022
 _BPF, _MOUNT_BPF = {"x86_64": 321, "aarch64": 280}, "bpf"
 _BPF_PROG_LOAD = 5
 _SCHED_CLS, _CGROUP_SOCK_ADDR = 3, 18
@@ -46,6 +49,8 @@ def check(config: Configuration, role: str) -> None:
     _check_root()
     check_release(config.layout)
     check_role(config.layout, role)
+    check_folders(config.layout)
+    check_clock(config.layout)
     check_kernel(config.cni if role == "server" else "none")
     if not config.allow_swap:
         check_swap()
@@ -65,6 +70,23 @@ def _check_root() -> None:
             f"no cluster runs on {platform.system()} {platform.machine()}",
             hint="use Linux on x86-64 or ARM64",
         )
+
+
+def check_components(config: Configuration, role: str, store: ComponentStore, cni: str) -> None:
+    """Whether every program that is going to run here is what was recorded."""
+    for component in components.needed(cni):
+        addon = component.name.removesuffix("-provisioner")
+        if addon in config.disable:
+            continue
+        finding = store.look(component)
+        if addon in ADDONS and role == "agent" and finding.state is State.MISSING:
+            continue  # its pods may run on other nodes alone
+        if finding.state is not State.PRESENT:
+            detail = finding.detail or f"it is {finding.state}"
+            raise errors.ToolFailed(
+                f"the component {component.name} in {store.folder} cannot be used: {detail}",
+                hint=f"k8e components install {component.name}",
+            )
 
 
 # Folders.
@@ -109,6 +131,34 @@ def check_role(layout: Layout, role: str) -> None:
             f"this machine has joined a cluster as an agent: {layout.cluster} says so",
             hint="k8e agent uninstall first",
         )
+
+
+def check_folders(layout: Layout) -> None:
+    """Refuse folders in which somebody else could put keys and programs in the place of ours."""
+    for path in (layout.data, layout.server, layout.agent, layout.run):
+        with contextlib.suppress(FileNotFoundError):
+            found = path.stat()
+            if found.st_uid != os.geteuid() or found.st_mode & _WRITABLE_BY_OTHERS:
+                raise errors.Denied(
+                    f"the folder {path} belongs to uid {found.st_uid} with the rights "
+                    f"{found.st_mode & 0o7777:o}: others than root can change what is in it",
+                    hint=f"chown root {path} && chmod go-w {path}, if what is in it is yours; or "
+                    "another --data-dir",
+                )
+
+
+def check_clock(layout: Layout) -> None:
+    """Refuse to start before our own authority was made: no certificate would be valid."""
+    for path in (layout.tls / "server-ca.crt", layout.pki / "server-ca.crt"):
+        if path.exists():
+            found, now = certificates.read(path), datetime.datetime.now(datetime.UTC)
+            if not found.not_valid_before_utc <= now < found.not_valid_after_utc:
+                raise errors.InvalidRequest(
+                    f"the clock of this machine says {now:%Y-%m-%d %H:%M}, and the certificates of "
+                    f"this cluster are valid from {found.not_valid_before_utc:%Y-%m-%d %H:%M} to "
+                    f"{found.not_valid_after_utc:%Y-%m-%d}",
+                    hint="set the clock, such as by NTP, and start it again",
+                )
 
 
 # The kernel.

@@ -1,4 +1,4 @@
-"""Upstream's releases: fetched once, and used only if they have the checksum of our table."""
+"""Upstream's releases: fetched once, and used only with the checksum of our table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_BYTES = 2 << 30
 
 
 def fetch_release(release: Release, made: Path, tell: Callable[[str], None]) -> None:
-    """Fetch an archive or a program, and put its files where they belong.
+    """Fetch an archive or a program, and put its files into their places.
 
     Raises:
         OSError: it cannot be fetched; a build may do instead.
@@ -27,7 +27,7 @@ def fetch_release(release: Release, made: Path, tell: Callable[[str], None]) -> 
     """
     url = release.url.format(arch=architecture())
     if not url.startswith(("https://", "http://")):
-        raise errors.InvalidRequest(f"{url} is no address of a release")
+        raise errors.InvalidRequest(f"{url} is not the address of a release")
     archive = made / ".release"
     try:
         found = _download(url, archive, tell)
@@ -35,8 +35,8 @@ def fetch_release(release: Release, made: Path, tell: Callable[[str], None]) -> 
         if found != wanted:
             raise errors.ToolFailed(
                 f"{url} has the checksum {found}, not {wanted}; nothing of it is used",
-                hint="somebody on the way or at the source has changed it: k8e components build "
-                "makes the component from its source",
+                hint="it was changed on the way or at its source: k8e components build makes the "
+                "component from its source",
             )
         _unpack(release, archive, made)
     finally:

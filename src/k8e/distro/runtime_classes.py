@@ -1,4 +1,4 @@
-"""Which runtimes this machine really has: their stanzas for containerd and their RuntimeClasses.
+"""The runtimes that work on this machine: their stanzas for containerd and their RuntimeClasses.
 
 Looked for at each start. A class without its handler would be a pod that never starts.
 """
@@ -52,7 +52,7 @@ class Missing:
 
 
 def detect(find: Find = shutil.which) -> tuple[list[Runtime], list[Missing]]:
-    """The runtimes that work here, and what the others lack."""
+    """The runtimes that work here, and the reasons of the others."""
     found: list[Runtime] = []
     missing: list[Missing] = []
     for name, look in (("gvisor", _gvisor), ("kata", _kata), ("firecracker", _firecracker)):
@@ -146,7 +146,7 @@ def kvm_fault(path: Path = KVM) -> str:
 
 
 def _run_one(kvm: int) -> None:
-    """A virtual machine with one processor; on x86-64 it executes one instruction."""
+    """Run a virtual machine with one processor; on x86-64 it executes one instruction."""
     machine = fcntl.ioctl(kvm, _CREATE_VM, 0)
     try:
         processor = fcntl.ioctl(machine, _CREATE_VCPU, 0)

@@ -16,6 +16,7 @@ from k8e.distro import (
     certificates,
     cilium,
     cluster_objects,
+    configuration,
     control_plane,
     gateway_component,
     join,
@@ -81,6 +82,7 @@ class Server:
         self._tasks.add(images)
         self._tell("etcd, API server and containerd start")
         api = await self._reach_api()
+        configuration.note_made(self.config)  # not before: a first start that failed binds nobody
         self._tell("API server is ready")
         for component in others:  # they end if they are not given what they ask for at once
             self._supervisor.add(component)
@@ -122,6 +124,7 @@ class Server:
         self.layout.make()
         self.layout.make_server()
         preflight.note_release(self.layout)
+        configuration.remember(config)
         control_plane.write_certificates(config)
         control_plane.write_policies(config)
         self._write_token()
@@ -171,8 +174,9 @@ class Server:
                 return api
 
     async def _apply_first(self, api: Api) -> None:
-        bare = tokens.parse(self.layout.node_token.read_text("ascii")).bare
-        await manifests.apply_all(api, cluster_objects.first(self.config, bare))
+        token = tokens.parse(self.layout.node_token.read_text("ascii"))
+        await manifests.apply_all(api, cluster_objects.first(self.config, token.bare))
+        await tokens.retire_others(api, token.id)
 
     async def _apply_cilium(self) -> None:
         wanted = await asyncio.to_thread(cilium.cluster_objects, self._components)

@@ -93,6 +93,13 @@ class Service:
             _systemctl("restart", self.name)
         return f"{self.name} starts with the machine: systemctl status {self.name}"
 
+    def stop(self) -> bool:
+        """End it where systemd runs it; False if systemd does not."""
+        if not SYSTEMD_RUNS.is_dir() or not self.unit.exists():
+            return False
+        _systemctl("stop", self.name)
+        return True
+
     def remove(self) -> bool:
         """End the unit and remove its files; False if there were none."""
         if not self.unit.exists() and not self.environment.exists():
@@ -107,7 +114,8 @@ class Service:
         return True
 
     def unit_text(self, program: Path) -> str:
-        words = [str(program), self.role, *self.arguments]
+        """The unit, which everybody may read; so a token is not in it but among the variables."""
+        words = [str(program), self.role, *_without_token(self.arguments)[0]]
         return _UNIT.format(
             description=_DESCRIPTIONS[self.role],
             environment=self.environment,
@@ -121,15 +129,34 @@ class Service:
             for name, text in self.environ.items()
             if (name.startswith("K8E_") and name not in _NOT_KEPT) or name in _KEPT
         }
+        if token := _without_token(self.arguments)[1]:
+            kept["K8E_TOKEN"] = token
         return "".join(f"{name}={_quoted_value(text)}\n" for name, text in sorted(kept.items()))
 
     def _start_detached(self, program: Path) -> None:
-        words = [str(program), self.role, *self.arguments, "--detach"]
-        done = subprocess.run(words, stdin=subprocess.DEVNULL, check=False)
+        arguments, token = _without_token(self.arguments)
+        words = [str(program), self.role, *arguments, "--detach"]
+        # Everybody may read the arguments of a process, and only root its variables.
+        environ = {**os.environ, "K8E_TOKEN": token} if token else None
+        done = subprocess.run(words, env=environ, stdin=subprocess.DEVNULL, check=False)
         if done.returncode:
             raise errors.ToolFailed(
                 f"k8e {self.role} did not start", hint="what it says above tells why"
             )
+
+
+def _without_token(arguments: Sequence[str]) -> tuple[list[str], str]:
+    """Arguments without ``--token``, and the token, if it was given so."""
+    rest: list[str] = []
+    token = ""
+    words = iter(arguments)
+    for word in words:
+        flag, is_one, text = word.partition("=")
+        if flag != "--token":
+            rest.append(word)
+        else:
+            token = text if is_one else next(words, "")
+    return rest, token
 
 
 def command_path() -> Path:

@@ -21,14 +21,6 @@ _MANY_RESTARTS = 3
 _RECENT = 600.0
 
 
-def is_here(layout: Layout) -> bool:
-    """Whether this machine is, or was, a server or an agent, and we may look at it."""
-    try:
-        return layout.release.exists()
-    except OSError:
-        return False
-
-
 def read(layout: Layout) -> dict[str, Any]:
     """The cluster as this machine sees it; ``alarms`` is empty if all is well."""
     is_server = (layout.tls / "server-ca.crt").exists()

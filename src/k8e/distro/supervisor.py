@@ -170,7 +170,6 @@ class _Keeper:
         self.ready = asyncio.Event()
         self.record = Record(component.name)
         self.process: Process | None = None
-        self.changed = asyncio.Event()
         self._layout = layout
         self._file = layout.components / f"{component.name}.json"
         self._log = layout.logs / f"{component.name}.log"
@@ -185,7 +184,10 @@ class _Keeper:
             while not self._stopping:
                 began = time.monotonic()
                 try:
-                    self.process = await self._take_over() or self._start(notified.path)
+                    process = await self._take_over()
+                    if self._stopping:
+                        break
+                    self.process = process or self._start(notified.path)
                     end = await self.process.ended()
                 except OSError as error:
                     end = f"did not start: {error}"
@@ -215,11 +217,16 @@ class _Keeper:
         if not self.record.is_running():
             return None
         try:
-            process = Process(self.record.pid)
+            process = self.process = Process(self.record.pid)
         except OSError:
             return None
+        why = ""
         if not self.record.is_running() or self.record.digest != self.component.digest():
-            log.info("%s: starting it anew, its configuration has changed", self.component.name)
+            why = "its configuration has changed"
+        elif not self.record.ready:  # it may have told nobody meanwhile, and tells it once
+            why = "it was not ready when the supervisor of before ended"
+        if why:
+            log.info("%s: starting it anew, %s", self.component.name, why)
             await process.stop(self.component.stop_seconds)
             return None
         log.info("%s: taken over, pid %d", self.component.name, process.pid)
@@ -231,6 +238,7 @@ class _Keeper:
         environ = {"PATH": os.environ.get("PATH", ""), "HOME": "/root", **component.environ}
         if component.notifies:
             environ["NOTIFY_SOCKET"] = str(notify)
+        digest = component.digest()
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         with open(os.open(self._log, flags, 0o600), "ab") as output:
             child = subprocess.Popen(
@@ -247,7 +255,7 @@ class _Keeper:
         self._note(
             pid=child.pid,
             start_time=system.start_time(child.pid),
-            digest=component.digest(),
+            digest=digest,
             since=time.time(),
             ready=not component.notifies,
         )
@@ -265,30 +273,46 @@ class _Keeper:
     def _note(self, **values: Any) -> None:
         for name, value in values.items():
             setattr(self.record, name, value)
-        write_private(self._file, json.dumps(asdict(self.record)))
+        try:
+            write_private(self._file, json.dumps(asdict(self.record)))
+        except OSError as error:  # a full disk must not end what keeps the component running
+            log.warning("%s: its state cannot be written down: %s", self.component.name, error)
 
     async def stop(self) -> None:
         self._stopping = True
         if self.process is not None:
             await self.process.stop(self.component.stop_seconds)
+            self.process = None
         self._file.unlink(missing_ok=True)
 
     async def restart(self) -> None:
         if self.process is not None:
             await self.process.stop(self.component.stop_seconds)
 
-    def shorten_log(self) -> None:
-        """Move a long log aside; the component goes on writing to the same file."""
-        with contextlib.suppress(FileNotFoundError):
-            size = self._log.stat().st_size
-            if size > LOG_BYTES:
-                # Copied and cut: it has the file open for appending, and would follow a rename.
-                copy = self._log.with_suffix(".log.1")
-                with self._log.open("rb") as old, copy.open("wb") as new:
-                    old.seek(max(0, size - LOG_COPY_BYTES))
-                    shutil.copyfileobj(old, new)
-                copy.chmod(0o600)
-                os.truncate(self._log, 0)
+
+def shorten_log(path: Path) -> None:
+    """Move a long log aside; whoever writes to it goes on writing to the same file."""
+    try:
+        size = path.stat().st_size
+    except OSError:
+        return
+    if size <= LOG_BYTES:
+        return
+    # Copied and cut: it is open for appending, and a program would follow a rename.
+    copy = path.with_suffix(".log.1")
+    try:
+        _copy_end(path, copy, size)
+    except OSError as error:  # on a full disk room counts more than what was said before
+        log.warning("the log %s is cut, since it cannot be kept: %s", path, error)
+        copy.unlink(missing_ok=True)
+    os.truncate(path, 0)
+
+
+def _copy_end(path: Path, copy: Path, size: int) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    with path.open("rb") as old, open(os.open(copy, flags, 0o600), "wb") as new:
+        old.seek(max(0, size - LOG_COPY_BYTES))
+        shutil.copyfileobj(old, new)
 
 
 def last_lines(path: Path) -> str:
@@ -336,8 +360,8 @@ class Supervisor:
         """Once a minute; a program that writes gigabytes in one is beyond help."""
         while True:
             await asyncio.sleep(LOG_LOOK_SECONDS)
-            for keeper in self._keepers.values():
-                await asyncio.to_thread(keeper.shorten_log)
+            for name in ("k8e", *self._keepers):  # our own is there if we are in the background
+                await asyncio.to_thread(shorten_log, self._layout.logs / f"{name}.log")
 
     async def stop(self) -> None:
         """End all components, those first that need others."""

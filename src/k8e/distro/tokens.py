@@ -7,6 +7,7 @@ Kubernetes, which is a Secret in ``kube-system`` and removed by the cluster when
 from __future__ import annotations
 
 import base64
+import contextlib
 import datetime
 import re
 import secrets
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from k8e import errors
 from k8e.distro import certificates
 from k8e.distro.layout import Layout, write_private
-from k8e.kubernetes.api import Api, ApiError, Object
+from k8e.kubernetes.api import Api, ApiError, Object, section
 
 PREFIX = "K10"
 NODE_TOKEN = "the token in server/node-token"  # noqa: S105 - a description
@@ -118,7 +119,10 @@ async def listing(api: Api) -> list[dict[str, str]]:
     query = "?fieldSelector=type%3Dbootstrap.kubernetes.io%2Ftoken"
     found: list[dict[str, str]] = []
     for item in await api.list(_SECRETS + query):
-        data = {name: base64.b64decode(value).decode() for name, value in item["data"].items()}
+        data = {  # whoever may write Secrets may have written nonsense
+            name: base64.b64decode(value).decode("utf-8", "replace")
+            for name, value in section(item, "data").items()
+        }
         found.append(
             {
                 "id": data.get("token-id", ""),
@@ -153,9 +157,16 @@ def own_authority(layout: Layout) -> str:
 
 async def rotate(api: Api, layout: Layout) -> Token:
     """Replace the server's own token; whoever has joined stays."""
-    old = parse(layout.node_token.read_text("ascii"))
     made = Token(own_authority(layout), new_bare())
     await api.apply(secret(made.bare, description=NODE_TOKEN))
     write_private(layout.node_token, f"{made}\n")
-    await delete(api, old.id)
+    await retire_others(api, made.id)
     return made
+
+
+async def retire_others(api: Api, own: str) -> None:
+    """Delete what was the server's own token before, also if a rotation was interrupted."""
+    for found in await listing(api):
+        if found["description"] == NODE_TOKEN and found["id"] not in ("", own):
+            with contextlib.suppress(errors.InvalidRequest):  # it is gone, or is none
+                await delete(api, found["id"])

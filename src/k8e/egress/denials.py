@@ -1,4 +1,4 @@
-"""What sandboxes were refused, and why, in words that a model can act upon."""
+"""Denials: what sandboxes were refused, and why, in words that a model can act upon."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KEPT = 1000  # of one sandbox; the newest
 MOST_TOLD = 20  # with one run
 MOST_LISTED = 200
 
-# Why something is refused: a key for counting, and the words.
+# Why something is refused: a key for counting, and the text.
 NAME = "name", "not in the allow-list"
 NO_NETWORK = "name", "this session has no network (its allow-list is empty)"
 NOT_A_NAME = "name", "not a host name"
@@ -31,7 +31,7 @@ PORT = "port", "another port than {} allows"
 ADDRESS = "address", "no allowed name led to this address"
 _LATELY = "no allowed name led to this address lately: look its name up again, since this session "
 FORGOTTEN = "address", _LATELY + "has looked up more addresses than are remembered"
-EXPIRED = "address", "the answer that led to this address is over: look its name up again"
+EXPIRED = "address", "the answer that led to this address has expired: look its name up again"
 UPSTREAM = "upstream", "the resolvers of the host do not answer"
 STRICT = "strict", "{}"
 
@@ -50,7 +50,7 @@ class DenialRecord:
 
 
 def without_network(why: str) -> dict[str, Any]:
-    """What is told of a program in a sandbox that no packet leaves, so that none was seen."""
+    """The denials of a sandbox without network, whose packets never leave it to be seen."""
     rule = f"this sandbox has no network: {why}"
     return {**asdict(DenialRecord("*", "", 0, "any", rule)), "count": 1}
 
@@ -70,7 +70,7 @@ class Ledger:
         metrics.count_denial(reason)
 
     def since(self, mark: int, until: int | None = None) -> list[dict[str, Any]]:
-        """What was refused since the total was ``mark``: each once, with a count."""
+        """The refusals since the total was ``mark``: each once, with a count."""
         last = self.total if until is None else until
         if mark >= last:
             return []

@@ -1,7 +1,7 @@
-"""The sandboxes' DNS responder, and the resolvers that it asks.
+"""The sandboxes' DNS responder, and the upstream resolvers that it asks.
 
-It listens in the router's namespace and asks in the world's. An address can be reached before its
-answer is on the way, and only by the sandbox that asked.
+It listens in the router's namespace and asks from the uplink's. An address is opened before its
+answer is sent, and only to the sandbox that asked.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from k8e.egress.sandbox import SandboxEgress
 
 SECONDS = 2.0  # for one resolver to answer once
 ROUNDS = 2
-# What strangers answer is read on the event loop, at 40 microseconds a record.
+# Strangers' answers are read on the event loop, at 40 microseconds a record.
 MAX_ANSWER = 4096  # bytes
 MAX_RECORDS = 24  # that are read: aliases on the way, and more addresses than are used
 PORT = 53
 
 
 class Upstream(NamedTuple):
-    """A resolver of the world's."""
+    """An upstream resolver."""
 
     address: str
     port: int = PORT
@@ -65,7 +65,7 @@ class NoAnswer(Exception):
 async def ask_upstream(
     query: dns.message.Message, upstreams: list[Upstream], make_socket: MakeSocket
 ) -> dns.message.Message:
-    """The first answer that a resolver gives; they are asked in turn, twice."""
+    """The first answer of a resolver; they are asked in turn, twice."""
     for _ in range(ROUNDS):
         for upstream in upstreams:
             with contextlib.suppress(OSError, TimeoutError, EOFError, *UNREADABLE):
@@ -87,7 +87,7 @@ async def _ask_one(
                 reply = read(data)
                 if query.is_response(reply):
                     break
-            await asyncio.sleep(0)  # a flood of others would leave nobody else a turn
+            await asyncio.sleep(0)  # a flood of other packets must not starve the loop
     if not reply.flags & dns.flags.TC:
         return reply
     async with _connected(upstream, socket.SOCK_STREAM, make_socket) as connection:
@@ -102,7 +102,7 @@ async def _ask_one(
 
 
 def read(data: bytes) -> dns.message.Message:
-    """A reply, without what nobody needs of it: further records of a long one, additional ones."""
+    """A reply without parts that are not needed: surplus records of a long one, additional ones."""
     if len(data) >= 12:
         count, authority = struct.unpack_from("!HH", data, 6)
         kept = (count, min(authority, 1)) if count <= MAX_RECORDS else (MAX_RECORDS, 0)
@@ -114,7 +114,7 @@ def read(data: bytes) -> dns.message.Message:
 async def _connected(
     upstream: Upstream, kind: int, make_socket: MakeSocket
 ) -> AsyncGenerator[socket.socket]:
-    """A socket that hears nobody but this resolver."""
+    """A socket that receives from this resolver alone."""
     family = socket.AF_INET6 if ":" in upstream.address else socket.AF_INET
     with make_socket(family, kind) as connection:
         connection.setblocking(False)
@@ -165,7 +165,7 @@ T = TypeVar("T")
 TCP_SECONDS = 10.0
 _TOO_MANY = dns_answers.DnsRefusal(dns.rcode.REFUSED)
 MAX_AT_ONCE = 64  # questions and connections of one sandbox that may wait for an answer
-LEAST_AT_ONCE = 4  # that a sandbox may always have
+LEAST_AT_ONCE = 4  # guaranteed to each sandbox
 MAX_TOGETHER = 1024  # of all sandboxes; each has a descriptor of the gateway's
 
 
@@ -179,7 +179,7 @@ class Responder:
         upstreams: list[Upstream],
         make_socket: MakeSocket,
     ) -> None:
-        """``clients`` are known by their addresses; nftables lets nobody use another's.
+        """``clients`` are known by their addresses; nftables stops packets with a false sender.
 
         ``upstreams`` are the resolvers to ask; none means the host's.
         """
@@ -239,7 +239,7 @@ class Responder:
         return task
 
     def _begin(self, client: SandboxEgress) -> bool:
-        """Whether a sandbox may have one more question or connection that waits."""
+        """Whether a sandbox may have one more waiting question or connection."""
         if not self._share.allows(client.asking):
             return False
         client.asking += 1
@@ -274,9 +274,10 @@ class Responder:
                     await writer.drain()
 
     async def _answer(self, client: SandboxEgress, data: bytes) -> bytes:
-        """The answer to a question, whatever it is."""
+        """The answer to any question."""
         message = None
-        bound = client.bound  # by which all of this is judged, even if it changes meanwhile
+        # The policy by which all of this is judged, even if it changes meanwhile.
+        bound = client.bound
         try:
             message = dns_answers.parse(data)
             question = dns_answers.judge(message, bound.policy)
@@ -306,7 +307,7 @@ class Responder:
     async def _find(
         self, client: SandboxEgress, question: dns_answers.AllowedQuestion
     ) -> tuple[DnsAnswer, int]:
-        """What the world says, or said lately; and for how many seconds that holds."""
+        """The upstream answer, fresh or cached, and for how many seconds it is valid."""
         kept = client.cache.get(question.key)
         if kept is not None:
             return kept
@@ -314,7 +315,7 @@ class Responder:
         if asking_now is None:
             base = question.base
             if base and not client.budget.allows(question.name, base):
-                # An old answer says nothing to anybody else.
+                # An old answer reveals nothing to anyone else.
                 kept = client.cache.get(question.key, stale=True)
                 if kept is not None:
                     return kept
@@ -328,10 +329,10 @@ class Responder:
     async def _ask(
         self, client: SandboxEgress, question: dns_answers.AllowedQuestion
     ) -> DnsAnswer | None:
-        """Ask the world, once for all who wait for it; None if it does not answer."""
+        """Ask upstream, once for all who wait for it; None if there is no answer."""
         try:
             query = dns_answers.ask(question)
-            # Those of the host may change with the network that it is in.
+            # The host's resolvers may change with the network that it is in.
             upstreams = self._upstreams or host_resolvers()
             reply = await ask_upstream(query, upstreams, self._make_socket)
             answer = dns_answers.read(question, reply)
@@ -350,7 +351,7 @@ class Responder:
         question: dns_answers.AllowedQuestion,
         resolved: dns_answers.Resolved,
     ) -> None:
-        """Let the sandbox reach what it is about to be told; Refused where that cannot be."""
+        """Open the addresses of an answer to the sandbox; DnsRefusal where that is impossible."""
         plan = client.open(bound, question, resolved)
         if plan is None:
             return

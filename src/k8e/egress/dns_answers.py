@@ -1,11 +1,10 @@
 """Decisions of the DNS responder, without any network: answers, cache and budgets.
 
-Whoever owns ``*.example.org`` reads every question that is asked below it, so questions are a way
-out for data. Each question that leaves this machine costs what it can carry; the account fills
-slowly. An ordinary day's host names fit in; a tunnel gets a few bytes a second.
-
-Sandboxes share none, since how quickly an answer comes would tell what others asked for. What is
-kept needs not be asked again, so that a question cannot be repeated to say something by it.
+The owner of ``*.example.org`` can read every question that is asked below it, so questions are a
+way out for data. Each question that leaves this machine costs as many bits as it can carry; the
+budget refills slowly. An ordinary day's host names fit in; a tunnel gets a few bytes a second.
+Sandboxes share no cache, since the speed of an answer would reveal what others asked for. A cached
+answer is not asked for again, so that repeating a question carries no data.
 """
 
 from __future__ import annotations
@@ -44,11 +43,11 @@ PER_SECOND = 32.0
 REMEMBERED = 4096  # names that cost less the second time
 LETTERS = 40  # a to z, digits, hyphen, underscore, dot, and the end of a name
 KINDS = 2  # of questions that leave the machine: A and AAAA
-TICK = 0.001  # seconds: how well somebody far away can tell when a question came
+TICK = 0.001  # seconds: how precisely a distant observer can time a question
 
 
 def spelling(text: str) -> float:
-    """The bits that a choice among all names carries, whatever the name looks like.
+    """The bits of information in a choice among all names, whatever the name looks like.
 
     Not by how often each of its letters comes: a run of one letter says by its length how much.
     """
@@ -56,17 +55,17 @@ def spelling(text: str) -> float:
 
 
 def timing(seconds: float) -> float:
-    """The bits that a choice among all moments carries: the length of its Elias delta code."""
+    """The bits of information in the timing of a question: the length of its Elias delta code."""
     ticks = 1 + max(0.0, seconds) / TICK
     return math.log2(ticks) + 2 * math.log2(1 + math.log2(ticks)) + 1
 
 
 class NameBudget:
-    """One sandbox's account.
+    """One sandbox's budget for questions.
 
     A question is written down as who reads it could: how long it came after the one before, of
     which kind, whether its name is a new one, and then its letters or which of the known names. In
-    no code can all questions be shorter, so nobody can say more than was paid for.
+    no code can all questions be shorter, so no question can say more than was paid for.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -100,7 +99,7 @@ class NameBudget:
 
 
 class Rate:
-    """So many a second, and some at once."""
+    """A rate limit: so many a second, and some at once."""
 
     def __init__(
         self, per_second: float, burst: float, clock: Callable[[], float] = time.monotonic
@@ -111,7 +110,7 @@ class Rate:
         self._at = clock()
 
     def allows(self, count: float = 1) -> bool:
-        """Whether there may be so many more now; counts them if so."""
+        """Whether ``count`` more are allowed now; counts them if so."""
         now = self._clock()
         self._left = min(self._burst, self._left + (now - self._at) * self._per_second)
         self._at = now
@@ -122,10 +121,10 @@ class Rate:
 
 
 class Share:
-    """Something that all sandboxes have together; each may take as much as it leaves to others.
+    """A resource that all sandboxes share; each may take as much as it leaves to others.
 
-    One sandbox gets half of it at most, two get a third each. ``least`` is everybody's own, however
-    many others have come before.
+    One sandbox gets half of it at most, two get a third each. ``least`` is guaranteed to each,
+    however many others have come before.
     """
 
     def __init__(self, total: int, each: int, least: int = 0) -> None:
@@ -135,7 +134,7 @@ class Share:
         self.taken = 0
 
     def allows(self, held: int) -> bool:
-        """Whether who holds so many already may take one more."""
+        """Whether a sandbox that holds ``held`` already may take one more."""
         return held < self._least or held < min(self._each, self._total - self.taken)
 
     def take(self) -> None:
@@ -156,7 +155,7 @@ CacheKey = tuple[str, int]
 
 @dataclass(frozen=True)
 class DnsAnswer:
-    """What the world said about a name, whatever a policy makes of it."""
+    """The upstream answer for a name, before any policy is applied."""
 
     rcode: dns.rcode.Rcode = dns.rcode.NOERROR
     addresses: list[Address] = field(default_factory=list[Address])
@@ -170,13 +169,13 @@ class _Kept:
     until: float
 
 
-class Cache:
+class AnswerCache:
     """The answers of one sandbox. The oldest go where there are too many."""
 
     def __init__(
         self, share: Share | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """``share`` is what the caches of all sandboxes have together."""
+        """``share`` bounds the caches of all sandboxes together."""
         self._share = share or Share(TOTAL, EACH, LEAST)
         self._clock = clock
         self._kept: dict[CacheKey, _Kept] = {}
@@ -186,7 +185,7 @@ class Cache:
         return len(self._kept)
 
     def get(self, key: CacheKey, *, stale: bool = False) -> tuple[DnsAnswer, int] | None:
-        """An answer and the seconds for which it still holds; ``stale`` takes one that is over."""
+        """An answer and the seconds for which it is valid; ``stale`` accepts an expired one."""
         kept = self._kept.get(key)
         if kept is None:
             return None
@@ -207,7 +206,7 @@ class Cache:
         self._share.take()
 
     def close(self) -> None:
-        """Forget everything, for good: the sandbox is gone."""
+        """Forget everything for good: the sandbox is gone."""
         self._closed = True
         self.clear()
 
@@ -218,7 +217,7 @@ class Cache:
 
 
 MIN_PIN, MAX_PIN = 30, 3600  # seconds that an address stays reachable, whatever its TTL says
-MIN_NOTHING, MAX_NOTHING = 5, 300  # seconds for which it is believed that a name has no address
+MIN_NOTHING, MAX_NOTHING = 5, 300  # seconds for which a negative answer is believed
 MAX_QUESTION = 1232  # bytes; reading more takes too long, and a name has 255 at most
 MAX_CHAIN = 8  # names that an answer may lead through
 MAX_ADDRESSES = 8  # so that an answer always fits into a datagram of 512 bytes
@@ -229,7 +228,7 @@ ADDRESS_TYPES = (dns.rdatatype.A, dns.rdatatype.AAAA)
 
 @dataclass(frozen=True)
 class AllowedQuestion:
-    """A question that may be asked of the world."""
+    """A question that may be sent upstream."""
 
     name: str
     kind: dns.rdatatype.RdataType
@@ -241,7 +240,7 @@ class AllowedQuestion:
 
     @property
     def base(self) -> str:
-        """What the name stands below, where only wildcards allow it; empty for other names."""
+        """The name of the wildcard that alone allows it; empty for other names."""
         if not all(rule.below for rule in self.rules):
             return ""
         return min((rule.name for rule in self.rules), key=len, default="")
@@ -249,7 +248,7 @@ class AllowedQuestion:
 
 @dataclass
 class DnsRefusal(Exception):
-    """A question that is answered at once, and how."""
+    """A question that is answered at once, with this answer."""
 
     rcode: dns.rcode.Rcode
     reason: tuple[str, str] = ("", "")
@@ -259,7 +258,7 @@ class DnsRefusal(Exception):
 
 @dataclass(frozen=True)
 class Resolved:
-    """What the world said, reduced to what the policy allows."""
+    """The upstream answer, reduced to what the policy allows."""
 
     addresses: list[Address] = field(default_factory=list[Address])
     seconds: int = MIN_PIN
@@ -268,7 +267,7 @@ class Resolved:
 
 
 def parse(wire: bytes) -> dns.message.Message:
-    """A query, or Refused for what is none."""
+    """Parse a query; DnsRefusal for anything else."""
     if len(wire) > MAX_QUESTION or int.from_bytes(wire[6:12], "big") > 2:
         raise DnsRefusal(
             dns.rcode.FORMERR
@@ -285,7 +284,7 @@ def parse(wire: bytes) -> dns.message.Message:
 
 
 def judge(message: dns.message.Message, policy: Policy) -> AllowedQuestion:
-    """The question that may be asked of the world; Refused for every other."""
+    """The question that may be sent upstream; DnsRefusal for every other."""
     asked = message.question[0]
     text = asked.name.to_text(omit_final_dot=True)
     try:
@@ -301,7 +300,7 @@ def judge(message: dns.message.Message, policy: Policy) -> AllowedQuestion:
 
 
 def read(question: AllowedQuestion, reply: dns.message.Message) -> DnsAnswer:
-    """What a reply says: the names in it are followed to their addresses."""
+    """Read a reply: the names in it are followed to their addresses."""
     if reply.rcode() not in (dns.rcode.NOERROR, dns.rcode.NXDOMAIN):
         return DnsAnswer(reply.rcode())
     name = dns.name.from_text(question.name)
@@ -322,7 +321,7 @@ def read(question: AllowedQuestion, reply: dns.message.Message) -> DnsAnswer:
 
 
 def _seconds_of_nothing(reply: dns.message.Message) -> int:
-    """For how long it holds that there is no address (RFC 2308)."""
+    """For how long a negative answer is valid (RFC 2308)."""
     for rrset in reply.authority:
         if rrset.rdtype == dns.rdatatype.SOA:
             minimum = cast("list[SOA]", list(rrset))[0].minimum
@@ -331,7 +330,7 @@ def _seconds_of_nothing(reply: dns.message.Message) -> int:
 
 
 def reduce(question: AllowedQuestion, answer: DnsAnswer, seconds: int | None = None) -> Resolved:
-    """The addresses that may be reached, for ``seconds`` where that is not all of their time."""
+    """The addresses that may be reached; ``seconds`` where that is shorter than their lifetime."""
     left = answer.seconds if seconds is None else seconds
     trusted = any(rule.trusted for rule in question.rules)
     kept = [item for item in answer.addresses if trusted or is_public(item)]
@@ -346,7 +345,7 @@ def _find(
 
 
 def refuse(message: dns.message.Message | None, wire: bytes, refused: DnsRefusal) -> bytes:
-    """The answer to a question that is not asked of the world."""
+    """The answer to a question that is not sent upstream."""
     if message is None:
         # Not a message: only its id can be answered.
         return (
@@ -363,7 +362,7 @@ def refuse(message: dns.message.Message | None, wire: bytes, refused: DnsRefusal
 
 
 def respond(message: dns.message.Message, question: AllowedQuestion, resolved: Resolved) -> bytes:
-    """The addresses, under the name that was asked; the chain between is nobody's business."""
+    """The addresses, under the name that was asked; the chain of aliases is left out."""
     answer = dns.message.make_response(message, recursion_available=True)
     if resolved.addresses:
         texts = [str(address) for address in resolved.addresses]
@@ -376,5 +375,5 @@ def respond(message: dns.message.Message, question: AllowedQuestion, resolved: R
 
 
 def ask(question: AllowedQuestion) -> dns.message.Message:
-    """A fresh query for the world: nothing of the sandbox's own bytes goes out."""
+    """A fresh query for upstream: no byte of the sandbox's own leaves the machine."""
     return dns.message.make_query(question.name, question.kind, use_edns=0, payload=1232)

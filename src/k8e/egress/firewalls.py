@@ -4,7 +4,7 @@ A packet must pass the chains of every table, so a firewall that drops what is f
 does, and firewalld's, and ufw's) gets two rules at the head of its own chain. They carry the
 uplink's name as a comment, and nothing but what ``iptables`` understands: it gives up a chain in
 which it finds anything else, such as the state of a connection, and Docker with it. They need no
-more, since the uplink's own table has dropped before what nobody asked for.
+more, since the uplink's own table has already dropped unrequested packets.
 
 Rules are read without libnftables, which would have to understand all of them.
 Everything here works in the namespace of the calling thread.
@@ -45,7 +45,7 @@ _PROGRAM_SECONDS = 10
 
 @dataclass(frozen=True)
 class Chain:
-    """A chain that filters what is forwarded."""
+    """A chain that filters forwarded packets."""
 
     family: int
     table: str
@@ -59,7 +59,7 @@ class Chain:
 
 @dataclass(frozen=True)
 class FirewallRule:
-    """A rule, as far as it matters here."""
+    """The parts of a rule that matter here."""
 
     chain: str
     handle: int
@@ -69,7 +69,7 @@ class FirewallRule:
 
 
 class Firewall:
-    """What nftables has in this namespace."""
+    """The rules of nftables in this namespace."""
 
     def __init__(self, nft: Nftables) -> None:
         self._nft = nft
@@ -86,7 +86,7 @@ class Firewall:
         return {name for name in names if UPLINK_NAME.fullmatch(name)}
 
     def chains(self) -> list[Chain]:
-        """The chains of others that filter what is forwarded."""
+        """Other programs' chains that filter forwarded packets."""
         found = [_chain(body) for body in self._dump(GETCHAIN)]
         return [item for item in found if item and not UPLINK_NAME.fullmatch(item.table)]
 
@@ -98,7 +98,7 @@ class Firewall:
         return [_rule(attributes(item[4:])) for item in self._dump(GETRULE, family, body)]
 
     def let_through(self, name: str) -> None:
-        """Have the host's other firewalls pass what goes through the uplink ``name``."""
+        """Make the host's other firewalls accept the traffic of the uplink ``name``."""
         for chain in self.chains():
             try:
                 self._pass(chain, name)
@@ -107,7 +107,7 @@ class Firewall:
         _legacy(name, wanted=True)
 
     def withdraw(self, name: str) -> None:
-        """Remove everything of the uplink ``name``, as much as there is of it."""
+        """Remove everything of the uplink ``name`` that there is."""
         self._try(f"delete table inet {name}", self.tables() & {name})
         for chain in self.chains():
             rules = self.rules(chain.family, chain.table, chain.name)
@@ -139,7 +139,7 @@ class Firewall:
         self._nft.run(text)
 
     def _pass_again(self, chain: Chain, name: str, error: NftFailed) -> None:
-        """Once more, for it may have changed just then; or say what is to be done."""
+        """Try again, since the chain may just have changed; or say what the operator has to do."""
         try:
             if chain in self.chains():
                 self._pass(chain, name)
@@ -154,7 +154,7 @@ class Firewall:
         try:
             if wanted:
                 self._nft.run(text)
-        except NftFailed as error:  # somebody else was quicker
+        except NftFailed as error:  # another program was quicker
             log.debug("removing rules of an uplink: %s", error)
 
     def _dump(self, kind: int, family: int = 0, body: bytes = b"") -> list[bytes]:
@@ -162,7 +162,7 @@ class Firewall:
 
 
 def _in_place(comments: Iterable[str], name: str) -> bool:
-    """Whether both rules are there, with nothing but other uplinks' before them."""
+    """Whether both rules are there, preceded by no rules but those of other uplinks."""
     return list(itertools.takewhile(UPLINK_NAME.fullmatch, comments)).count(name) == 2
 
 
@@ -170,7 +170,7 @@ def _delete(chain: Chain, handles: list[int]) -> str:
     return "".join(f"delete rule {chain} handle {handle}\n" for handle in handles)
 
 
-# What the kernel tells.
+# Reading the kernel's answers.
 
 
 def _chain(body: bytes) -> Chain | None:
@@ -284,5 +284,5 @@ def _run(*command: str) -> str:
 
 @functools.cache
 def _warn(message: str) -> None:
-    """Say it once: rules are looked at whenever something changes."""
+    """Warn once: rules are examined whenever something changes."""
     log.warning("%s", message)

@@ -1,9 +1,9 @@
 """Forwarding for the uplink, without making the host a router between its own networks.
 
 IPv4 has a switch per interface: whether what arrives there may be sent on. Those are used, and the
-switch of the whole host stays as it is: whoever needs a router later, as Docker does, finds the
-host as it was and prepares it as always. Kernels from 6.17 have the same for IPv6. Older ones have
-only the switch of the whole host, which is therefore turned and turned back.
+switch of the whole host stays as it is: a program that needs a router later, such as Docker, finds
+the host as it was and prepares it as always. Kernels from 6.17 have the same for IPv6. Older ones
+have only the switch of the whole host, which is therefore turned and turned back.
 
 An interface whose switch was turned carries a tag: the kernel keeps a number for each that it does
 not use itself. So it is known after any loss of rules, to other gateways too, and can be undone.
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from k8e import errors
-from k8e.egress.netlink import Link, Netlink
+from k8e.egress.netlink import Netlink, NetworkLink
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ _INNER_KINDS = ("veth", "bridge")
 
 @dataclass(frozen=True)
 class Guard:
-    """Nothing that arrives at ``arriving`` is sent on to ``leaving``; both are link indexes."""
+    """A ban on forwarding packets from ``arriving`` to ``leaving``; both are link indexes."""
 
     arriving: tuple[int, ...] = ()
     leaving: tuple[int, ...] = ()
@@ -45,7 +45,7 @@ class Guard:
 
 @dataclass(frozen=True)
 class Switches:
-    """What is to be switched, after the rules that guard it are in place."""
+    """The changes to make, after the rules that guard them are in place."""
 
     uplink: str
     names4: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ class Switches:
     guard6: Guard = Guard()
 
     def apply(self) -> None:
-        """Tag, then switch; what is right already is not written."""
+        """Tag, then switch; correct settings are not written again."""
         for name in self.names4:
             _tag(name, _V4)
             _write(f"ipv4/conf/{name}/forwarding", 1)
@@ -73,7 +73,7 @@ class Switches:
 
 
 def plan(netlink: Netlink, uplink: str) -> Switches:
-    """What has to change for ``uplink``; changes nothing yet."""
+    """The changes for ``uplink``; makes none yet."""
     links = [link for link in netlink.links() if link.name != "lo" and not is_uplink(link)]
     found = netlink.addresses()
     with4 = {index for index, address in found if address.version == 4}
@@ -95,11 +95,11 @@ def plan(netlink: Netlink, uplink: str) -> Switches:
 
 
 def undo(netlink: Netlink) -> None:
-    """Switch off what was switched on; for when no uplink is left."""
+    """Switch off what was switched on, once no uplink is left."""
     links = [link for link in netlink.links() if not is_uplink(link)]
     for link in links:
         bits = _bits(link.name)
-        # Somebody has made the whole host a router since: then this switch is theirs.
+        # The host has been made a router since: this switch now belongs to whoever did that.
         if bits & _V4 and not _read(_HOST4):
             _write(f"ipv4/conf/{link.name}/forwarding", 0)
         if bits & _V6 and _exists(f"ipv6/conf/{link.name}/{FORCE}"):
@@ -112,7 +112,7 @@ def undo(netlink: Netlink) -> None:
             _write(f"ipv4/conf/{link.name}/tag", 0)
 
 
-def is_uplink(link: Link) -> bool:
+def is_uplink(link: NetworkLink) -> bool:
     return link.name.startswith(PREFIX)
 
 
@@ -127,9 +127,9 @@ class _Switch:
 
 
 def _per_interface(
-    switch: _Switch, links: list[Link], ways: set[int]
+    switch: _Switch, links: list[NetworkLink], ways: set[int]
 ) -> tuple[tuple[str, ...], Guard]:
-    """Which interfaces to switch, of those that are ways to the world, and what to guard then."""
+    """The interfaces to switch, among those that lead to the world, and the guards they need."""
     if _read(switch.host):  # its owner made it a router: nothing to switch or to guard
         return (), Guard()
     tagged = [link for link in links if _bits(link.name) & switch.bit]
@@ -144,7 +144,7 @@ def _per_interface(
 # One switch for all of IPv6.
 
 
-def _whole_host(links: list[Link], with6: set[int]) -> list[Link]:
+def _whole_host(links: list[NetworkLink], with6: set[int]) -> list[NetworkLink]:
     """The interfaces between which nothing was forwarded before; none on a host that is a router.
 
     Those that came later are left alone where a container system may have made them, because it
@@ -157,7 +157,7 @@ def _whole_host(links: list[Link], with6: set[int]) -> list[Link]:
 
 
 def _switch_host6() -> None:
-    """Forward, and keep every interface a host's in all else.
+    """Forward, but keep every interface a host's interface in all other respects.
 
     Turning the host's switch makes each interface a router's, and those forget what router
     advertisements told them, unless ``accept_ra`` says to keep it. Only the host's switch decides
@@ -176,7 +176,7 @@ def _switch_host6() -> None:
     _write_all((f"ipv6/conf/{name}/accept_ra" for name in listening), 1)
 
 
-def _undo_host6(netlink: Netlink, links: list[Link]) -> None:
+def _undo_host6(netlink: Netlink, links: list[NetworkLink]) -> None:
     with6 = _with6(netlink.addresses())
     later = [link.name for link in links if link.index in with6 and not _bits(link.name) & _V6]
     later = [name for name in later if name != "lo"]
@@ -187,7 +187,7 @@ def _undo_host6(netlink: Netlink, links: list[Link]) -> None:
 
 
 def _with6(found: Iterable[tuple[int, ipaddress.IPv4Address | ipaddress.IPv6Address]]) -> set[int]:
-    """The links that have an IPv6 address of use beyond them."""
+    """The links that have an IPv6 address of more than local use."""
     return {index for index, item in found if item.version == 6 and not item.is_link_local}
 
 
@@ -208,7 +208,7 @@ def _exists(file: str) -> bool:
 
 
 def _read(file: str) -> int:
-    """A setting; 0 for one that this kernel or interface has not, or no more."""
+    """Read a setting; 0 if this kernel or interface does not have it."""
     try:
         return int((_SETTINGS / file).read_text("ascii"))
     except (OSError, ValueError):

@@ -1,8 +1,8 @@
-"""The router's table as an earlier release left it, made anew with the rules of this one.
+"""The router's table of an earlier release, rebuilt with the rules of this one.
 
 The router outlives gateways, and so does its table. It is replaced in one transaction, with all
 that it holds for sandboxes: there is no moment without rules, and since connections and their marks
-are not the table's, those that are open go on.
+are not part of the table, open connections continue.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PINS_WITH_PORTS = ("host4", "host6", "any4", "any6")
 
 
 def rebuilt(listing: str, base: str) -> str:
-    """Commands that replace a table, of which ``listing`` is nft's in JSON, by ``base``."""
+    """The commands that replace a table, of which ``listing`` is nft's JSON, by ``base``."""
     found = json.loads(listing)["nftables"]
     sets = [item.get("set") or item.get("map") for item in found if "set" in item or "map" in item]
     held = {item["name"]: item.get("elem", []) for item in sets}
@@ -54,7 +54,7 @@ def _adding(name: str, elements: list[str]) -> Iterator[str]:
 
 
 def _element(item: Any) -> str:
-    """An element in nft's language, from what it says in JSON."""
+    """An element in nft's language, from its JSON."""
     if isinstance(item, list):  # of a map: a key and its value
         key, value = cast("list[Any]", item)
         return f"{_element(key)} : {_word(value)}"
@@ -102,7 +102,7 @@ def _networks(held: dict[str, list[Any]]) -> Iterator[str]:
 
 
 def _parts(value: Any) -> list[Network]:
-    """A network as nft tells it: an address, a prefix or a range."""
+    """A network from nft's JSON: an address, a prefix or a range."""
     if isinstance(value, dict) and "range" in value:
         first, last = (
             ipaddress.ip_address(text) for text in cast("dict[str, Any]", value)["range"]
@@ -121,7 +121,7 @@ def _key(element: Element) -> str:
 
 
 def _regrouped(held: dict[str, list[Any]]) -> dict[str, list[str]]:
-    """Pins with a group each, from those that had one element for each port."""
+    """Pins with a group each, from pins that had one element for each port."""
     interfaces = {mark: name for name, mark in held.get("generation", [])}
     ports: dict[tuple[int, str], set[int]] = {}
     seconds: dict[tuple[int, str], int] = {}
@@ -139,7 +139,7 @@ def _regrouped(held: dict[str, list[Any]]) -> dict[str, list[str]]:
         interface = interfaces.get(generation)
         counts[generation] = counts.get(generation, 0) + 1
         if interface is None or counts[generation] > MAX_PINS:
-            continue  # of a policy that is over, or more than are kept
+            continue  # of a policy that has been replaced, or surplus
         group = _group(groups.setdefault(interface, {}), frozenset(found))
         if group:
             left = seconds[generation, address]

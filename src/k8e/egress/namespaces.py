@@ -1,4 +1,4 @@
-"""Network namespaces: made, kept by a mount, entered by threads of our own."""
+"""Network namespaces: made, kept alive by a mount, entered by threads of the gateway."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def make(path: Path, then: Callable[[], object] | None = None) -> None:
     """
 
     def in_thread() -> None:
-        # Only this thread moves; it ends right after, so nobody else ever runs in there.
+        # Only this thread moves, and it ends right after, so no other code ever runs in there.
         _check(_libc.unshare(CLONE_NEWNET), "unshare")
         result = _libc.mount(_thread_namespace().encode(), bytes(path), None, MS_BIND, None)
         _check(result, "mounting a network namespace")
@@ -53,7 +53,7 @@ def make(path: Path, then: Callable[[], object] | None = None) -> None:
 
 
 def unmount(path: Path) -> None:
-    """Let go of a namespace; it ends when nobody is in it any more. Works twice."""
+    """Unmount a namespace; it ends when its last process and thread have left. Works twice."""
     if _libc.umount2(bytes(path), MNT_DETACH):
         number = ctypes.get_errno()
         if number not in (errno.EINVAL, errno.ENOENT):  # it is not, or no more, a mount
@@ -95,7 +95,7 @@ def socket_in(path: Path, family: int, kind: int) -> socket.socket:
 
 
 class Resident:
-    """A thread that lives in one namespace and runs what it is given there, in order."""
+    """A thread that stays in one namespace and runs functions there, in order."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

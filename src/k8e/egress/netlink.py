@@ -55,7 +55,7 @@ def _text(kind: int, value: str) -> bytes:
 
 
 class Route(NamedTuple):
-    """A way to a network: by a gateway, or without one to whoever is on the link."""
+    """A route to a network: through a gateway, or directly to the hosts on the link."""
 
     network: Network
     gateway: Address | None = None
@@ -95,7 +95,7 @@ def address_body(index: int, address: Address, prefix: int) -> bytes:
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     body = _ADDR.pack(family, prefix, 0, RT_SCOPE_UNIVERSE, index)
     body += attribute(IFA_LOCAL, address.packed) + attribute(IFA_ADDRESS, address.packed)
-    if address.version == 6:  # waiting for duplicates would take a second, and there is nobody
+    if address.version == 6:  # waiting for duplicates would take a second, and there can be none
         body += attribute(IFA_FLAGS, struct.pack("=I", IFA_F_NODAD))
     return body
 
@@ -119,7 +119,7 @@ def route_body(route: Route, index: int = 0) -> bytes:
 
 
 def neighbour_body(index: int, address: Address, hardware: bytes) -> bytes:
-    """A neighbour that is known for good: nobody asks for it, and no limit counts it."""
+    """A permanent neighbour: the kernel never asks for it, and no limit counts it."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     body = _NEIGHBOUR.pack(family, index, NUD_PERMANENT, 0, 0)
     return body + attribute(NDA_DST, address.packed) + attribute(NDA_LLADDR, hardware)
@@ -194,7 +194,7 @@ class Netlink:
         self._do(messages + [(kind, flags, body) for kind, body in bodies])
 
     def add_blackholes(self, networks: Iterable[Network]) -> None:
-        """Drop what goes to networks, unless a route to a part of them says more. Works twice."""
+        """Drop packets to networks, unless there is a more specific route. Works twice."""
         holes = [Route(network, kind=RTN_BLACKHOLE) for network in networks]
         flags = NLM_F_CREATE | NLM_F_REPLACE
         self._do([(RTM_NEWROUTE, flags, route_body(hole)) for hole in holes])
@@ -251,16 +251,16 @@ class Netlink:
         """Everything of one kind that the kernel has, as message bodies."""
         return dump(self._socket, kind, body)
 
-    def links(self) -> list[Link]:
+    def links(self) -> list[NetworkLink]:
         """All links of this namespace."""
         return [_link(body) for body in self.dump(RTM_GETLINK, _link_body())]
 
-    def link(self, index: int) -> Link:
-        """One link, as it really is: :meth:`links` may tell what the kernel is only about to do."""
+    def link(self, index: int) -> NetworkLink:
+        """One link as it really is: :meth:`links` may include changes that are still to come."""
         return _link(self._get(RTM_GETLINK, _link_body(index)))
 
     def is_local(self, address: Address) -> bool:
-        """Whether packets to an address arrive here; of IPv6, that is a moment after adding it."""
+        """Whether packets to an address arrive here; for IPv6 that is a moment after adding it."""
         family, bits = (socket.AF_INET, 32) if address.version == 4 else (socket.AF_INET6, 128)
         body = _ROUTE.pack(family, bits, *[0] * 7) + attribute(RTA_DST, address.packed)
         try:
@@ -269,7 +269,7 @@ class Netlink:
             return False
 
     def _get(self, kind: int, body: bytes) -> bytes:
-        """One thing that the kernel has; the body of its answer."""
+        """The kernel's one answer to a request, as a body."""
         header = _HEADER.pack(_HEADER.size + len(body), kind, NLM_F_REQUEST, 0, 0)
         self._socket.send(header + body)
         kind, _, answer = next(messages(self._socket.recv(ANSWER_SIZE)))
@@ -308,7 +308,7 @@ class Netlink:
         return found
 
     def near_networks(self) -> list[Network]:
-        """The networks that are on links: of whoever is in them, the kernel remembers each."""
+        """The networks on links whose hosts the kernel remembers one by one."""
         links = {link.index for link in self.links() if link.resolves}
         found: set[Network] = set()
         for family, bits in ((socket.AF_INET, 32), (socket.AF_INET6, 128)):
@@ -333,7 +333,7 @@ _DUMPS = 5  # times that something is read again because it changed meanwhile
 
 
 @dataclass(frozen=True)
-class Link:
+class NetworkLink:
     """A network interface."""
 
     index: int
@@ -349,11 +349,11 @@ class Link:
     hardware: bytes
 
 
-def _link(body: bytes) -> Link:
+def _link(body: bytes) -> NetworkLink:
     _, _, index, flags, _ = _LINK.unpack_from(body)
     values = attributes(body[_LINK.size :])
     info = attributes(values.get(IFLA_LINKINFO, b""))
-    return Link(
+    return NetworkLink(
         index=index,
         name=values[IFLA_IFNAME].rstrip(b"\0").decode(errors="surrogateescape"),
         running=bool(flags & IFF_RUNNING),
@@ -365,7 +365,7 @@ def _link(body: bytes) -> Link:
 
 
 def _route_links(values: dict[int, bytes]) -> set[int]:
-    """Where a route leads to, by one way or by several."""
+    """The links of a route, which may have several."""
     found = {struct.unpack("=I", values[RTA_OIF])[0]} if RTA_OIF in values else set[int]()
     hops = values.get(RTA_MULTIPATH, b"")
     while len(hops) >= 8:
@@ -412,7 +412,7 @@ def dump(connection: socket.socket, kind: int, body: bytes) -> list[bytes]:
 
 
 def _dumped(connection: socket.socket) -> tuple[list[bytes], bool]:
-    """The answers to one request, and whether nothing changed while they were given."""
+    """The answers to one request, and whether they are consistent."""
     found: list[bytes] = []
     whole = True
     while True:

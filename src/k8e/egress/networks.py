@@ -69,7 +69,7 @@ def _address(version: int, number: int) -> str:
 
 
 def elements(generation: int, rules: Iterable[Rule]) -> list[Element]:
-    """What the kernel holds for the networks among some rules."""
+    """The kernel's elements for the networks among some rules."""
     mark = of_mark(generation)
     found: dict[Element, None] = {}
     for rule in rules:

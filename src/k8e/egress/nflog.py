@@ -1,4 +1,4 @@
-"""Refused packets, as the kernel tells them (NFLOG): parsed without trust, never waited for."""
+"""Packets that the kernel refused, from its log (NFLOG): parsed without trust, without waiting."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MAX_EXTENSIONS = 8  # headers between IPv6 and what it carries
 
 @dataclass(frozen=True)
 class Packet:
-    """What was refused, and on which interface it had come in."""
+    """A refused packet, and the interface at which it arrived."""
 
     index: int
     address: Address
@@ -55,8 +55,8 @@ class PacketLog:
         self._configure(_CFG_CMD, struct.pack("=B", _CMD_BIND))
         self._configure(_CFG_MODE, struct.pack("!IBB", rules.LOG_BYTES, _COPY_PACKET, 0))
         self._socket.setblocking(False)
-        # It is looked at when a run ends, and nearly always there is nothing: to find that out by
-        # a read, with its buffer and its exception, would take several times as long.
+        # It is read when a run ends, and nearly always there is nothing: to find that out by a
+        # read, with its buffer and its exception, would take several times as long.
         self._news = select.poll()
         self._news.register(self._socket, select.POLLIN)
 
@@ -74,7 +74,7 @@ class PacketLog:
         return self._socket.fileno()
 
     def read(self) -> list[Packet]:
-        """Everything that was refused until now; returns at once."""
+        """All packets that were refused until now; returns at once."""
         found: list[Packet] = []
         if not self._news.poll(0):
             return found
@@ -91,7 +91,7 @@ class PacketLog:
 
 
 def parse(data: bytes) -> list[Packet]:
-    """The packets in what the kernel sent."""
+    """The packets in a message of the kernel."""
     found: list[Packet] = []
     while len(data) >= _HEADER.size:
         length, kind, _, _, _ = _HEADER.unpack_from(data)
@@ -121,7 +121,7 @@ def _attributes(data: bytes) -> dict[int, bytes]:
 
 
 def parse_packet(index: int, data: bytes) -> Packet | None:
-    """Where an IP packet wanted to go; None for what is none."""
+    """The destination of an IP packet; None if it is malformed."""
     version = data[0] >> 4 if data else 0
     if version == 4 and len(data) >= 20:
         number, at = data[9], (data[0] & 0xF) * 4

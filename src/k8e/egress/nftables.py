@@ -1,9 +1,7 @@
 """libnftables by ctypes, and elements of sets by nfnetlink.
 
-libnftables would read whole sets back before it adds to one. It makes the rules; what changes with
-every session and every DNS answer goes this way.
-
-Nobody would ever change or remove it, and the next sandbox with that interface would have it.
+libnftables would read whole sets back before it adds to one. So it only makes the rules; elements,
+which change with every session and every DNS answer, go by nfnetlink.
 """
 
 from __future__ import annotations
@@ -51,7 +49,7 @@ class Nftables:
         self._lib.nft_ctx_buffer_error(self._context)
 
     def run(self, commands: str) -> str:
-        """Apply all of ``commands`` or nothing; what they print."""
+        """Run all of ``commands`` or nothing; return their output."""
         status = self._lib.nft_run_cmd_from_buffer(self._context, commands.encode())
         output = self._lib.nft_ctx_get_output_buffer(self._context).decode()
         error = self._lib.nft_ctx_get_error_buffer(self._context).decode()
@@ -60,7 +58,7 @@ class Nftables:
         return output
 
     def run_json(self, command: str) -> str:
-        """What a listing says, as JSON and with handles."""
+        """A listing as JSON, with handles."""
         self._lib.nft_ctx_output_set_flags(self._context, JSON | HANDLES)
         try:
             return self.run(command)
@@ -278,19 +276,20 @@ def _parsed(name: str, body: bytes) -> Iterator[Element]:
 
 
 def parts(elements: Sequence[Element]) -> list[Sequence[Element]]:
-    """Elements that need not all change together, in parts that keep nobody waiting."""
+    """Split elements that need not change together into parts that do not block others for long."""
     return [elements[start : start + AT_ONCE] for start in range(0, len(elements), AT_ONCE)]
 
 
 def removed(elements: Iterable[Element]) -> list[ElementChange]:
-    """Delete elements; the time of those that have one may be over already."""
-    # To delete one that is not there would fail the whole transaction, so those are added first.
+    """Changes that delete elements; those with a time-out may have expired already."""
+    # Deleting a missing element would fail the whole transaction, so those with a time-out are
+    # added first.
     found = list(elements)
     return [*(add(item) for item in found if item.seconds), *map(delete, found)]
 
 
 def of_other_interfaces(elements: Iterable[Element], kept: Iterable[str]) -> list[Element]:
-    """Elements of sandboxes' interfaces, but for those that are ``kept``."""
+    """Elements of interfaces that are not ``kept``."""
     known = {name.encode() for name in kept}
     names = ((item, item.key[:16].rstrip(b"\0")) for item in elements)
     return [item for item, name in names if name.startswith(b"sb") and name not in known]

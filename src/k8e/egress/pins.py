@@ -31,7 +31,8 @@ MAX_PINS = 512  # addresses of one sandbox
 MAX_NAMES = 64  # of one address
 MAX_KNOWN = 2048  # names of all addresses of one sandbox together
 MAX_PORTS = 1024  # in all groups of one sandbox together
-GRACE = 5  # seconds that an address stays open longer than was told, for who is about to use it
+# Seconds that an address stays open beyond its answer, for a client that is about to use it.
+GRACE = 5
 _SLACK = 5.0  # seconds that our clock may differ from the kernel's
 
 Ports = frozenset[int]
@@ -58,14 +59,14 @@ class _Pin:
 
 @dataclass
 class PinPlan:
-    """Changes to make in the kernel, and the state that holds once they are made."""
+    """Changes to make in the kernel, and the state that results from them."""
 
     generation: int
     gone: list[Element] = field(default_factory=list[Element])
     """Pins that are to be removed, as the kernel has them."""
     added: dict[Address, Element] = field(default_factory=dict[Address, Element])
     pins: dict[Address, _Pin | None] = field(default_factory=dict[Address, _Pin | None])
-    """By address; None for one that is forgotten."""
+    """By address; None for a forgotten one."""
     past: list[Element] = field(default_factory=list[Element])
     """Elements for connections that are open, where the answer is over or soon will be."""
     groups: dict[Ports, int] = field(default_factory=dict[Ports, int])
@@ -81,7 +82,7 @@ class PinPlan:
 
 
 class Pins:
-    """The pins of one sandbox. A plan says what to change; once the kernel has, it is kept."""
+    """The pins of one sandbox. A plan says what to change; it is kept once the kernel has."""
 
     def __init__(self, interface: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._here = of_interface(interface)
@@ -106,7 +107,7 @@ class Pins:
         return {} if found is None else {name: lead.ports for name, lead in found.leads.items()}
 
     def open_names(self, address: Address) -> Mapping[str, Ports]:
-        """The names whose answers still hold, with the grace that the kernel gives them too."""
+        """The names whose answers are still valid, with the kernel's grace period."""
         now, found = self._clock(), self._pins.get(address)
         leads = {} if found is None else found.leads
         return {name: lead.ports for name, lead in leads.items() if now < lead.until + GRACE}
@@ -120,7 +121,7 @@ class Pins:
     def open(
         self, name: str, opened: Mapping[Address, Ports], seconds: int, *, in_kernel: bool = True
     ) -> PinPlan:
-        """Open addresses to which ``name`` led; what is open already stays so for as long again."""
+        """Open addresses to which ``name`` led; the time of open ones is extended."""
         plan = PinPlan(self._generation)
         until = self._clock() + seconds
         for address, ports in opened.items():
@@ -183,7 +184,7 @@ class Pins:
 
     def changes(self, plan: PinPlan) -> list[ElementChange]:
         """The transaction that makes the changes of a plan."""
-        # What gets another time or group is made anew, after its removal.
+        # An element with another time or group is removed and made again.
         freed = (item for entry in plan.freed.items() for item in self._port_elements(*entry))
         groups = (item for entry in plan.groups.items() for item in self._port_elements(*entry))
         return [
@@ -219,10 +220,10 @@ class Pins:
         pins: Iterable[tuple[Address, int, int]],
         ports: Iterable[tuple[int, int]],
     ) -> list[Element]:
-        """Take over what an earlier gateway left: addresses, groups and seconds; groups and ports.
+        """Take over an earlier gateway's pins: addresses, groups and seconds; groups and ports.
 
-        Nobody knows any more which names led there. What makes no sense or is too much comes back,
-        to be removed.
+        The names that led there are not known any more. What makes no sense or is too much comes
+        back, to be removed.
         """
         now = self._clock()
         self._generation = generation
@@ -252,7 +253,7 @@ class Pins:
         return left + gone
 
     def adopt_past(self, found: list[Element]) -> None:
-        """Take over what an earlier gateway left for open connections, under our generation."""
+        """Take over an earlier gateway's pins of open connections, under our generation."""
         seconds = max((item.seconds for item in found), default=0)
         self._past = found, self._clock() + seconds
 
@@ -261,7 +262,7 @@ class Pins:
     def _plan_pin(
         self, plan: PinPlan, address: Address, old: _Pin, new: _Pin, *, in_kernel: bool
     ) -> None:
-        """Give an address the group of all that is open there, for as long as any of it is."""
+        """Give an address the group of all its open ports, for as long as any of them is open."""
         now = self._clock()
         plan.pins[address] = new
         if not in_kernel:
@@ -283,7 +284,7 @@ class Pins:
         plan.added[address] = self._element(address, new, now, plan.generation)
 
     def _plan_past(self, plan: PinPlan, address: Address, pin: _Pin, seconds: int) -> None:
-        """Let connections to an address go on for a while, whatever has expired."""
+        """Let connections to an address continue for a while after the answer has expired."""
         ports = frozenset[int]().union(*(lead.ports for lead in pin.leads.values()))
         group = self._group(plan, EVERY_PORT if 0 in ports else ports)
         key = of_mark(plan.generation) + of_address(address)
@@ -317,7 +318,7 @@ class Pins:
             self._make_room_for_ports(plan)
 
     def _oldest(self, plan: PinPlan) -> Iterator[Address]:
-        """All addresses that are pinned once a plan is done, the oldest first."""
+        """All pinned addresses once a plan is done, the oldest first."""
         yield from (address for address in self._pins if address not in plan.pins)
         yield from [address for address, pin in plan.pins.items() if pin is not None]
 

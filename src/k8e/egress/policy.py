@@ -41,7 +41,7 @@ PRIVATE: tuple[Network, ...] = tuple(
 
 @dataclass(frozen=True)
 class Rule:
-    """One thing that may be reached."""
+    """One destination that may be reached."""
 
     name: str = ""
     """A host name in lower-case ASCII; for a wildcard, the name that it stands below."""
@@ -62,7 +62,7 @@ class Rule:
         return f"{text}:{self.port}" if self.port else text
 
     def matches_name(self, name: str) -> bool:
-        """Whether ``name`` (normalised) is meant; a wildcard does not mean its own base."""
+        """Whether ``name`` (normalised) is covered; a wildcard does not cover its own base."""
         if not self.name:
             return False
         return name.endswith("." + self.name) if self.below else name == self.name
@@ -154,7 +154,7 @@ def _network(text: str) -> Network | None:
 
 @dataclass(frozen=True)
 class Policy:
-    """What one session may reach; nothing, as it is made."""
+    """What one session may reach; by default nothing."""
 
     rules: tuple[Rule, ...] = ()
     open: bool = False
@@ -164,12 +164,12 @@ class Policy:
 
     @property
     def silent(self) -> bool:
-        """Whether nothing at all may be reached, so that there is no DNS either."""
+        """Whether nothing at all may be reached, DNS included."""
         return not self.open and not self.rules
 
     @cached_property
     def _by_name(self) -> dict[tuple[str, bool], list[Rule]]:
-        """The rules of names, by the name and whether it is what they stand below."""
+        """The rules of names, by the name and whether it is a wildcard's base."""
         found: dict[tuple[str, bool], list[Rule]] = {}
         for rule in self.rules:
             if rule.name:
@@ -203,23 +203,23 @@ class Policy:
 
 
 def tidy(word: str) -> str:
-    """A word as it is compared."""
+    """A word in the form in which words are compared."""
     return word.strip().lower()
 
 
 def same_words(one: Sequence[str], other: Sequence[str]) -> bool:
-    """Whether two lists mean the same, as far as can be seen without looking anything up."""
+    """Whether two lists have the same meaning, as far as that is known without a look-up."""
     return set(map(tidy, one)) - {NONE} == set(map(tidy, other)) - {NONE}
 
 
 def narrows(before: Sequence[str], after: Sequence[str]) -> bool:
-    """Whether a change only takes away, as far as the words say it."""
+    """Whether a change only removes permissions, as far as the words show it."""
     old, new = set(map(tidy, before)), set(map(tidy, after)) - {NONE}
     return not new or (new <= old and (STRICT in new or STRICT not in old))
 
 
 def changed(before: Sequence[str], *, add: Sequence[str], remove: Sequence[str]) -> list[str]:
-    """The words of a policy after a change; words that mean the same are told by their letters."""
+    """The words of a policy after a change; equivalent words are recognised by their spelling."""
     if max(len(add), len(remove)) > MAX_RULES:
         raise errors.LimitExceeded(
             f"a change of more than {MAX_RULES} egress rules",
@@ -239,7 +239,7 @@ def changed(before: Sequence[str], *, add: Sequence[str], remove: Sequence[str])
 
 
 def _granted(rule: Rule, defaults: Sequence[Rule]) -> list[Rule]:
-    """What a client's rule allows: private addresses only as far as the operator's rules do.
+    """A client's rule as it is granted: private addresses only where the operator's rules do.
 
     Who names a host of ``default`` gets what ``default`` would give it, and not more trust: of a
     package index with a private address the index's own ports. In a larger network, the kernel
@@ -303,5 +303,5 @@ def parse_policy(words: Sequence[str], defaults: tuple[Rule, ...] = ()) -> Polic
 
 @lru_cache(4096)
 def is_public(address: Address) -> bool:
-    """Whether an address is somebody's on the internet, and nobody's around here."""
+    """Whether an address is a public one, and not in a private or reserved network."""
     return not any(address in network for network in PRIVATE)

@@ -3,9 +3,9 @@
 No index is named here. What pip and npm are set to use is the operator's choice, so such a host may
 have a private address; a host that only an index speaks of may not.
 
-They are asked themselves, because only they know all of their files, variables and defaults; and
-they fetch what has to be fetched, because only they have the certificates, proxies and passwords
-for it. Nothing here raises for what they say or do not say, and everything ends in bounded time.
+pip and npm are asked, because only they know all of their files, variables and defaults; and they
+fetch the pages, because only they have the certificates, proxies and passwords for it. None of
+their answers raises here, nor does a missing one, and everything ends in bounded time.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ _NPM_PACKAGE = "npm-normalize-package-bin"
 
 @dataclass(frozen=True)
 class PackageSource:
-    """Where packages come from."""
+    """A source of packages."""
 
     configured: tuple[str, ...] = ()
     """URLs that pip or npm is set to use."""
@@ -105,7 +105,7 @@ class PackageSource:
 
 
 class IndexPage(NamedTuple):
-    """What an index said."""
+    """The answer of an index."""
 
     url: str
     kind: str
@@ -122,11 +122,11 @@ def pythons() -> list[str]:
 
 
 def ask_pip() -> PackageSource:
-    """What the first pip says that there is."""
+    """The answer of the first pip that is found."""
     deadline = time.monotonic() + ASK_SECONDS
     limits = [str(FETCH_SECONDS), str(MAX_PAGE), str(MAX_ASKED), str(_NO_PIP)]
     for python in pythons():
-        # Isolated: a folder "pip" where somebody may write is not pip.
+        # Isolated: a folder "pip" in a place that others can write to is not pip.
         done = _run([python, "-I", "-c", _ASK_PIP, *limits], deadline)
         if done.code == _NO_PIP:
             continue
@@ -138,7 +138,7 @@ def ask_pip() -> PackageSource:
 
 
 def read_pip(output: str) -> PackageSource:
-    """What pip wrote, which may end anywhere."""
+    """Parse the output of pip, which may be cut off anywhere."""
     lines = [_object(line) for line in output.splitlines()]
     if not lines or not lines[0]:
         return PackageSource(complete=False)
@@ -182,7 +182,7 @@ def ask_npm() -> PackageSource:
 
 
 class _Npm(NamedTuple):
-    """How npm is called: without a look for a newer npm, a log of each call, a trace at home."""
+    """The way to call npm: without a check for a newer npm, a log of each call, traces at home."""
 
     program: str
     cache: str
@@ -221,7 +221,7 @@ def read_npm(output: str) -> list[str]:
 
 
 def _ask_registry(npm: _Npm, url: str) -> list[str] | None:
-    """Where a registry keeps a package's file, if it has that package; None if it is silent."""
+    """The URL of a package's file in a registry, if it has one; None if it does not answer."""
     # By the environment: an address may have a password, and anyone can read arguments.
     env = {**_without(os.environ, "npm_config_registry"), "npm_config_registry": url}
     patience = ("--fetch-retries=0", f"--fetch-timeout={int(FETCH_SECONDS * 1000)}")
@@ -229,7 +229,7 @@ def _ask_registry(npm: _Npm, url: str) -> list[str] | None:
 
 
 def read_tarball(output: str) -> list[str] | None:
-    """What npm wrote about a package: the address of its file, or an error."""
+    """Parse the output of npm about a package: the address of its file, or an error."""
     try:
         answer: Any = json.loads(output)
     except (ValueError, RecursionError):
@@ -250,12 +250,12 @@ def _without(environment: Mapping[str, str], prefix: str) -> dict[str, str]:
 
 
 def ask_all() -> list[PackageSource]:
-    """What pip and npm say, asked at once."""
+    """The answers of pip and npm, asked at once."""
 
     def ask(one: Callable[[], PackageSource]) -> PackageSource:
         try:
             return one()
-        except Exception:  # whatever they answered, a gateway has to start
+        except Exception:  # whatever they answer, a gateway has to start
             log.warning("a package manager could not be asked", exc_info=True)
             return PackageSource(complete=False)
 
@@ -271,14 +271,14 @@ class _Done(NamedTuple):
 
 
 def _run(argv: list[str], deadline: float, env: dict[str, str] | None = None) -> _Done:
-    """Run a program to its end or to the deadline; what it wrote until then."""
+    """Run a program to its end or to the deadline; return its output."""
     try:
         process = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            cwd="/",  # no package of someone else's above it
+            cwd="/",  # a directory with no other project's package above it
             env=env,
             start_new_session=True,
         )
@@ -299,7 +299,7 @@ def _run(argv: list[str], deadline: float, env: dict[str, str] | None = None) ->
 def _rest(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
     try:
         return process.communicate(timeout=1)[0], b"it took too long"
-    except subprocess.TimeoutExpired as late:  # somebody else holds the pipes
+    except subprocess.TimeoutExpired as late:  # another process holds the pipes
         for pipe in (process.stdout, process.stderr):
             if pipe is not None:
                 pipe.close()
@@ -318,7 +318,7 @@ def _dict(value: Any) -> dict[str, Any]:
 
 
 def _texts(values: Any) -> list[str]:
-    """The texts of a list; none for what is no list."""
+    """The texts of a list; none for other values."""
     items = cast("list[Any]", values) if isinstance(values, list) else []
     return [item for item in items if isinstance(item, str)]
 
@@ -328,11 +328,11 @@ FRESH_SECONDS = 24 * 3600.0
 AGAIN_SECONDS = 300.0  # until an index is asked again that did not answer
 MAX_SERVED = 16  # rules for hosts that indexes speak of
 _FORMAT = 1  # of the cache, and of what is asked
-_PORTS = {"https": (443,), "http": (80, 443)}  # many a server sends from http to https
+_PORTS = {"https": (443,), "http": (80, 443)}  # many servers redirect from http to https
 
 
 def default_rules(cache: Path | None = None) -> tuple[Rule, ...]:
-    """What the preset ``default`` allows. Blocks for a second where ``cache`` does not know it."""
+    """The rules of the preset ``default``. Blocks for a second if ``cache`` does not have them."""
     key = _fingerprint()
     known = _load(cache, key)
     if known is not None and known.fresh:
@@ -351,7 +351,7 @@ def default_rules(cache: Path | None = None) -> tuple[Rule, ...]:
 
 
 def rules_for(found: Iterable[PackageSource]) -> tuple[Rule, ...]:
-    """The rules for what pip and npm said."""
+    """The rules for the answers of pip and npm."""
     found = list(found)
     configured = [rule for one in found for url in one.configured for rule in url_rules(url)]
     served = [rule for one in found for url in one.served for rule in url_rules(url)]
@@ -364,7 +364,7 @@ def rules_for(found: Iterable[PackageSource]) -> tuple[Rule, ...]:
 
 
 def url_rules(url: str) -> list[Rule]:
-    """A rule for each port of a URL; none for what is no address of a web server."""
+    """A rule for each port of a URL; none if it is not the address of a web server."""
     try:
         parts = urllib.parse.urlsplit(url.strip(" \t\r\n\"'<>,;"))
         host = parts.hostname
@@ -377,7 +377,7 @@ def url_rules(url: str) -> list[Rule]:
         return [parse_rule(f"{host}:{port}") for port in ports]
     except (errors.InvalidRequest, ValueError):
         # Without the URL, which may have a password.
-        log.warning("an address of a package index is no rule")
+        log.warning("the address of a package index cannot become a rule")
         return []
 
 
@@ -394,7 +394,7 @@ def _may_be_learned(rule: Rule) -> bool:
 
 
 def _fingerprint() -> str:
-    """Changes when pip or npm may answer differently, as far as that can be seen at once."""
+    """A value that changes when pip or npm may answer differently, as far as a quick look shows."""
     prefixes = ("pip_", "npm_config_")
     names = ("HOME", "XDG_CONFIG_HOME", "XDG_CONFIG_DIRS")
     variables = sorted(
@@ -412,7 +412,7 @@ def _fingerprint() -> str:
 
 
 def _files() -> list[Path]:
-    """Where the settings of pip and npm may be, and what starts them."""
+    """The files that may have settings of pip and npm, and the programs themselves."""
     home = Path(os.path.expanduser("~"))  # noqa: PTH111 # Path.expanduser raises without a home
     user = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
     everyone = (os.environ.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":")
@@ -439,7 +439,7 @@ class _Known(NamedTuple):
 
 
 def _load(cache: Path | None, key: str) -> _Known | None:
-    """What was remembered for ``key``, however old it is."""
+    """The stored answer for ``key``, however old it is."""
     if cache is None:
         return None
     try:

@@ -5,7 +5,7 @@ what the client says first, asks whether that name may be reached at that addres
 and relays. Nothing is decrypted. Of plain HTTP, one request per connection gets through, since the
 next could name another host.
 
-Another thread has to make them, so that some are made ahead.
+Sockets of the router's namespace have to be made by another thread, so some are made ahead.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MakeSocket = Callable[[int, int], socket.socket]
 
 
 def close_socket(end: socket.socket, *, orderly: bool) -> None:
-    """Close a socket; what does not end in an orderly way ends with a reset."""
+    """Close a socket; a connection that does not end in an orderly way is reset."""
     if not orderly:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
     end.close()
@@ -55,7 +55,7 @@ def tune(end: socket.socket) -> None:
 
 
 class Sockets:
-    """What a proxy needs; ``make_socket`` makes a socket of the router's namespace, and blocks."""
+    """The proxy's sockets; ``make_socket`` makes one in the router's namespace, and blocks."""
 
     def __init__(self, make_socket: MakeSocket) -> None:
         self._make_socket = make_socket
@@ -65,7 +65,7 @@ class Sockets:
         self._closed = False
 
     def listen(self) -> list[socket.socket]:
-        """Blocking: listeners for diverted connections."""
+        """Blocking: open listeners for diverted connections."""
         made: list[socket.socket] = []
         try:
             made.append(self._listen(socket.AF_INET, socket.IPPROTO_IP, socket.IP_TRANSPARENT))
@@ -114,7 +114,7 @@ class Sockets:
         try:
             return await asyncio.shield(making)
         except asyncio.CancelledError:
-            # The thread goes on, or was done just now; nobody wants what it makes.
+            # The thread goes on, or was done just now; its sockets are not needed.
             if making.done():
                 _drop(making)
             else:
@@ -136,7 +136,7 @@ class Sockets:
         return made
 
     def refill(self) -> None:
-        """Make sockets ahead where they are few; returns at once."""
+        """Make sockets ahead if few are left; returns at once."""
         low = any(len(spare) <= SPARE_SOCKETS // 2 for spare in self._spare.values())
         if low and not self._closed and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._refill())
@@ -159,7 +159,7 @@ class Sockets:
                 spare.pop().close()
 
     async def wait_closed(self) -> None:
-        """Wait for what other threads are about to make, and for its end."""
+        """Wait until the sockets under way are made, and closed."""
         refilling = () if self._task is None else (self._task,)
         await asyncio.gather(*refilling, *self._making, return_exceptions=True)
 
@@ -170,43 +170,43 @@ def _drop(making: asyncio.Future[list[socket.socket]]) -> None:
             item.close()
 
 
-MAX_PER_SOURCE = 256  # connections of one address; a sandbox has two
+MAX_PER_SOURCE = 256  # connections of one address; two of them are guaranteed to each sandbox
 LEAST_PER_SOURCE = 8  # that it may always have
-MAX_CONNECTIONS = 4096  # of all; who has many leaves as many to others
+MAX_CONNECTIONS = 4096  # of all; a sandbox with many leaves as many to others
 NEAR_PER_SOURCE, LEAST_NEAR = 64, 4  # to neighbours of the host, of which all have few together
 PEEK_SECONDS = 10.0
 DIAL_SECONDS = 10.0
 ANSWER_SECONDS = 60.0  # until a server answers a TLS hello
 LINGER_SECONDS = 1.0
-LINGER_BYTES = 1 << 20  # that are taken of a client that was refused
+LINGER_BYTES = 1 << 20  # that are read of a client that was refused
 PAUSE_SECONDS = 0.2
 READ_SIZE = 16 * 1024
-# Bytes that are looked at until a client has said who is meant. Each piece is looked at with all
-# that came before it, so who sends many small ones would keep the gateway busy.
+# Bytes that are examined until a client has named its host. Each piece is examined with all that
+# came before it, so many small ones would keep the gateway busy.
 MAX_LOOKED_AT = 1 << 21
 FIRST_CHUNKS = 1024  # bytes of a body in chunks that are read with the request
 _ACCEPT_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
-class Decision:
+class ProxyDecision:
     """Whether a connection may be made: ``allowed``, ``refused``, or ``peek`` first."""
 
     verdict: str
     reason: str = ""
 
 
-ALLOWED, PEEK = Decision("allowed"), Decision("peek")
+ALLOWED, PEEK = ProxyDecision("allowed"), ProxyDecision("peek")
 
 
-def refused(reason: str) -> Decision:
-    return Decision("refused", reason)
+def refused(reason: str) -> ProxyDecision:
+    return ProxyDecision("refused", reason)
 
 
-# Asked with the client's address, where it wants to go, and what it said: None before it said
-# anything. Whoever answers must make sure that the address belongs to the name, and logs denials.
-# The last says whether the connection is there, and only asked about again.
-Decide = Callable[[str, Address, int, Said | None, bool], Decision]
+# Called with the client's address, the destination, and the name that the client gave: None before
+# it gave one. The callee must make sure that the address belongs to the name, and logs denials. The
+# last argument says whether the connection exists, and is only judged again.
+Decide = Callable[[str, Address, int, Said | None, bool], ProxyDecision]
 _Look = Callable[[bytes, int], Peeked | None]
 TellTooMany = Callable[[str, Address, int], None]
 
@@ -238,13 +238,13 @@ class _Connection:
 
 @dataclass(frozen=True)
 class _Opening:
-    """What goes to the server first, what is kept back, and where the client's bytes end."""
+    """The bytes for the server, the bytes held back, and the end of the client's request."""
 
     sent: bytes
     kept: bytes = b""
     until: Until = None
     extra: int = 0
-    """Bytes behind the request, which nobody gets."""
+    """Bytes behind the request, which are discarded."""
 
 
 class Proxy:
@@ -256,7 +256,7 @@ class Proxy:
     def __init__(
         self, make_socket: MakeSocket, decide: Decide, tell: TellTooMany | None = None
     ) -> None:
-        """``tell`` hears of connections that were one too many."""
+        """``tell`` is called for connections that exceed a limit."""
         self._decide = decide
         self._tell = tell
         self.share = Share(MAX_CONNECTIONS, MAX_PER_SOURCE, LEAST_PER_SOURCE)
@@ -297,12 +297,12 @@ class Proxy:
         self._sockets.close()
 
     async def wait_closed(self) -> None:
-        """Wait until nothing is left of what :meth:`close` ended."""
+        """Wait until everything that :meth:`close` ended is gone."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._sockets.wait_closed()
 
     def connections(self, source: str) -> int:
-        """How many connections a client has at present."""
+        """The number of open connections of a client."""
         return len(self._by_source.get(source, ()))
 
     def rejudge(self, source: str) -> None:
@@ -368,7 +368,9 @@ class Proxy:
         if not others:
             del self._by_source[connection.source]
 
-    def _ask(self, connection: _Connection, said: Said | None, *, again: bool = False) -> Decision:
+    def _ask(
+        self, connection: _Connection, said: Said | None, *, again: bool = False
+    ) -> ProxyDecision:
         here, there, port = connection.source, connection.destination, connection.port
         try:
             return self._decide(here, there, port, said, again)
@@ -386,7 +388,7 @@ class Proxy:
         return False
 
     async def _converse(self, connection: _Connection) -> bool:
-        """Serve one connection; whether it ended in an orderly way."""
+        """Serve one connection; return whether it ended in an orderly way."""
         opening = _Opening(b"")
         if not connection.judged:
             peeked, data = await self._peek(connection)
@@ -432,7 +434,7 @@ class Proxy:
         return found, bytes(data)
 
     async def _look(self, connection: _Connection, data: bytearray, look: _Look) -> Peeked:
-        """Add to ``data`` what the client says until it can be told what that is."""
+        """Add the client's bytes to ``data`` until they can be judged."""
         looked_at = 0
         while (found := look(bytes(data), connection.port)) is None:
             data += await self._receive(connection.client)
@@ -448,7 +450,7 @@ class Proxy:
         return data
 
     def _count_near(self, connection: _Connection) -> None:
-        """Take a place for who goes to a neighbour of the host; OSError where there is none."""
+        """Count a connection to a neighbour of the host; OSError if there are too many."""
         if not any(connection.destination in network for network in self.near):
             return
         others = self._by_source[connection.source]
@@ -460,7 +462,7 @@ class Proxy:
         self.near_share.take()
 
     async def _dial(self, connection: _Connection) -> socket.socket:
-        """Begin to dial: who writes to the socket first finds out whether it was reached."""
+        """Begin to dial: the first write to the socket shows whether the server was reached."""
         version = connection.destination.version
         server = await self._sockets.take(socket.AF_INET if version == 4 else socket.AF_INET6)
         try:
@@ -475,7 +477,7 @@ class Proxy:
     async def _greet(
         self, connection: _Connection, server: socket.socket, opening: _Opening
     ) -> tuple[_Opening, bytes]:
-        """Have the hello answered before anything else goes to the server.
+        """Wait for the answer to the hello before anything else goes to the server.
 
         It may ask for a second hello, which must not name another host. What is still to be sent
         to the server, and to the client.
@@ -519,13 +521,13 @@ class Proxy:
                 left = LINGER_BYTES  # a close with unread bytes would take the answer back
                 while left > 0:
                     left -= len(await self._receive(client))
-                    # While there is something to read, reading alone lets nobody else have a turn.
+                    # While there is something to read, reading alone would starve the loop.
                     await asyncio.sleep(0)
         return True
 
 
 def _open(peeked: Peeked, data: bytes) -> tuple[Said, _Opening]:
-    """What goes to the server, if what was said is allowed."""
+    """The bytes for the server, if the client's request is allowed."""
     said, rest = peeked.said, data[peeked.length :]
     if peeked.request is None:
         return said, _Opening(data[: peeked.length], rest)

@@ -1,4 +1,4 @@
-"""What a gateway after us needs to know of each sandbox's network: one small file each.
+"""Records of each sandbox's network, in small files, for the next gateway.
 
 A record is written before the kernel is changed, with what was bound before: so whichever of the
 two the kernel turns out to have, a new gateway knows exactly what that is.
@@ -27,7 +27,7 @@ PAGE = 4096
 
 @dataclass(frozen=True)
 class NetworkRecord:
-    """A sandbox's slot, what is being bound to it, and what was before."""
+    """A sandbox's slot, the policy that is being bound to it, and the one before."""
 
     slot: int
     bound: BoundPolicy = field(default_factory=BoundPolicy)
@@ -43,7 +43,7 @@ class NetworkRecords:
         self._newest = self._ceiling = 0
 
     def load(self) -> dict[str, NetworkRecord]:
-        """All records; one that cannot be read belongs to nobody."""
+        """All records; an unreadable one has no owner."""
         self._folder.mkdir(parents=True, exist_ok=True)
         self.skip(self._read_ceiling())
         for scratch in self._folder.glob("*.tmp"):  # of a gateway that was killed while it wrote
@@ -114,7 +114,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _overwrite(path: Path, data: bytes) -> bool:
-    """Write over a file, all or nothing; False if that cannot be, as for one that is not there.
+    """Overwrite an existing file, all or nothing; False if that fails.
 
     Nothing ends a process in the middle of a write within one page, and after a power failure there
     is no network to know about. A file of another name that takes its place costs ten times more.

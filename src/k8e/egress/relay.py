@@ -29,7 +29,7 @@ _SPLICE = os.SPLICE_F_MOVE | os.SPLICE_F_NONBLOCK
 _WATCHED = select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
 _BROKEN = select.EPOLLERR | select.EPOLLHUP
 _AT_ONCE = 4  # events that are taken from the kernel
-TURN_SECONDS = 0.002  # for all relays together, before the loop's other work has its turn
+TURN_SECONDS = 0.002  # for all relays together, before the loop's other work gets its turn
 MAX_LINES = 64  # of a body in chunks that are read at once; it is lines that take time, not bytes
 LEAST_COPY = 256
 
@@ -38,7 +38,7 @@ Until = int | Chunked | None
 
 
 class Relays:
-    """What all relays of a proxy share."""
+    """The resources that all relays of a proxy share."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -52,7 +52,7 @@ class Relays:
         self.loop.add_reader(self._epoll.fileno(), self._on_events)
 
     def close(self) -> None:
-        """Stop; the relays that are left move nothing any more."""
+        """Stop; the remaining relays move nothing any more."""
         self.loop.remove_reader(self._epoll.fileno())
         for relay in {id(relay): relay for relay, _, _ in self._ends.values()}.values():
             relay.stop()
@@ -70,7 +70,7 @@ class Relays:
             self._epoll.unregister(end)
 
     def later(self, relay: Relay, way: _Way) -> None:
-        """Go on with a direction after what waits already, and after the loop's other work."""
+        """Continue with a direction after those that wait, and after the loop's other work."""
         self._waiting.append((relay, way))
         if not self._going_on:
             self._going_on = True
@@ -93,7 +93,7 @@ class Relays:
             for end, events in found:
                 self._on_event(end, events)
             if len(found) < _AT_ONCE or self._epoll.closed or time.monotonic() > until:
-                break  # what is left is told again
+                break  # what is left is reported again
 
     def _on_event(self, end: int, events: int) -> None:
         found = self._ends.get(end)
@@ -108,7 +108,7 @@ class Relays:
         if events & (select.EPOLLOUT | _BROKEN) and arriving.blocked:
             relay.advance(arriving)
         if events & select.EPOLLERR and leaving.finished:
-            relay.fail()  # nobody reads from this end any more, so nobody else would notice
+            relay.fail()  # nothing is read from this end any more, so nothing else would notice
 
     def pipe(self) -> Pipe:
         if self._pipes:
@@ -160,7 +160,7 @@ class _Way:
             self._pipe = None
 
     def flush(self) -> bool:
-        """Write what was read; False if it cannot be written now or there is nothing to come."""
+        """Write what was read; False if it cannot be written now or there is nothing to write."""
         self.blocked = True
         try:
             while self._first:
@@ -181,7 +181,7 @@ class _Way:
         return not self.finished
 
     def fill(self) -> bool:
-        """Read something, or that there is nothing to come; False if that cannot be told now."""
+        """Read bytes, or the end; False if there is nothing to read now."""
         try:
             count = self._discard() if self._is_over() else self._read()
         except BlockingIOError:
@@ -209,7 +209,7 @@ class _Way:
         return self._held
 
     def _copy(self, chunks: Chunked) -> int:
-        """Follow a body in chunks, whose end only its bytes tell."""
+        """Follow a chunked body, whose end only its bytes show."""
         size, lines = self._copy_size, chunks.lines
         data, self.unread = self.unread[:size], self.unread[size:]
         data = data or self._source.recv(size)
@@ -313,7 +313,7 @@ class Relay:
                 self.fail()
                 return
             if way.at_end and self.error is not None:
-                # Who wrote to this end was told of its reset, so who reads sees a mere end.
+                # The writer was told of the reset, so the reader sees only an end.
                 self.fail()
                 return
         else:
@@ -322,12 +322,12 @@ class Relay:
         self._check()
 
     def go_on(self, way: _Way) -> None:
-        """Move on what had its share before."""
+        """Continue a direction that had used up its share."""
         way.scheduled = False
         self.advance(way)
 
     def _check(self) -> None:
-        """See whether the relay is over."""
+        """End the relay if both sides are done."""
         if all(way.finished for way in self._ways):
             self._end(self.error is None)
         elif self._up.discarded > MAX_DISCARDED:
@@ -348,7 +348,7 @@ class Relay:
             self._wait()
 
     def fail(self) -> None:
-        """End it for both sides."""
+        """Break off both sides."""
         self._end(False)
 
     def _end(self, orderly: bool) -> None:
@@ -357,7 +357,7 @@ class Relay:
         self.stop()
 
     def stop(self) -> None:
-        """Let go of the sockets; they are their owner's to close."""
+        """Release the sockets; their owner closes them."""
         self.done.cancel()
         if self._timer is not None:
             self._timer.cancel()

@@ -73,7 +73,7 @@ class Slot:
         return f"sb{self.number}"
 
     def hardware(self, *, router: bool) -> bytes:
-        """The hardware address of an end of the wire, which the other end knows for good."""
+        """The hardware address of an end of the wire, a permanent neighbour of the other end."""
         return b"\x02k8s" + (2 * self.number + router).to_bytes(2, "big")
 
     def _nth(self, base: Any, which: int) -> Any:
@@ -136,18 +136,18 @@ class Router:
         return self._resident.run(self._set_up)
 
     def _set_up(self) -> dict[int, int]:
-        """In the router's namespace: whatever is missing of rules, addresses and forwarding."""
+        """Add missing rules, addresses and forwarding in the router's namespace."""
         listed = self._set_up_rules()
         loopback = socket.if_nametoindex("lo")
         self._netlink.configure(loopback, [_alone(DNS_ADDRESS)])
         rules.set_up_routing(self._netlink)
-        # What is still on its way to a sandbox that is gone must not leave by the uplink again.
+        # Packets under way to a removed sandbox must not leave by the uplink again.
         self._netlink.add_blackholes(rules.SLOTS)
         _write(_SETTINGS)
         return _generations(listed)
 
     def _set_up_rules(self) -> str:
-        """The rules of this release; nft's listing of the generations that were bound before."""
+        """Load the rules of this release; return nft's listing of the generations bound before."""
         base = rules.base(_places())
         try:
             listed = self._nft.run(f"list map {rules.TABLE} generation")
@@ -162,7 +162,7 @@ class Router:
         return listed
 
     def close(self) -> None:
-        """Let go; the router and its rules stay."""
+        """Stop using it; the router and its rules stay."""
         if self._resident is not None:
             self._resident.run(self._nft.close)
             self._resident.run(self._netlink.close)
@@ -176,7 +176,7 @@ class Router:
         namespaces.unmount(self.path)
 
     def forget_others(self, slots: Iterable[Slot]) -> bool:
-        """Let the kernel hold nothing but for these slots; whether it did."""
+        """Remove what belongs to no such slot from the kernel; return whether that worked."""
         kept = [slot.interface for slot in slots]
         return self._run(self._forget_others, kept)
 
@@ -188,11 +188,11 @@ class Router:
         return bool(gone)
 
     def listing(self, *names: str) -> list[Element]:
-        """What the kernel has in some sets."""
+        """The kernel's elements of some sets."""
         return self._run(lambda: [item for name in names for item in self._elements.listing(name)])
 
     def has_uplink(self) -> bool:
-        """Whether a gateway, perhaps an earlier one, led the router into the world."""
+        """Whether a gateway, perhaps an earlier one, connected the router to the world."""
         return rules.UPLINK in {name for _, name in self._run(socket.if_nameindex)}
 
     # Slots.
@@ -230,7 +230,7 @@ class Router:
         return index
 
     def remove_slot(self, slot: Slot) -> None:
-        """Let go of a slot, to which nothing is bound any more.
+        """Remove a slot, to which nothing is bound any more.
 
         The kernel removes its wire when the last process in the namespace is gone.
         """
@@ -244,7 +244,7 @@ class Router:
     def bind(
         self, slot: Slot, old: BoundPolicy, new: BoundPolicy, carried: list[ElementChange]
     ) -> None:
-        """Replace a slot's policy in one transaction; open connections are judged anew.
+        """Replace a slot's policy in one transaction; open connections are judged again.
 
         ``carried`` is what DNS opened before and the new policy still allows.
         """
@@ -252,16 +252,16 @@ class Router:
         self.change(changes + carried)
 
     def disown(self, addresses: list[Address]) -> None:
-        """Keep sandboxes from the host's own addresses, whatever policies say."""
+        """Keep sandboxes away from the host's own addresses, whatever policies say."""
         self.change(rules.own_changes(addresses))
 
     def bound_near(self, networks: list[Network]) -> None:
-        """Allow few connections at a time into networks in which the host has neighbours."""
+        """Limit simultaneous connections into networks in which the host has neighbours."""
         with contextlib.suppress(NftFailed):  # rules that an earlier release made have no such sets
             self._run(self._nft.run, rules.near_commands(networks))
 
     def change(self, changes: Sequence[ElementChange]) -> None:
-        """On the event loop: the kernel needs less time for it than a thread does to begin."""
+        """Change elements on the event loop: the kernel takes less time than a thread to start."""
         self._running()
         self._elements.change(changes)
 
@@ -280,7 +280,7 @@ class Router:
 
 
 def _wire_up(slot: Slot, router: int) -> None:
-    """In a new namespace: a wire to the router, with the only addresses that may be used on it."""
+    """In a new namespace: connect it to the router, with the only addresses it may use."""
     _write(_SLOT_SETTINGS)
     netlink = Netlink()
     try:
@@ -299,13 +299,13 @@ def _wire_up(slot: Slot, router: int) -> None:
 
 
 def _ways(slot: Slot) -> list[Route]:
-    """Routes that make the router the only neighbour that a sandbox can have.
+    """Routes that make the router the only neighbour of a sandbox.
 
     The kernel remembers every address that it takes for a neighbour, in one table for all
-    namespaces: who could fill it would cut everybody off. So no network is on the link. Groups are
-    sent to the router too, since each would be a neighbour of its own. IPv4 takes whatever it finds
-    no route for as a neighbour, if a program names the link and asks for no routing; for that, and
-    nothing else, every address is the sandbox's own.
+    namespaces: a sandbox that could fill it would cut all others off. So no network is on the link.
+    Groups are sent to the router too, since each would be a neighbour of its own. IPv4 takes
+    whatever it finds no route for as a neighbour, if a program names the link and asks for no
+    routing; for that, and nothing else, every address is the sandbox's own.
     """
     routers = [Route(_alone(address).network) for address in slot.routers]
     by = slot.routers
@@ -316,7 +316,7 @@ def _ways(slot: Slot) -> list[Route]:
 
 
 def _generations(listed: str) -> dict[int, int]:
-    """Slot numbers and generations out of nft's listing of the map."""
+    """Slot numbers and generations from nft's listing of the map."""
     found: dict[int, int] = {}
     for part in listed.replace("{", ",").split(","):
         name, colon, mark = part.partition(":")

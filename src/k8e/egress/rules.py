@@ -11,12 +11,12 @@ it opens: it leads from a generation and an address to the number of a group of 
 has the ports of each group (see ``pins.py``).
 
 The kernel hands a diverted packet to a listener of ours as if it were addressed to this machine. No
-packet of a strict sandbox is ever forwarded as it came: where nobody listens, it is refused. A mark
+packet of a strict sandbox is ever forwarded as it came: without a listener, it is refused. A mark
 on the packet tells routing and the input chain that it was diverted. Packets lose their marks on
-the way from one network namespace to another, so nobody in a sandbox can set it.
+the way from one network namespace to another, so no program in a sandbox can set it.
 
 A connection that was diverted keeps that in its own mark. So it still belongs to the proxy after
-its sandbox ceased to be strict; the proxy judges it anew.
+its sandbox ceased to be strict; the proxy judges it again.
 
 The parts belong into the table of :mod:`k8e.egress.rules` and use its ``members4``, ``members6``
 (who may send from which address), ``own4``, ``own6`` (addresses of the host), ``near4``, ``near6``
@@ -116,7 +116,7 @@ tproxy ip6 to :{PROXY_PORT} meta mark set {PROXY_MARK:#x} accept
 
 
 def set_up_routing(netlink: Netlink) -> None:
-    """Make diverted packets ours, whatever their address, and bound what the proxy buffers.
+    """Route diverted packets of any address to this machine, and bound the proxy's buffers.
 
     For the router's namespace, with ``lo`` up; works twice.
     """
@@ -133,8 +133,8 @@ def set_up_routing(netlink: Netlink) -> None:
         netlink.add_mark_rule(family, PROXY_MARK, ROUTING_TABLE, priority=ROUTING_PRIORITY)
 
 
-# Where all sandboxes have their addresses: a range set aside for measurements of networks, which
-# nobody routes, and one of our own.
+# The addresses of all sandboxes: a range set aside for network benchmarks, which is not routed, and
+# one of our own.
 SLOTS: tuple[Network, Network] = (
     ipaddress.ip_network("198.18.0.0/16"),
     ipaddress.ip_network("fd6b:3865:0:1::/112"),
@@ -143,19 +143,19 @@ TABLE = "inet k8e"
 UPLINK = "up"
 LOG_GROUP = 5
 LOG_BYTES = 128  # of a refused packet: its headers
-LOG_RATE = "20/second burst 40 packets"  # per sandbox; more is refused without being told
+LOG_RATE = "20/second burst 40 packets"  # per sandbox; further refusals are not logged
 TOO_MANY = "many"
 CROWDED = "crowd"
 # Connections of one sandbox to neighbours of the host, whom policies may allow: the kernel asks for
-# each of them, remembers a thousand, and refuses more to everybody.
+# each of them, remembers a thousand, and then refuses new ones to every program.
 MAX_NEAR_FLOWS = 64
-# Connections of one sandbox, also to the resolver and the proxy, and for as long as the kernel
-# remembers them: nobody fills the router's table for the others.
+# Connections of one sandbox, also to the resolver and the proxy, for as long as the kernel
+# remembers them: no sandbox can fill the router's table for the others.
 MAX_FLOWS = 8192
 # All of them together leave a quarter of the kernel's table to the rest of the machine, whose
 # connections by the uplink are ours. A share of it is set apart, so that each sandbox has some
-# connections whoever else has thousands; what goes beyond them is counted for all together, in
-# parts by the port that it comes from, because the kernel walks through all that one count has.
+# connections even if others have thousands; those beyond are counted together, in parts by their
+# source port, because the kernel walks through all that one count has.
 PLACES = 65_536
 """Places in the kernel's table of connections, where it does not say how many there are."""
 SURE_FLOWS = 256
@@ -180,7 +180,7 @@ _DISCOVERY = "icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert }"
 
 
 def _allowing(sandbox: str, address4: str, address6: str, port: str) -> str:
-    """The rules that allow something: of what a sandbox sends, and of what answers it."""
+    """The rules that allow packets: those that a sandbox sends, and the answers."""
     sends = sandbox == "iifname"
     allow, private, reply = ("allow", "refuse", "") if sends else ("allow_reply", "end", "_reply")
     lines = [
@@ -201,7 +201,7 @@ def _allowing(sandbox: str, address4: str, address6: str, port: str) -> str:
 
 
 def _past_chains() -> str:
-    """What was open under the policy before, for connections that are there."""
+    """The rules for open connections of the policy before."""
     chains: list[str] = []
     for reply, side, here, port in (
         ("", "daddr", "iifname", "th dport"),
@@ -372,19 +372,19 @@ update @asking {{ iifname limit rate over {DNS_RATE} }} goto refuse_more
 
 
 def flow_shares(places: int) -> tuple[int, int]:
-    """Connections that each sandbox is sure of, and those of all together in each part beyond."""
+    """The sure connections of each sandbox, and the shared ones in each part beyond."""
     return max(1, min(SURE_FLOWS, places * 3 // 8 // SHARERS)), max(1, places * 3 // 8 // _PARTS)
 
 
 def base(places: int = PLACES) -> str:
-    """The table without elements, for a kernel that keeps so many connections."""
+    """The table without elements, for a kernel that tracks so many connections."""
     sure, part = flow_shares(places)
     text = _BASE.replace("$SURE", str(sure)).replace("$PART", str(part))
     return text.replace("{\n", f"{{\n    chain {_LAYOUT}{zlib.crc32(text.encode()):08x} {{ }}\n", 1)
 
 
 def layout(table: str) -> str:
-    """The name of the empty chain that tells by which rules a table was made."""
+    """The name of the empty chain that identifies the rules by which a table was made."""
     at = table.index(_LAYOUT)
     return table[at : at + len(_LAYOUT) + 8]
 
@@ -420,7 +420,7 @@ def change(
 def _bound_elements(
     interface: str, address4: Address, address6: Address, bound: BoundPolicy
 ) -> list[Element]:
-    """Everything that the kernel holds for a sandbox, but for networks and what DNS opened."""
+    """The kernel's elements for a sandbox, except networks and pins."""
     if not bound.generation:
         return []
     here, mark = of_interface(interface), of_mark(bound.generation)
@@ -440,18 +440,18 @@ def _bound_elements(
 
 
 def network_elements(bound: BoundPolicy) -> list[Element]:
-    """What the kernel holds for the networks that a policy names."""
+    """The kernel's elements for the networks of a policy."""
     return networks.elements(bound.generation, bound.policy.rules) if bound.generation else []
 
 
 def own_changes(addresses: Iterable[Address]) -> list[ElementChange]:
-    """What the host itself is called: out of reach, whatever a policy says."""
+    """Declare the host's own addresses: out of reach, whatever a policy says."""
     found = [Element(f"own{item.version}", of_address(item)) for item in dict.fromkeys(addresses)]
     return [flush("own4"), flush("own6"), *map(add, found)]
 
 
 def near_commands(networks: Iterable[Network]) -> str:
-    """Commands that say which networks the host has neighbours in."""
+    """Commands that declare the networks in which the host has neighbours."""
     lines: list[str] = []
     for version in (4, 6):
         name = f"{TABLE} near{version}"

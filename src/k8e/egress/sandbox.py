@@ -1,4 +1,4 @@
-"""A sandbox as egress knows it: its policy, its DNS answers, its denials."""
+"""A sandbox in egress: its policy, its DNS answers, its denials."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import dns.name
 
 from k8e.egress import denials, dns_answers, rules
 from k8e.egress.denials import DenialRecord, Ledger
-from k8e.egress.dns_answers import Cache, CacheKey, DnsAnswer, NameBudget, Rate
+from k8e.egress.dns_answers import AnswerCache, CacheKey, DnsAnswer, NameBudget, Rate
 from k8e.egress.nflog import Packet
 from k8e.egress.nftables import Element
 from k8e.egress.pins import PinPlan, Pins, Ports
 from k8e.egress.policy import Address, Policy, is_public
-from k8e.egress.proxy import ALLOWED, PEEK, Decision, refused
+from k8e.egress.proxy import ALLOWED, PEEK, ProxyDecision, refused
 from k8e.egress.router import Slot
 from k8e.egress.rules import BoundPolicy
 from k8e.egress.sniff import Said
@@ -32,14 +32,14 @@ CARRIED_SECONDS = 60  # what was open stays so no longer than that after a chang
 class SandboxEgress:
     """One attached sandbox."""
 
-    def __init__(self, sandbox_id: str, slot: Slot, cache: Cache | None = None) -> None:
+    def __init__(self, sandbox_id: str, slot: Slot, cache: AnswerCache | None = None) -> None:
         self.sandbox_id = sandbox_id
         self.slot = slot
         self.bound = BoundPolicy()
         self.binding = asyncio.Lock()
         """Held while a policy is being bound."""
         self.budget = NameBudget()
-        self.cache = Cache() if cache is None else cache
+        self.cache = AnswerCache() if cache is None else cache
         self.pending: dict[CacheKey, asyncio.Task[DnsAnswer | None]] = {}
         """Questions that are on their way to the world."""
         self.rate = Rate(MAX_QUESTIONS, 2 * MAX_QUESTIONS)
@@ -52,7 +52,7 @@ class SandboxEgress:
         self._lines = Rate(MAX_LINES, 20 * MAX_LINES)
         self._unsaid = 0
 
-    # What DNS told it.
+    # Its DNS answers.
 
     def open(
         self,
@@ -60,7 +60,7 @@ class SandboxEgress:
         question: dns_answers.AllowedQuestion,
         resolved: dns_answers.Resolved,
     ) -> PinPlan | None:
-        """What the kernel has to let through before the sandbox is told of it.
+        """Open what the kernel must let through before the sandbox gets its answer.
 
         None for an answer under a policy that is not its any more: it opens nothing.
         """
@@ -71,12 +71,12 @@ class SandboxEgress:
             address: frozenset(policy.ports_for(question.name, address))
             for address in resolved.addresses
         }
-        # The proxy of a strict sandbox lets through what says its name; an open one needs no pins.
+        # The proxy of a strict sandbox checks names itself; an open one needs no pins.
         needless = policy.strict or (policy.open and all(map(is_public, opened)))
         return self.pins.open(question.name, opened, resolved.seconds, in_kernel=not needless)
 
     def still_open(self, policy: Policy) -> dict[Address, dict[str, Ports]]:
-        """What was opened and would be under ``policy``."""
+        """The open addresses that ``policy`` would allow too."""
         kept: dict[Address, dict[str, Ports]] = {}
         for address, names in self.pins.all_names():
             ports = {name: frozenset(policy.ports_for(name, address)) for name in names if name}
@@ -86,12 +86,12 @@ class SandboxEgress:
         return kept
 
     def carry(self, bound: BoundPolicy) -> PinPlan:
-        """What a new policy takes over of what is open."""
+        """The open addresses that a new policy takes over."""
         carried = self.still_open(bound.policy) if bound.generation else {}
         needless = bound.policy.strict or bound.policy.open
         return self.pins.carry(bound.generation, carried, CARRIED_SECONDS, in_kernel=not needless)
 
-    # What it was refused.
+    # Its denials.
 
     def deny(
         self,
@@ -115,7 +115,7 @@ class SandboxEgress:
         )
 
     def deny_packet(self, packet: Packet) -> None:
-        """Say why the kernel refused a packet."""
+        """Explain why the kernel refused a packet."""
         name = self._names(packet.address)
         asked = _question(packet)
         reason = self._why(packet, name)
@@ -148,8 +148,8 @@ class SandboxEgress:
 
     def decide(
         self, address: Address, port: int, said: Said | None, *, again: bool = False
-    ) -> Decision:
-        """Whether a connection of a strict sandbox may be made, or go on (``again``).
+    ) -> ProxyDecision:
+        """Whether a connection of a strict sandbox may be made, or continue (``again``).
 
         The proxy asks. One that is there outlives the answer that led to its address.
         """
@@ -179,7 +179,7 @@ class SandboxEgress:
         return refused(reason[1])
 
     def _why_unknown(self, address: Address, *, led: bool) -> tuple[str, str]:
-        """Why no name allows an address; ``led`` says that one does on another port."""
+        """Why no name allows an address; ``led`` means that a name allows another port."""
         if self._names(address) and not led:
             return denials.EXPIRED
         if not is_public(address):

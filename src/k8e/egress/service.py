@@ -12,17 +12,17 @@ from typing import Any
 from k8e import errors, metrics
 from k8e.egress import denials, dns_answers, namespaces, networks, nftables, pins, rules, uplink
 from k8e.egress.dns import Responder, Upstream
-from k8e.egress.dns_answers import Cache, Share
+from k8e.egress.dns_answers import AnswerCache, Share
 from k8e.egress.nflog import PacketLog
 from k8e.egress.nftables import Element, NftFailed
 from k8e.egress.policy import Address, Network, Policy
-from k8e.egress.proxy import PEEK, Decision, Proxy, refused
+from k8e.egress.proxy import PEEK, Proxy, ProxyDecision, refused
 from k8e.egress.records import NetworkRecord, NetworkRecords
 from k8e.egress.router import MAX_SLOTS, Router, Slot
 from k8e.egress.rules import BoundPolicy
 from k8e.egress.sandbox import SandboxEgress
 from k8e.egress.sniff import Said
-from k8e.egress.uplink import Watcher
+from k8e.egress.uplink import NetworkWatcher
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Egress:
         self._log: PacketLog | None = None
         self._uplink = ""
         self._connecting = asyncio.Lock()
-        self._watchers: list[Watcher] = []
+        self._watchers: list[NetworkWatcher] = []
         self._near: list[Network] | None = None
         self._changed = False  # since mending began
         self._mending: asyncio.Task[None] | None = None
@@ -73,7 +73,7 @@ class Egress:
     # Starting and ending.
 
     async def start(self, alive: set[str]) -> None:
-        """Take over what an earlier gateway left for the sandboxes that are ``alive``."""
+        """Take over the sandboxes that are ``alive`` from an earlier gateway."""
         found = self._records.load()
         self._last = max((record.slot for record in found.values()), default=-1)
         generations = await asyncio.to_thread(self._router.start)
@@ -93,7 +93,7 @@ class Egress:
             if sandbox_id not in alive or not self._indexes[Slot(record.slot)]:
                 await self.detach(sandbox_id)
             elif self._clients[sandbox_id].bound is not record.bound:
-                await self.bind(sandbox_id, record.bound.policy)  # a change that had begun
+                await self.bind(sandbox_id, record.bound.policy)  # a change that was not finished
         owned = {client.slot for client in self._clients.values()}
         for slot in self._router.slots():
             if slot not in owned:
@@ -103,7 +103,7 @@ class Egress:
         self._refill()
 
     async def _adopt(self, sandbox_id: str, record: NetworkRecord, held: BoundPolicy) -> None:
-        """Know a sandbox again, and what the kernel holds for it."""
+        """Recognise a sandbox, and the kernel's elements for it."""
         slot = Slot(record.slot)
         client = self._new_client(sandbox_id, slot)
         try:
@@ -114,7 +114,7 @@ class Egress:
         client.bound = held
 
     async def _adopt_pins(self) -> None:
-        """Know again what DNS opened for each sandbox; what belongs to no policy is removed."""
+        """Recognise the pins of each sandbox; remove those of no policy."""
         found = await asyncio.to_thread(self._router.listing, *rules.PINS)
         ports = await asyncio.to_thread(self._router.listing, "ports")
         past = await asyncio.to_thread(self._router.listing, *rules.PAST)
@@ -142,7 +142,7 @@ class Egress:
             self._router.change(nftables.removed(part))
 
     async def close(self) -> None:
-        """Let go; where sandboxes are left, everything stays as it is."""
+        """Stop; if sandboxes are left, everything stays as it is."""
         self._wanted = 0
         if self._making is not None:
             await asyncio.wait([self._making])  # a thread that makes a slot cannot be stopped
@@ -158,7 +158,7 @@ class Egress:
             await asyncio.to_thread(self._router.destroy)
 
     def abandon(self) -> None:
-        """Leave everything as a gateway does that is killed."""
+        """Leave everything as a killed gateway does."""
         for watcher in self._watchers:
             watcher.close()
         if self._log is not None:
@@ -181,7 +181,7 @@ class Egress:
         return self._router.namespace(slot)
 
     def _new_client(self, sandbox_id: str, slot: Slot) -> SandboxEgress:
-        return SandboxEgress(sandbox_id, slot, Cache(self._answers))
+        return SandboxEgress(sandbox_id, slot, AnswerCache(self._answers))
 
     def _know(self, client: SandboxEgress, index: int) -> None:
         self._clients[client.sandbox_id] = client
@@ -191,7 +191,7 @@ class Egress:
         self._indexes[client.slot] = index
 
     async def _new_slot(self) -> Slot:
-        """A slot whose number was not used for long: its last wire may still be there."""
+        """A slot whose number was not used for long: its last wire may still exist."""
         while True:
             self._last = (self._last + 1) % MAX_SLOTS
             slot = Slot(self._last)
@@ -205,7 +205,7 @@ class Egress:
             except FileExistsError:
                 self._indexes.pop(slot)
             except asyncio.CancelledError:
-                # The thread goes on; what it makes is somebody else's then.
+                # The thread goes on; the slot that it makes goes to another sandbox.
                 await asyncio.wait([making])
                 self._keep(slot, making)
                 raise
@@ -225,7 +225,7 @@ class Egress:
             self._making = asyncio.create_task(self._make_spare())
 
     async def prepare(self, count: int) -> None:
-        """Make slots ahead until so many are ready."""
+        """Make slots ahead until ``count`` are ready."""
         while len(self._spare) < count:
             self._spare.append(await self._new_slot())
 
@@ -275,7 +275,7 @@ class Egress:
             raise
 
     def _replace(self, client: SandboxEgress, new: BoundPolicy) -> None:
-        """Bind a policy whose networks are there. Nothing is waited for: nobody sees half of it."""
+        """Bind a policy whose networks are in place. Never waits: no task sees half of it."""
         plan = client.carry(new)
         leftovers = client.pins.leftovers(plan)
         self._router.bind(client.slot, client.bound, new, client.pins.changes(plan))
@@ -287,7 +287,7 @@ class Egress:
         self._proxy.rejudge(str(client.slot.address6))
 
     async def _sweep(self, client: SandboxEgress) -> None:
-        """Remove elements that nothing refers to, a few at a time; the next call goes on."""
+        """Remove elements without references, a few at a time; the next call continues."""
         while client.unswept:
             self._router.change(nftables.removed(client.unswept[-nftables.AT_ONCE :]))
             del client.unswept[-nftables.AT_ONCE :]
@@ -323,16 +323,16 @@ class Egress:
     # The world.
 
     async def _connect(self) -> None:
-        """Make the uplink when the first policy needs it; a host without sessions stays as is."""
+        """Make the uplink when a policy first needs it; a host without sessions stays as it is."""
         async with self._connecting:
             if self._uplink:
                 return
             if self._home != self._world:
                 await asyncio.to_thread(uplink.seal, self._world)
             if not self._watchers:  # before anything that could change meanwhile
-                self._watchers.append(Watcher(self._world, self._on_change))
+                self._watchers.append(NetworkWatcher(self._world, self._on_change))
                 if self._home != self._world:  # an address that this host gets is out of reach too
-                    self._watchers.append(Watcher(self._home, self._on_change, rules=False))
+                    self._watchers.append(NetworkWatcher(self._home, self._on_change, rules=False))
                 for watcher in self._watchers:
                     watcher.start()
             await self._mend()
@@ -350,7 +350,7 @@ class Egress:
             self._near = self._proxy.near = near
 
     def _on_change(self) -> None:
-        """The host's addresses or its firewall changed."""
+        """Handle a change of the host's addresses or firewall."""
         self._changed = True
         if self._mending is None or self._mending.done():
             self._mending = asyncio.create_task(self._mend_again())
@@ -373,14 +373,14 @@ class Egress:
         return self._client(sandbox_id).bound.policy
 
     def denied(self, sandbox_id: str) -> int:
-        """How many times a sandbox was refused something: a mark for ``denials_since``."""
+        """How often a sandbox was refused something: a mark for ``denials_since``."""
         client = self._clients.get(sandbox_id)
         return client.ledger.total if client is not None else 0
 
     def denials_since(
         self, sandbox_id: str, mark: int, until: int | None = None
     ) -> list[dict[str, Any]]:
-        """What was refused after ``mark``; what the kernel has told until now is in it."""
+        """Refusals after ``mark``, with all that the kernel has reported until now."""
         self.drain()
         client = self._clients.get(sandbox_id)
         return client.ledger.since(mark, until) if client is not None else []
@@ -390,7 +390,7 @@ class Egress:
         return self._client(sandbox_id).ledger.listing()
 
     def drain(self) -> None:
-        """Take in what the kernel refused."""
+        """Read the kernel's reports of refusals."""
         if self._log is None:
             return
         for packet in self._log.read():
@@ -405,7 +405,7 @@ class Egress:
 
     def _decide(
         self, source: str, destination: Address, port: int, said: Said | None, again: bool
-    ) -> Decision:
+    ) -> ProxyDecision:
         client = self._by_address.get(source)
         if client is None:
             return refused("unknown sandbox")
@@ -416,7 +416,7 @@ class Egress:
 
 
 def _held(record: NetworkRecord, generations: Mapping[int, int]) -> BoundPolicy | None:
-    """What the kernel holds for a slot; None if it is neither of what its record knows.
+    """What the kernel has bound for a slot; None if its record does not know it.
 
     So it is after a restart of the machine, if the records outlived that.
     """

@@ -28,18 +28,18 @@ HOST = re.compile(rb"([A-Za-z0-9._-]{1,255})(?::([0-9]{1,5}))?")
 _ABSOLUTE = re.compile(rb"http://([^/?#]*)(.*)", re.IGNORECASE)
 _NUMBER = re.compile(rb"[0-9]{1,18}")
 _CHUNK_SIZE = re.compile(rb"[0-9A-Fa-f]{1,15}")
-# What belongs to one connection. Ours carries one request, so that no second one goes elsewhere.
+# Headers of one connection. Ours carries one request, so that no second one goes elsewhere.
 _HOP_HEADERS = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"te", b"http2-settings")
 )
 
 
 class UnreadableRequest(Exception):
-    """What was said cannot be judged; the text says why."""
+    """The first bytes cannot be judged; the text says why."""
 
 
 class NotHttp(UnreadableRequest):
-    """It only began like a request."""
+    """It only began like an HTTP request."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class HttpHead:
 
 
 def host_name(raw: bytes) -> str:
-    """A name as policies know it; an address is none."""
+    """A name as policies have it; an address does not count."""
     try:
         name = normalise(raw.decode("ascii"))
     except errors.InvalidRequest:
@@ -89,7 +89,7 @@ def read_head(data: bytes, port: int) -> tuple[HttpHead, int] | None:
 
 
 def _refuse_strays(data: bytes) -> None:
-    """Half line ends, and zeros; a regular expression would take thirty times as long."""
+    """Refuse bare CR or LF, and NULs; a regular expression would take thirty times as long."""
     lines = data.count(b"\r\n")
     whole = data.count(b"\n") == lines == data.count(b"\r") - data.endswith(b"\r")
     if not whole or b"\0" in data:
@@ -187,7 +187,7 @@ def rewrite(request: HttpHead) -> bytes:
 
 
 class Chunked:
-    """Follows a body in chunks to its end, however it is cut."""
+    """Follows a chunked body to its end, however it is cut into pieces."""
 
     def __init__(self) -> None:
         self.done = False
@@ -200,7 +200,7 @@ class Chunked:
         self._trailers = 0
 
     def feed(self, data: bytes) -> int:
-        """How many of the next bytes belong to the body; Unreadable if it is malformed."""
+        """How many of the next bytes belong to the body; UnreadableRequest if it is malformed."""
         at = 0
         while at < len(data) and not self.done:
             if self._left:
@@ -256,7 +256,7 @@ _RETRY = bytes.fromhex("cf21ad74e59a6111be1d8c021e65b891c2a211167abb8c5e079e09e2
 
 @dataclass(frozen=True)
 class Said:
-    """What a client said: a name, or why there is none that could be trusted."""
+    """The name that a client gave, or why there is none that can be trusted."""
 
     protocol: str
     """``tls``, ``http``, or empty for anything else."""
@@ -266,7 +266,7 @@ class Said:
 
 @dataclass(frozen=True)
 class Peeked:
-    """What was said, and how many bytes it took."""
+    """The result, and how many bytes it took."""
 
     said: Said
     length: int = 0
@@ -274,7 +274,7 @@ class Peeked:
 
 
 def peek(data: bytes, port: int) -> Peeked | None:
-    """What a client said that connected to ``port``; None until it said enough."""
+    """Judge the first bytes of a client that connected to ``port``; None until there are enough."""
     data = data[:PEEK_LIMIT]
     if not data:
         return None
@@ -291,14 +291,14 @@ def peek(data: bytes, port: int) -> Peeked | None:
 
 
 def timed_out(data: bytes) -> Said:
-    """What is to be said of a client that did not say enough in time."""
+    """The error for a client that did not send enough in time."""
     if not data:
         return Said("", reason=f"the client said nothing; {NOT_CHECKABLE}")
     return Said(_protocol(data), reason="the client did not finish its first message")
 
 
 def in_pieces(data: bytes) -> Said:
-    """What is to be said of a client whose message comes in too many pieces."""
+    """The error for a client whose message comes in too many pieces."""
     return Said(_protocol(data), reason="its first message comes in too many small pieces")
 
 
@@ -361,7 +361,7 @@ def _join_hello(data: bytes) -> tuple[bytes, int] | None:
 
 
 class _Reader:
-    """Takes fields off a message; whatever is cut short is unreadable."""
+    """Reads the fields of a message; a truncated one is unreadable."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -378,7 +378,7 @@ class _Reader:
         return int.from_bytes(self.take(size), "big")
 
     def field(self, size: int) -> bytes:
-        """A field behind its length, which is ``size`` bytes long."""
+        """A field that is preceded by its length, which is ``size`` bytes long."""
         return self.take(self.number(size))
 
     @property
@@ -387,7 +387,7 @@ class _Reader:
 
 
 def _server_name(message: bytes) -> str:
-    """The one name in a whole ClientHello."""
+    """The one server name in a whole ClientHello."""
     reader = _Reader(message)
     reader.take(4)
     if not 0x0300 <= reader.number(2) <= 0x0304:
@@ -428,7 +428,7 @@ def _extensions(data: bytes) -> dict[int, bytes]:
 
 
 def asks_again(answer: bytes) -> bool | None:
-    """Whether a server's answer asks for a second ClientHello; None until that can be told.
+    """Whether a server's answer asks for a second ClientHello; None until that is known.
 
     Records without content, which TLS forbids, could be read for ever. They count as asking, so
     that nothing goes on unchecked.

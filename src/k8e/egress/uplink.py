@@ -1,16 +1,17 @@
-"""The uplink: the wire between the router and the world, and changes of the host's network.
+"""The uplink: the wire between the router and the world, and its changes of the host's network.
 
 The world is this host's own network, or another namespace if the operator chose one. The host sends
-on what the router lets out and translates its addresses; it is itself not to be reached from there,
-by whatever address, and nobody outside reaches in. k8e's own table only adds to what the host has;
-see ``firewalls`` for what the host has besides, and ``forwarding`` for what has to be switched on.
+on what the router lets out and translates its addresses; the host itself cannot be reached from
+there, by any address, and connections from outside do not get in. k8e's own table only adds to what
+the host has; see ``firewalls`` for what the host has besides, and ``forwarding`` for what has to be
+switched on.
 
 The functions block for some milliseconds: call them from threads of this host's own network. All
 can be repeated, and where everything is as it should be, they change nothing and wake no watcher.
 
-Somebody may flush all rules, restart a firewall or start Docker, and the uplink must be mended.
-What is told is only that something changed; looking at everything again is quick, and changes
-nothing where all is well, so that the answer to a change does not wake us for ever.
+An operator may flush all rules, restart a firewall or start Docker, and then the uplink must be
+repaired. The watcher only reports that something changed; looking at everything again is quick, and
+changes nothing where all is well, so that our own repair does not wake us for ever.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from k8e import errors
 from k8e.egress import firewalls, forwarding, namespaces, rules
 from k8e.egress.firewalls import Firewall
 from k8e.egress.forwarding import Guard, Switches
-from k8e.egress.netlink import EVERYWHERE, Link, Netlink, Route, messages
+from k8e.egress.netlink import EVERYWHERE, Netlink, NetworkLink, Route, messages
 from k8e.egress.nftables import Nftables
 from k8e.egress.policy import Address, Network
 
@@ -125,7 +126,7 @@ def disconnect(world: Path, name: str) -> None:
 
 
 def seal(world: Path) -> None:
-    """Make a namespace that only leads to another one answer nobody.
+    """Make a namespace that only leads to another one refuse all connections.
 
     A packet that is not of a connection through it would be refused in its sender's name, and
     end the connection that it belongs to: some programs that carry packets send odd ones.
@@ -187,7 +188,7 @@ def _make(router: Path, world: Path) -> int:
 
 
 def _prepare() -> list[Address]:
-    """In the world: forget uplinks that ended without saying so; the addresses that are in use."""
+    """In the world: clean up after uplinks that were killed; return the addresses in use."""
     with _tools() as (netlink, _, firewall):
         alive = {link.name for link in netlink.links()}
         for name in firewall.forgotten(alive):
@@ -243,7 +244,7 @@ def _await(ends: Ends, families: set[int], *, outer: bool) -> None:
 
 
 def _families(name: str) -> set[int]:
-    """The versions of IP that an interface may speak."""
+    """The versions of IP that an interface can use."""
     path = Path("/proc/sys/net/ipv6/conf", name, "disable_ipv6")
     with contextlib.suppress(OSError):
         if path.read_text("ascii").strip() == "0":
@@ -251,7 +252,7 @@ def _families(name: str) -> set[int]:
     return {4}
 
 
-def _links() -> dict[str, Link]:
+def _links() -> dict[str, NetworkLink]:
     with _opened() as netlink:
         return {link.name: link for link in netlink.links()}
 
@@ -286,7 +287,7 @@ def _tools() -> Generator[tuple[Netlink, Nftables, Firewall]]:
 
 
 def table(name: str, plan: Switches) -> tuple[str, str, int]:
-    """The uplink's own table; the comment of its rules, which tells its contents; their number."""
+    """The uplink's table; the comment of its rules, which identifies its contents; their number."""
     chains = _chains(name, plan)
     digest = f"k8e {hashlib.sha256(repr(chains).encode()).hexdigest()[:12]}"
     text = ""
@@ -299,12 +300,13 @@ def table(name: str, plan: Switches) -> tuple[str, str, int]:
 def _chains(name: str, plan: Switches) -> dict[str, list[str]]:
     """Rules by the heads of their chains.
 
-    Addresses of the host are refused before anybody translates them: a port that a container
-    publishes is one of them. What somebody translates nevertheless is refused, wherever it leads.
+    Addresses of the host are refused before any translation: a port that a container publishes is
+    one of them. Packets that are translated nevertheless are refused, wherever they lead.
     """
     came, goes = f'iifname "{name}"', f'oifname "{name}"'
     discovery = "icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert } accept"
-    # Where the way out carries less than the wire, not everybody hears the router say so.
+    # Where the way out carries smaller packets than the wire, not every sender hears the router say
+    # so.
     segments = "tcp flags & (syn | rst) == syn tcp option maxseg size set rt mtu"
     # A route of the host's would do too, but might be in the way of one that the host has.
     slots4, slots6 = rules.SLOTS
@@ -343,7 +345,7 @@ def _chains(name: str, plan: Switches) -> dict[str, list[str]]:
 
 
 def _guard(family: str, guard: Guard) -> list[str]:
-    """Let nobody else use forwarding that was switched on only for sandboxes."""
+    """Keep other traffic from forwarding that was switched on only for sandboxes."""
     if not guard.arriving:
         return []
     arriving, leaving = (", ".join(map(str, ids)) for ids in (guard.arriving, guard.leaving))
@@ -351,7 +353,7 @@ def _guard(family: str, guard: Guard) -> list[str]:
 
 
 QUICK_SECONDS = 0.1
-# Where something changes all the time, or somebody undoes what we do, we look less often.
+# Where changes never stop, or another program undoes ours, we look less often.
 SLOW_SECONDS = 2.0
 _BUFFER, _MESSAGE = 1 << 20, 1 << 17
 _SO_RCVBUFFORCE = 33
@@ -362,15 +364,15 @@ _PROTOCOLS = (
     (socket.NETLINK_ROUTE, _ROUTE_GROUPS),
     (firewalls.NETLINK_NETFILTER, _NFT_GROUPS),
 )
-# Tables deleted, chains and rules made or deleted; changed sets are nobody's forwarding.
+# Tables deleted, chains and rules made or deleted; changed sets do not affect forwarding.
 _NFT_KINDS = frozenset(firewalls.NFT | kind for kind in (2, 3, 5, 6, 8))
 
 
-class Watcher:
-    """Calls ``on_change`` on the running loop, once for everything that changes together."""
+class NetworkWatcher:
+    """Calls ``on_change`` on the running loop, once for all changes that come together."""
 
     def __init__(self, world: Path, on_change: Callable[[], object], *, rules: bool = True) -> None:
-        """Only root of a namespace may watch ``rules`` of its firewalls; the rest, everybody."""
+        """Only a namespace's root may watch ``rules`` of firewalls; any user may watch the rest."""
         self._world = world
         self._protocols = _PROTOCOLS if rules else _PROTOCOLS[:1]
         self._on_change = on_change
@@ -405,7 +407,7 @@ class Watcher:
                 except OSError as error:
                     if error.errno != errno.ENOBUFS:
                         raise
-                    changed = True  # more than could be kept for us; what, we shall see
+                    changed = True  # more than the kernel could queue; we look at everything anyway
         if changed and self._timer is None:
             calm = self._loop.time() - self._told > 2 * self._delay
             self._delay = QUICK_SECONDS if calm else min(2 * self._delay, SLOW_SECONDS)
@@ -424,7 +426,7 @@ def _listen(protocols: tuple[tuple[int, tuple[int, ...]], ...]) -> list[socket.s
         item = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol)
         try:
             item.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER)
-        except PermissionError:  # without root there is no more than everybody has
+        except PermissionError:  # without root only the groups that are open to all
             item.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
         item.bind((0, sum(1 << group - 1 for group in groups)))
         item.setblocking(False)

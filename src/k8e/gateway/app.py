@@ -222,7 +222,7 @@ async def _until_stopped(gateway: Gateway, *, idle_exit: float) -> None:
                 await gateway.stopping.wait()
                 return
         working = gateway.sessions.count() or gateway.sessions.leftovers()
-        busy = working or gateway.conversations
+        busy = working or gateway.connections
         idle_for = 0.0 if busy else idle_for + step
     log.info("leaving after %g s with nothing to do", idle_exit)
 

@@ -1,4 +1,4 @@
-"""Arguments of calls, checked: a client may send anything."""
+"""Checked arguments of calls: a client may send anything."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ MAX_WAIT = 30.0  # seconds
 
 
 def attach(gateway: Gateway, trail: Trail) -> None:
-    """Let ``trail`` see everything that this gateway does, whichever dialect asks for it."""
+    """Let ``trail`` record everything that this gateway does, whichever dialect asks for it."""
     gateway.sessions.events.observers.append(trail.event)
     gateway.sessions.events.gates.append(trail.admit)
     gateway.on_refusal.append(trail.refused)
@@ -43,7 +43,7 @@ class AuditCalls:
     async def audit(self, principal: Principal, call: dict[str, Any]) -> dict[str, Any]:
         """The newest rows, or with a cursor those after it, for which the call may wait.
 
-        A caller who is no admin sees its own rows, and those of its sessions.
+        A caller who is not an admin sees its own rows, and those of its sessions.
         """
         limit = call.get("limit") or DEFAULT_LIMIT
         if type(limit) is not int or not 0 < limit <= MAX_LIMIT:

@@ -77,7 +77,7 @@ class PendingChannel:
             self.task.cancel()
 
 
-class Conversation:
+class ClientConnection:
     """All operations of one client connection. ``send(kind, channel, body)`` must not block."""
 
     def __init__(
@@ -96,7 +96,7 @@ class Conversation:
         self._channels: dict[int, Operation | PendingChannel] = {}
         self._early = Early()
         self._closed = False
-        gateway.conversations.add(self)
+        gateway.connections.add(self)
 
     def receive(self, kind: int, channel: int, body: bytes) -> None:
         """Take a frame from the client; WireError means that the connection must end."""
@@ -123,7 +123,7 @@ class Conversation:
     def close(self) -> None:
         """The client is gone: cancel what it had open."""
         self._closed = True
-        self._gateway.conversations.discard(self)
+        self._gateway.connections.discard(self)
         channels, self._channels = self._channels, {}
         for operation in channels.values():
             operation.cancel()

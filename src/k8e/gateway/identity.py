@@ -1,6 +1,6 @@
 """Identity of a caller: an API key, a client certificate, or a local user.
 
-Only a socket that is established and still held by a process counts. One that its process has
+Only a socket that is established and still held by a process counts. A socket that its process has
 closed has no owner any more, and the kernel reports it with uid 0: if that were believed, any user
 could send a request, close the socket and be root.
 """
@@ -62,7 +62,7 @@ class TcpEnd(NamedTuple):
 
 
 class UnknownPeer(Exception):
-    """The caller is not known; the text says why."""
+    """The caller cannot be identified; the text says why."""
 
 
 def identify_peer(caller: TcpEnd, listening_on: TcpEnd) -> Principal:
@@ -88,7 +88,7 @@ def identify_peer(caller: TcpEnd, listening_on: TcpEnd) -> Principal:
 
 
 def endpoint(host: str, port: int) -> TcpEnd:
-    """An end as ``getpeername`` tells it; IPv4 inside of IPv6 is IPv4."""
+    """An end as ``getpeername`` reports it; IPv4 inside IPv6 counts as IPv4."""
     address = ipaddress.ip_address(host.partition("%")[0])
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return TcpEnd(mapped or address, port)
@@ -103,7 +103,7 @@ def owner(local: TcpEnd, remote: TcpEnd) -> int | None:
 
 
 def _ask_kernel(local: TcpEnd, remote: TcpEnd) -> int | None:
-    """Look one socket up by sock_diag(7)."""
+    """Look one socket up with sock_diag(7)."""
     family = socket.AF_INET if local.address.version == 4 else socket.AF_INET6
     body = _REQUEST.pack(family, socket.IPPROTO_TCP, 0, 0, 1 << _ESTABLISHED)
     body += _socket_id(local, remote) + _INTERFACE_COOKIE
@@ -136,7 +136,7 @@ def _socket_id(local: TcpEnd, remote: TcpEnd) -> bytes:
 
 
 def _search_tables(local: TcpEnd, remote: TcpEnd) -> int | None:
-    """The same from /proc; slower, because all connections of the machine are in it."""
+    """The same from /proc; slower, because it lists all connections of the machine."""
     wanted = [(_spell(one), _spell(other)) for one, other in _forms(local, remote)]
     for table in _TABLES:
         try:
@@ -153,7 +153,7 @@ def _search_tables(local: TcpEnd, remote: TcpEnd) -> int | None:
 
 
 def _forms(local: TcpEnd, remote: TcpEnd) -> list[tuple[TcpEnd, TcpEnd]]:
-    """How the kernel may write a connection: an IPv6 socket can talk to an IPv4 address."""
+    """The spellings of a connection in the kernel: an IPv6 socket can talk to an IPv4 address."""
     forms = [(local, remote)]
     if local.address.version == 4:
         forms.append((_as_ipv6(local), _as_ipv6(remote)))
@@ -203,17 +203,17 @@ async def identified(
 
 
 def _refuse_pages(metadata: Iterable[tuple[str, str | bytes]]) -> None:
-    """No web page is a client of ours; only browsers send these, and a page cannot leave them out.
+    """Refuse web pages: only browsers send these headers, and a page cannot omit them.
 
     A page can make the browser of our own user dial us, and then its uid would be ours.
     """
     for header, _ in metadata:
         if header == "origin" or header.startswith("sec-fetch-"):
-            raise UnknownPeer("this is no service for web pages")
+            raise UnknownPeer("this service is not for web pages")
 
 
 def _local(caller: TlsPeer) -> Principal:
-    """The local user, by the kernel's word."""
+    """The local user, as the kernel reports it."""
     if not caller.by_our_name:
         raise UnknownPeer(
             "the name that was dialled is not one of this gateway (K8E_ADVERTISE_NAMES)"
@@ -222,7 +222,7 @@ def _local(caller: TlsPeer) -> Principal:
 
 
 def described(caller: TlsPeer | None, principal: Principal | None) -> Described:
-    """The caller as the audit trail describes it; no principal means that it is not known yet."""
+    """The caller as the audit trail describes it; without a principal it is not identified yet."""
     peer = str(caller.client) if caller is not None else ""
     if principal is None:
         return Described("", "grpc", peer)
@@ -233,7 +233,7 @@ def described(caller: TlsPeer | None, principal: Principal | None) -> Described:
 
 
 def _key(known: Keys, caller: TlsPeer, metadata: Iterable[tuple[str, str | bytes]]) -> Key | None:
-    """The key of a call, shown itself or by a certificate. A wrong credential is an error."""
+    """The key of a call, from its secret or a certificate. A wrong credential is an error."""
     found: list[Key] = []
     if caller.certificate is not None:
         found.append(known.of_certificate(caller.certificate.serial, caller.certificate.name))

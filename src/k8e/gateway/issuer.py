@@ -43,7 +43,7 @@ def make(folder: Path, more_names: Sequence[str] = ()) -> None:
 
 
 def load_ca(folder: Path) -> _Pair | None:
-    """The CA, if it is whole and outlives what it would sign."""
+    """The CA, if it is intact and outlives the certificates that it would sign."""
     ca, key = _load(folder / tls.CA_CERT), _load_key(folder)
     if ca is None or key is None or key.public_key() != ca.public_key():
         return None
@@ -52,7 +52,7 @@ def load_ca(folder: Path) -> _Pair | None:
 
 
 def _current_ca(folder: Path) -> _Pair:
-    """A CA that lasts, of the same name and key as the one before wherever that can be.
+    """A current CA, of the same name and key as the one before if possible.
 
     Then clients that know only the CA's certificate of before trust what this one signs, for as
     long as theirs lasts; and certificates of clients stay good.

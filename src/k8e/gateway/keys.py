@@ -94,7 +94,7 @@ class ClientCertificates:
         self._logins = 0
 
     def ca_certificate(self) -> str:
-        """Our CA's certificate; it is no secret."""
+        """Our CA's certificate, which is not secret."""
         return (self._tls_folder / tls.CA_CERT).read_text("ascii")
 
     async def issue(self, principal: Principal, csr: str, device: str) -> Issued:
@@ -145,7 +145,7 @@ def _quota(call: dict[str, Any]) -> KeyQuota:
 
 
 def _describe_with_secret(made: Created) -> dict[str, Any]:
-    """A key with its secret, which only the answer to its creation has."""
+    """A key with its secret, for the answer to its creation alone."""
     return {**_describe(made.key), "key": made.secret, "e2b_key": E2B_PREFIX + made.secret}
 
 

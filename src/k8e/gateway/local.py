@@ -1,4 +1,4 @@
-"""The unix socket: local clients speak frames, and the kernel says who they are."""
+"""The unix socket: local clients speak frames, and the kernel identifies them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import NamedTuple, cast
 
 from k8e.admission import Admission, UnknownConnection
 from k8e.audit.act import Act, AuditCaller
-from k8e.gateway.frames import MAX_UNREAD, Conversation
+from k8e.gateway.frames import MAX_UNREAD, ClientConnection
 from k8e.gateway.identity import LOCAL, UnknownPeer
 from k8e.gateway.service import Gateway
 from k8e.guest import wire
@@ -23,11 +23,11 @@ log = logging.getLogger(__name__)
 
 _PEER = struct.Struct("3i")  # pid, uid, gid
 MAX_SILENT = 512
-"""Connections that have not said anything yet; beyond that, the oldest of them ends."""
+"""Connections that have sent nothing yet; beyond that number, the oldest of them is closed."""
 
 
 class Known(NamedTuple):
-    """A caller, and how we know it."""
+    """A caller, and how it was identified."""
 
     principal: Principal
     caller: AuditCaller
@@ -39,7 +39,7 @@ class LocalProtocol(asyncio.Protocol):
     def __init__(
         self, gateway: Gateway, known: Known | None = None, admission: Admission | None = None
     ) -> None:
-        """``known`` is who calls, where the kernel need not be asked.
+        """``known`` is the caller, if the kernel need not be asked.
 
         ``admission`` has places for connections that say nothing.
         """
@@ -48,7 +48,7 @@ class LocalProtocol(asyncio.Protocol):
         self._admission = admission
         self._place: UnknownConnection | None = None
         self._splitter = wire.Splitter(wire.MAX_REQUEST)
-        self._conversation: Conversation | None = None
+        self._client: ClientConnection | None = None
         self._transport: asyncio.Transport | None = None
         self._outgoing = Outgoing()
         self._last = 0  # channel that was opened
@@ -64,7 +64,7 @@ class LocalProtocol(asyncio.Protocol):
         # Above what all windows of an operation hold, so that a client that reads last may
         # send first; it is bounded, so that no client makes us hold answers without end.
         self._transport.set_write_buffer_limits(MAX_UNREAD)
-        self._conversation = Conversation(
+        self._client = ClientConnection(
             self._gateway, known.principal, self._outgoing.send, known.caller
         )
         self._gateway.farewells.add(self._say_goodbye)
@@ -82,7 +82,7 @@ class LocalProtocol(asyncio.Protocol):
         return None
 
     def data_received(self, data: bytes) -> None:
-        if self._conversation is None or self._transport is None:
+        if self._client is None or self._transport is None:
             return
         try:
             with batch:
@@ -92,7 +92,7 @@ class LocalProtocol(asyncio.Protocol):
                         self._place = None
                     if kind == wire.CALL:
                         self._last = channel
-                    self._conversation.receive(kind, channel, body)
+                    self._client.receive(kind, channel, body)
         except wire.WireError as error:
             log.warning("closed a local connection: %s", error)
             self._transport.abort()
@@ -106,7 +106,7 @@ class LocalProtocol(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _say_goodbye(self) -> None:
-        """Tell which calls were read, so that a client can send the others to the next gateway."""
+        """Report which calls were read, so that a client can send the others elsewhere."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
             self._outgoing.send(wire.GOODBYE, 0, wire.CREDIT_BODY.pack(self._last))
@@ -115,8 +115,8 @@ class LocalProtocol(asyncio.Protocol):
         self._gateway.farewells.discard(self._say_goodbye)
         if self._place is not None:
             self._place.leave()
-        if self._conversation is not None:
-            self._conversation.close()
+        if self._client is not None:
+            self._client.close()
 
 
 async def listen(gateway: Gateway, path: Path) -> asyncio.Server:

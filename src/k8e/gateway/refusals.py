@@ -21,7 +21,7 @@ class Refusal(NamedTuple):
 
 
 def describe(error: Exception) -> Refusal:
-    """Describe ``error`` to a caller; only the log gets unexpected ones, as they name our files."""
+    """Describe ``error`` to a caller; unexpected ones go to the log only: they name our files."""
     if database.is_full(error):
         error = database.full()
     if isinstance(error, errors.K8eError):

@@ -264,7 +264,7 @@ class Gateway:
         """Called with the address of the gRPC endpoint, once there is one."""
         self.describe_database: Callable[[], dict[str, Any]] = dict
         """What an administrator may know of a database that several gateways share."""
-        self.conversations: set[object] = set()
+        self.connections: set[object] = set()
         self.farewells: set[Callable[[], None]] = set()
         """Called when the gateway has stopped, so that connections can say so."""
         self.on_refusal: list[Callable[[Exception, Act | None], None]] = []

@@ -1,7 +1,7 @@
 """Signs a client's CSR, as a process: ``python -m k8e.gateway.signer FOLDER``.
 
 A CSR is a stranger's file, so it is parsed away from the gateway, by a process with little time and
-memory. Nothing of it is used but its public key: name, validity and purpose are ours.
+memory. Only its public key is used: name, validity and purpose are ours.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def sign(folder: Path, csr: str, name: str, not_after: float) -> dict[str, str]:
 
 
 def _public_key(csr: str) -> PublicKey:
-    """The key in a CSR whose sender has the private one."""
+    """The key in a CSR whose sender has proved to have the private one."""
     try:
         request = x509.load_pem_x509_csr(csr.encode())
         public = request.public_key()

@@ -68,8 +68,8 @@ def check(data_dir: Path, running: Sequence[str], *, shared: bool = False) -> No
         database.examine(data_dir / name, len(migrations))
     gone = sorted(_made(data_dir) - _there(data_dir) - (SHARED if shared else set()))
     if gone and not (running and SESSIONS in gone):
-        # A new one would be weaker without a word: no approver's secret, no deleted keys, no limits
-        # that a template had set, no trace of what was done.
+        # A new one would silently be weaker: no approver's secret, no deleted keys, no limits that
+        # a template had set, no record of what was done.
         raise errors.StateUnusable(
             f"{' and '.join(str(data_dir / name) for name in gone)} was made by a gateway and is "
             "gone or empty",
@@ -77,7 +77,7 @@ def check(data_dir: Path, running: Sequence[str], *, shared: bool = False) -> No
             "anything that was in it",
         )
     if running and not shared and not database.is_there(data_dir / SESSIONS):
-        # A new one would know no session, and all of these would be taken for leftovers.
+        # A new one would know no session, and these would all be taken for leftovers.
         raise errors.StateUnusable(
             f"the database {data_dir / SESSIONS} is gone, but {len(running)} sandboxes still run",
             hint="put a copy of it back; or give these sandboxes up: k8e gateway repair, which "
@@ -103,13 +103,13 @@ def _made(data_dir: Path) -> set[str]:
     except errors.UNREADABLE:
         raise errors.StateUnusable(
             f"{path} cannot be read, so it is unknown whether something is missing",
-            hint="look whether all databases and the audit trail are there, and let "
-            "`k8e gateway repair` write it anew",
+            hint="check that all databases and the audit trail are there, and let "
+            "`k8e gateway repair` write it again",
         ) from None
 
 
 def remember(data_dir: Path) -> None:
-    """Record which stores exist; on a full disk, the next start or end of a gateway does."""
+    """Record which stores exist; if the disk is full, the next start or end of a gateway does."""
     there = _there(data_dir)
     if there == _made(data_dir):
         return
@@ -132,7 +132,7 @@ def _write_made(data_dir: Path, names: Iterable[str]) -> None:
 
 @dataclass(frozen=True)
 class Repaired:
-    """What became of one database."""
+    """The result of repairing one database."""
 
     name: str
     kept: str = ""
@@ -148,7 +148,7 @@ class Repaired:
 
 
 def repair(data_dir: Path) -> list[Repaired]:
-    """Make usable databases of damaged ones, out of what can be read; no gateway may be running.
+    """Repair damaged databases as far as they can be read; no gateway may be running.
 
     The damaged ones are kept beside them. One of a newer release is an error, and left alone.
     """
@@ -165,7 +165,7 @@ def repair(data_dir: Path) -> list[Repaired]:
 
 
 def _make_missing(data_dir: Path) -> list[Repaired]:
-    """New ones in the place of those that are gone."""
+    """Make new databases in place of missing ones."""
     try:
         made = _made(data_dir)
     except errors.StateUnusable:
@@ -205,7 +205,7 @@ def _version(source: Path) -> int:
 
 
 def _copy_rows(source: Path, target: sqlite3.Connection) -> tuple[int, str]:
-    """Copy every row that can be read, of every table that there should be; and what cannot."""
+    """Copy every readable row of every expected table; return what could not be copied."""
     query = "SELECT name FROM sqlite_master WHERE type='table' AND name NOT LIKE 'sqlite_%'"
     rows, problems = 0, list[str]()
     with contextlib.closing(sqlite3.connect(source)) as damaged:
@@ -218,14 +218,14 @@ def _copy_rows(source: Path, target: sqlite3.Connection) -> tuple[int, str]:
             except (sqlite3.DatabaseError, OverflowError) as error:
                 problems.append(f"{table}: {error}")
             if refused:
-                problems.append(f"{table}: {refused} rows are no rows of it, or there twice")
+                problems.append(f"{table}: {refused} rows do not belong to it, or are duplicates")
     return rows, "; ".join(problems)
 
 
 def _rows(
     source: sqlite3.Connection, target: sqlite3.Connection, table: str
 ) -> Iterator[dict[str, Any]]:
-    """The rows of a table as far as they can be read, with the columns that it still has."""
+    """The readable rows of a table, with the columns that it still has."""
     wanted = {row[1] for row in target.execute(f"PRAGMA table_info({table})")}
     names = [row[1] for row in source.execute(f"PRAGMA table_info({table})")]
     columns = [name for name in names if name in wanted]

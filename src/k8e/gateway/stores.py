@@ -30,7 +30,7 @@ class TokenStore(SigningKeyStore, RevocationStore, Protocol):
 
 @dataclass(frozen=True)
 class Stores:
-    """Where a gateway writes down what it must not forget."""
+    """The databases in which a gateway keeps its state."""
 
     sessions: SessionStore
     keys: KeyStore
@@ -39,19 +39,19 @@ class Stores:
     """The database that this gateway shares with others, if it does."""
 
     def conversations(self, data_dir: Path) -> ConversationStore:
-        """Where conversations are; opened when the first one is asked for."""
+        """The store of conversations; opened when the first one is asked for."""
         if self.shared is not None:
             return self.shared.conversations
         return SqliteConversations(data_dir / "conversations.db")
 
     def tokens(self, data_dir: Path) -> TokenStore:
-        """Where signing keys and revocations are; opened when the first token is."""
+        """The store of signing keys and revocations; opened with the first token."""
         if self.shared is not None:
             return self.shared.tokens
         return SqliteTokenStore(data_dir / "tokens.db")
 
     def describe(self) -> dict[str, Any]:
-        """What an administrator may know of the database; never its password."""
+        """A description of the database for administrators; never its password."""
         if self.shared is None:
             return {}
         known = self.shared.gateways.living()
@@ -65,7 +65,7 @@ class Stores:
 
 @contextlib.asynccontextmanager
 async def opened(settings: Settings) -> AsyncGenerator[Stores]:
-    """The stores of a gateway, for as long as the block runs."""
+    """The stores of a gateway, open while the block runs."""
     if not settings.database_url:
         with contextlib.ExitStack() as stack:
             sessions = SqliteSessionStore(settings.data_dir / "sessions.db")
@@ -94,7 +94,7 @@ async def opened(settings: Settings) -> AsyncGenerator[Stores]:
 
 
 def _refuse_sessions_elsewhere(settings: Settings) -> None:
-    """Refuse a database for a gateway whose sessions are in SQLite: it would take them for none."""
+    """Refuse a database to a gateway whose sessions are in SQLite: there they would be missing."""
     path = settings.data_dir / "sessions.db"
     if not is_there(path):
         return

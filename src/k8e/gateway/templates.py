@@ -50,7 +50,7 @@ async def broken_templates(templates: Templates) -> list[dict[str, str]]:
 
 
 def _describe(principal: Principal, entry: TemplateEntry) -> dict[str, Any]:
-    """A template as this caller sees it: only administrators see paths of this machine."""
+    """A template as this caller may see it: only administrators see paths of this machine."""
     told: dict[str, Any] = {"name": entry.name, "source": entry.source, "error": entry.error}
     if entry.template is None:
         return told

@@ -1,4 +1,4 @@
-"""The gateway's certificate and its CA, and the places where clients find that.
+"""The gateway's certificate and its CA, and the places where clients find them.
 
 Making one needs ``cryptography``, whose memory the gateway would keep for good. So a child process
 does it (:mod:`k8e.gateway.issuer`) and writes down beside the certificate what the gateway needs
@@ -38,7 +38,7 @@ PUBLISHED_RECORD = "published.json"
 
 
 def publish_ca(data_dir: Path, certificate: bytes) -> None:
-    """Put the CA's certificate where everybody on this machine can read it; it is no secret."""
+    """Write the CA's certificate where every user of this machine can read it; it is not secret."""
     record = data_dir / "tls" / PUBLISHED_RECORD
     if data_dir == settings.SERVER_GATEWAY:  # clients know the server's folder alone
         data_dir = settings.SYSTEM_DATA
@@ -49,7 +49,7 @@ def publish_ca(data_dir: Path, certificate: bytes) -> None:
             with contextlib.suppress(FileExistsError):
                 (data_dir / name).mkdir()
                 (data_dir / name).chmod(0o755)
-        # Before any file is written: whoever is killed in between must know it as ours again.
+        # Before any file is written: a gateway that is killed in between must recognise it as ours.
         record.write_text(json.dumps(sorted({*before, digest})), "ascii")
         written = [_write(data_dir / name, certificate, before) for name in PLACES]
         if all(written):
@@ -121,7 +121,7 @@ class Certificates:
         return not {name, wildcard}.isdisjoint(names(self._more_names))
 
     async def load(self) -> None:
-        """Make or renew the certificate where needed, and read it."""
+        """Read the certificate, and make or renew it first if needed."""
         if due(self.folder, time.time(), self._more_names):
             await make_in_child("issuer", str(self.folder), *self._more_names)
         elif self._identity is not None:
@@ -187,13 +187,13 @@ def fingerprint(folder: Path) -> str:
 
 
 def checksum(folder: Path) -> str:
-    """Of everything that must fit together."""
+    """A checksum of everything that must fit together."""
     parts = [(folder / name).read_bytes() for name in (CA_CERT, CERT, KEY)]
     return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
 async def make_in_child(module: str, folder: str, *arguments: str, given: bytes = b"") -> bytes:
-    """The output of a module of this package, which is run as a process of its own."""
+    """The output of a module of this package that runs as a process of its own."""
     # -P: without it the working directory, which any user may own, comes first on the import path.
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", f"k8e.gateway.{module}", folder, *arguments),

@@ -9,8 +9,8 @@ for code, compiles it into the file, and leaves the interpreter as ``python3 -c`
 
 It talks to ``warm.py`` by a socket: it says ``r`` (ready), takes a message and the one byte that
 follows it, says ``b`` and begins; or says ``n`` (not me) and ends, and the guest starts another.
-Whoever takes that byte decides: it is taken back from one that does not answer. An interpreter of
-another version than those that this was tried with says ``o``, and no other one is started.
+The end that takes that byte decides: the guest takes it back if the interpreter does not answer. An
+interpreter of a version that this was not tested with says ``o``, and no other one is started.
 """
 
 # Python's own insides have no types.
@@ -26,13 +26,13 @@ from typing import Any
 
 TESTED = ((3, 9), (3, 12))  # later ones show lines of the code in tracebacks, by other means
 FILE = 100  # the descriptor of the file that Python runs
-CONTROL, STDIN = 101, 102  # and where those go that it was given, to be closed with one call
+CONTROL, STDIN = 101, 102  # where its standard streams go, to be closed with one call
 HEADER_BYTES = 16
 FAMILIAR = compile("for x in (1,):\n    print(x)\n", "<string>", "exec", 0, True)
 
 
 def become_warm() -> None:
-    """Stand in for the loader, then let the system's own ``sitecustomize`` do its work."""
+    """Act as the loader, then let the system's own ``sitecustomize`` do its work."""
     external: Any = sys.modules["_frozen_importlib_external"]
     folder, control, stdin, *modules = posix.environ[b"K8E_BOOT"].decode().split()
     if not TESTED[0] <= sys.version_info[:2] <= TESTED[1]:
@@ -59,23 +59,23 @@ def become_warm() -> None:
         loader = sys.modules["_frozen_importlib"].BuiltinImporter
         if script:
             loader = external.SourceFileLoader("__main__", script)
-        globals().clear()  # they and this function hold each other
+        globals().clear()  # without this the two hold references to each other
         return loader
 
     external.SourcelessFileLoader = stand_in
     sys.path.remove(folder)
     sys.path_importer_cache.pop(folder, None)
     del sys.modules["sitecustomize"]
-    # If there is none, site wants to know.
+    # If there is none, site asks for it by name.
     import sitecustomize  # noqa: F401 # pyright: ignore[reportMissingImports, reportUnusedImport]
 
 
 def preload(modules: list[str]) -> tuple[set[str], bytes]:
-    """Import modules; the names that now mean them, and the variables that they looked at.
+    """Import modules; return the names they are bound to, and the variables that they read.
 
     A program's folder could have files of those names; and where those variables differ, a module
-    might have done something else. One that cannot be imported in silence is told to the guest, and
-    another interpreter has to do without it.
+    might have done something else. A module that cannot be imported without output is reported to
+    the guest, and another interpreter does without it.
     """
     if not modules:
         return set(), b""
@@ -92,7 +92,7 @@ def preload(modules: list[str]) -> tuple[set[str], bytes]:
             seen.add(b"*")
             return super().__iter__()
 
-    for name in (b"PYTHONPATH", b"K8E_BOOT"):  # ours, and no module's business
+    for name in (b"PYTHONPATH", b"K8E_BOOT"):  # ours, and of no concern to a module
         known.pop(name, None)
         posix.unsetenv(name)
     sys.modules["os"].environ._data = Watched(known)
@@ -108,7 +108,7 @@ def preload(modules: list[str]) -> tuple[set[str], bytes]:
 
 
 def import_silently(modules: list[str]) -> list[bytes]:
-    """Import them; why some should not have been, in words that begin with the module's name."""
+    """Import modules; return why some must not be imported ahead: ``NAME: reason`` each."""
     heard = posix.memfd_create("heard")
     streams = [posix.dup(1), posix.dup(2)]
     reasons: list[bytes] = []
@@ -138,10 +138,10 @@ def import_silently(modules: list[str]) -> list[bytes]:
 
 
 def settle(main: dict[str, Any]) -> None:
-    """Do now what would take time later; and let the end not search through what never changes.
+    """Do slow work in advance, and keep the garbage collector away from what never changes.
 
     The names of the program stay where the collector sees them: at the end it finds cycles there.
-    A dict is out of its sight while there is nothing in it.
+    An empty dict is not tracked by it.
     """
     import marshal
 
@@ -170,7 +170,7 @@ def prepare(path: str, names: set[str]) -> str:
     code, script, cwd, environment, wants_input = marshal.loads(message)  # noqa: S302 - the guest's
     try:
         text = code.decode("utf-8")
-        # Only a file can say how it is encoded.
+        # Only a file can declare its encoding.
         source = code if script else text + "\n"
         program = marshal.dumps(compile(source, script or "<string>", "exec", 0, True))
         posix.chdir(cwd)
@@ -178,7 +178,7 @@ def prepare(path: str, names: set[str]) -> str:
             raise ImportError("the program may mean a module in its folder")
         set_environment(environment)
     except BaseException:
-        # A new interpreter has the right words for it.
+        # A new interpreter prints the right message.
         posix.write(CONTROL, b"n")
         posix._exit(1)
     posix.pwrite(FILE, program, HEADER_BYTES)
@@ -188,7 +188,7 @@ def prepare(path: str, names: set[str]) -> str:
     sys.path_importer_cache.pop(path, None)
     if script:
         main["__file__"] = script
-        sys.path_importer_cache[script] = None  # Python has looked whether it is a folder
+        sys.path_importer_cache[script] = None  # Python has checked whether it is a folder
     else:
         del main["__file__"], main["__cached__"]
     sys.argv[:] = [script or "-c"]
@@ -199,7 +199,8 @@ def prepare(path: str, names: set[str]) -> str:
     try:
         posix.write(CONTROL, b"b")
     except OSError:
-        pass  # the guest has waited long, found that byte taken, and hung up: it is our program
+        # The guest waited too long, found the byte taken, and hung up: the program is ours to run.
+        pass
     posix.closerange(FILE, STDIN + 1)
     return script
 
@@ -215,7 +216,7 @@ def read_exactly(fd: int, size: int) -> bytes:
 
 
 def set_environment(pairs: list[tuple[bytes, bytes]]) -> None:
-    """Have these variables and no others, in this order: for us, and for programs we start."""
+    """Set exactly these variables, in this order, for this process and its children."""
     known: dict[bytes, bytes] = sys.modules["os"].environ._data
     for name in list(known):
         posix.unsetenv(name)
@@ -226,7 +227,7 @@ def set_environment(pairs: list[tuple[bytes, bytes]]) -> None:
 
 
 def open_stdin(fd: int) -> None:
-    """Read from ``fd``, by the same objects that Python makes when it starts."""
+    """Read from ``fd`` through the same objects that Python makes when it starts."""
     io = sys.modules["io"]
     posix.dup2(fd, 0)
     raw = io.open(0, "rb", -1, None, None, None, False)

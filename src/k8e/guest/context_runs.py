@@ -1,7 +1,7 @@
-"""Runs of code in a context, and how each language's program is told them.
+"""Runs of code in a context, and the protocol of each language's program.
 
 A talk turns a cell into the bytes that the program reads, and what the program says into messages:
-``(kind, number of the cell, value)``. The program is hostile: what is malformed is a WireError.
+``(kind, number of the cell, value)``. The program is hostile: malformed messages raise WireError.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ERROR_TEXT = {"name": 1 << 10, "value": 16 << 10, "traceback": 80 << 10}  # char
 
 
 class CellExec(Exec):
-    """Waits in the line of its context, runs, and ends; all that an exec can be asked, it can."""
+    """A run in a context: it waits in line, runs and ends; with the operations of an exec."""
 
     def __init__(self, loop: Loop, exec_id: str, spec: dict[str, Any], context: Any) -> None:
         super().__init__(loop, {}, exec_id, dict(spec, tty=None))
@@ -52,19 +52,19 @@ class CellExec(Exec):
         self.pid = context.pid
 
     def set_deadline(self) -> None:
-        """It is in line, so its time runs."""
+        """Start the clock of its time-out."""
         if self._timeout and self.code is None:
             self._deadline = self._loop.later(self._timeout, self._time_out)
 
     @property
     def is_waiting(self) -> bool:
-        """Whether others come before it."""
+        """Whether other runs come before it."""
         return self.code is None and self.context.current is not self
 
     # Output.
 
     def show(self, value: dict[str, Any]) -> None:
-        """Take a result; what is unreadable or too much is left out, and that is told."""
+        """Take a result. Unreadable or oversized ones are left out, and the output says so."""
         record = checked_record(value)
         if record is None or self.output.held > MAX_UNREAD_SHOWN:
             self.output.truncated = True
@@ -77,14 +77,14 @@ class CellExec(Exec):
     # Ending.
 
     def abandon(self) -> None:
-        """Nobody wants what comes of it: stop it, and leave the context as it is."""
+        """Stop it because its result is no longer wanted; the context stays."""
         if self.is_waiting:
             self.end(128 + signal.SIGINT, status="killed")
         elif self.code is None:
             self.context.interrupt()
 
     def terminate(self, status: str) -> None:
-        """Interrupt it; if that does not help, end the context with it."""
+        """Interrupt it; if that does not help, end the whole context."""
         if self.code is not None:
             return
         if self.status == "running":
@@ -110,7 +110,7 @@ class CellExec(Exec):
     def end(
         self, code: int, *, error: dict[str, str] | None = None, status: str = "completed"
     ) -> None:
-        """It is over: in the words of its program, or of the guest."""
+        """End it with an error from its program or from the guest."""
         if self.code is not None:
             return
         self.context.drop(self)
@@ -146,7 +146,7 @@ class CellExec(Exec):
 
 
 def checked_record(value: dict[str, Any]) -> bytes | None:
-    """A result as it travels on; None if it is not one."""
+    """The record of a result to pass on; None if it is malformed."""
     data: Any = value.get("data")
     left_out: Any = value.get("left_out")
     if not isinstance(data, dict) or len(data) > MAX_WAYS:
@@ -164,7 +164,7 @@ def checked_record(value: dict[str, Any]) -> bytes | None:
 
 
 def checked_error(value: dict[str, Any]) -> dict[str, str] | None:
-    """What went wrong in a cell, as its program tells; None if it says nothing of the kind."""
+    """The error of a cell as its program reported it; None if it is malformed."""
     if not isinstance(value.get("name"), str):
         return None
     found = {key: value.get(key) for key in ERROR_TEXT}
@@ -177,11 +177,11 @@ def between_cost(data: bytes) -> int:
     return len(data) + CHUNK_COST
 
 
-MAX_MESSAGE = 8 << 20  # bytes that a program may say at once
-MAX_WORD = 512 << 10  # the same, of what has no content: that it is ready, how a cell ended
+MAX_MESSAGE = 8 << 20  # bytes of one message of a program
+MAX_WORD = 512 << 10  # the same, for messages without content: ready, end of a cell
 MAX_LINE = 256
-BEGINS = "begins"  # what bash says of a cell when it has read what it is to do
-RESULT_KEYS = 4  # those of a record, and whether the program waits for an answer
+BEGINS = "begins"  # what bash prints once it has read the whole line of a cell
+RESULT_KEYS = 4  # keys of a record, and whether the program waits for an answer
 CONTEXT_LANGUAGES = {
     "python": "python",
     "python3": "python",
@@ -197,22 +197,22 @@ CONTEXT_LANGUAGES = {
 
 
 def kernel_folder() -> str:
-    """Where the programs of a packed guest are."""
+    """The folder with the programs of a packed guest."""
     return os.path.splitext(sys.argv[0])[0].replace("guest-", "kernels-")
 
 
 class FramedTalk:
-    """With a program that speaks frames: Python's and Node's."""
+    """Talks to programs that speak frames: Python's and Node's."""
 
     reads_stdin = False
-    stops_by_word = False  # whether the program stops a cell when it is told, without a signal
+    stops_by_word = False  # whether the program stops a cell on a message alone, without a signal
 
     def __init__(self, argv: list[str]) -> None:
         self._argv = argv
         self._splitter = Splitter(MAX_MESSAGE)
 
     def command(self, control: int) -> list[str]:
-        """What to start; ``control`` is the descriptor that it inherits."""
+        """The command to start; it inherits the descriptor ``control``."""
         return [*self._argv, str(control)]
 
     def request(self, number: int, code: bytes, env: dict[str, str]) -> bytes:
@@ -231,7 +231,7 @@ class FramedTalk:
         return told
 
     def interruption(self, number: int) -> bytes:
-        """What tells the program, before any signal, for which cell that is."""
+        """The message that tells the program, before any signal, which cell is interrupted."""
         return frame(CANCEL, number)
 
     def has_begun(self, number: int) -> bool:
@@ -239,17 +239,17 @@ class FramedTalk:
         return True
 
     def finished(self) -> None:
-        """A cell has ended."""
+        """Note that a cell has ended."""
 
 
 class NodeTalk(FramedTalk):
-    """Node cannot tell for which cell a signal was, and one at the wrong moment would end it."""
+    """Node cannot tell which cell a signal was for, and one at the wrong moment would end it."""
 
     stops_by_word = True
 
 
 class BashTalk:
-    """With an interactive bash: it reads lines from the socket, and its prompt says a cell's end.
+    """Talks to an interactive bash: it reads lines from the socket; its prompt marks a cell's end.
 
     Only an interactive shell survives an interrupt, with all of its variables. The code is in a
     file, because bash reads what it is typed byte by byte.
@@ -328,7 +328,7 @@ class BashTalk:
 
 
 def _quote(text: bytes) -> bytes:
-    """As a shell reads it back."""
+    """Quote for a shell."""
     return b"'" + text.replace(b"'", b"'\\''") + b"'"
 
 

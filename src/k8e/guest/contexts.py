@@ -2,14 +2,14 @@
 
 A context is a program of the session like any other (same user, own process session, same limits)
 that takes one cell of code after the other. What it prints goes to the cell that runs, and between
-two cells is kept for the next. It says results and ends on a socket of its own, so it can lie about
-nobody but itself.
+two cells is kept for the next. It reports results and ends on a socket of its own, so it can lie
+only about itself.
 
-Such a child is a copy of bash that is about to become a program. What it hears until then is
+A new child of bash is a copy of bash that is about to become a program. A signal until then is only
 noted by a handler that the program does not have; and bash holds interrupts back while it makes
-one, so that afterwards it hears alone. Then either bash waits for a program that does not know that
-it should end, or it goes on without it, and waits for it in the middle of the next cell. So who
-was a copy, or was not there, hears it again as soon as it is a program.
+one, so that afterwards only bash gets it. Then either bash waits for a program that does not know
+that it should end, or it goes on without it, and waits for it in the middle of the next cell. So a
+child that was a copy then, or did not exist yet, is signalled again as soon as it is a program.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from k8e.guest.spawn import BASE_ENV, WORKSPACE, kill_session, read_stat, spawn
 from k8e.guest.streams import BUFFER
 from k8e.guest.wire import CALL, CANCEL, ERR, EXIT, HELLO, OUT, RESULT, SHOW, WireError, frame, pack
 
-LOOKS = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)  # seconds from each look to the next
+LOOKS = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)  # seconds between two checks
 
 
 class Interrupt:
@@ -39,7 +39,8 @@ class Interrupt:
         self._leader = leader
         self._left: list[int] | None = None
         self._looks = list(LOOKS)
-        # Who is a program now hears it. It is told once: a program may need time to tidy up.
+        # Processes that are programs by now get the signal, and only once: a program may need time
+        # to tidy up.
         self._heard = {pid for pid, name in self._children() if name != self._own_name()}
         try:
             os.killpg(leader, signal.SIGINT)
@@ -48,12 +49,12 @@ class Interrupt:
         self._later()
 
     def cell_ended(self) -> None:
-        """From now on, new children are the next cell's."""
+        """New children belong to the next cell from now on."""
         if self._left is None:
             self._left = [pid for pid, _ in self._children() if pid not in self._heard]
 
     def forget(self) -> None:
-        """Look no more: another one comes, or there is nobody left to hear it."""
+        """Stop watching: there is a newer interrupt, or no process left to signal."""
         self._looks.clear()
 
     def _later(self) -> None:
@@ -65,8 +66,9 @@ class Interrupt:
         for pid, called in self._children():
             if pid in self._heard or (self._left is not None and pid not in self._left):
                 continue
-            # A copy that stays one is a subshell, and may have missed it as well. While bash waits
-            # for it, the cell goes on, and all of it is interrupted once more.
+            # A copy of bash that never becomes a program is a subshell, and may have missed the
+            # signal as well. While bash waits for it, the cell goes on, and all of it is
+            # interrupted once more.
             if called != name or (self._left and not self._looks):
                 self._heard.add(pid)
                 try:
@@ -80,7 +82,7 @@ class Interrupt:
         return found[0] if found is not None else ""
 
     def _children(self) -> list[tuple[int, str]]:
-        """The pids and names of bash's own children in its group; theirs are theirs to end."""
+        """The pids and names of bash's own children in its group; theirs are up to them."""
         found: list[tuple[int, str]] = []
         for name in os.listdir(proc_folder()):
             stat = read_stat(proc_folder(), int(name)) if name.isdigit() else None
@@ -91,18 +93,20 @@ class Interrupt:
 
 START_PATIENCE = 60.0  # seconds that the program has to be ready for code
 MAX_WAITING = 16  # cells in the line of one context
-BETWEEN_MOST = 64 << 10  # bytes that are kept of what is printed between cells
+# Bytes of output between cells that are kept.
+BETWEEN_MOST = 64 << 10
 UNTAKEN_MOST = 64 << 10  # bytes of answers that its program may leave unread
 CONTROL_READ = 64 << 10
 DRAINED = 4  # reads of each stream, before a result that came after it counts
 DRAINED_LAST = (1 << 20) // PIPE_READ + 1  # the same at the end: all that a pipe can hold
 DRAINED_AHEAD = 4 * BUFFER  # bytes without a reader; then results overtake what is printed
-WORD_SECONDS = 0.05  # that a program which stops cells by itself has, before its children hear it
+# Time for a program that stops cells by itself, before its children are signalled.
+WORD_SECONDS = 0.05
 AGAIN, AGAIN_SECONDS = 3, 1.0  # signals to one that goes on, and how long after
 
 
 def _group_members(leader: int) -> list[int]:
-    """The programs in the process group of ``leader``, but not ``leader`` itself."""
+    """The processes in the process group of ``leader``, except ``leader`` itself."""
     members: list[int] = []
     for name in os.listdir(proc_folder()):
         stat = read_stat(proc_folder(), int(name)) if name.isdigit() else None
@@ -112,7 +116,7 @@ def _group_members(leader: int) -> list[int]:
 
 
 class ContextRefused(Exception):
-    """What a context cannot do, with a code that the host knows."""
+    """A request that a context cannot fulfil, with a code that the host knows."""
 
     def __init__(self, code: str, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -140,14 +144,14 @@ class Context:
         self._outgoing = bytearray()
         self._talk = talk_in(language, name)
         self._pressed: Interrupt | None = None
-        self._told: CellExec | None = None  # the cell of which its program was told to stop it
+        self._told: CellExec | None = None  # the cell that its program was asked to stop
         self._signal_due = False
         self._next_signal: Timer | None = None
 
     # Starting.
 
     def start(self, session_env: dict[str, str]) -> None:
-        """Start its program; OSError if that cannot be."""
+        """Start its program; raises OSError if that fails."""
         env = dict(BASE_ENV, **session_env)
         env.setdefault("MPLBACKEND", "agg")
         self._talk = talk_in(self.language, self.id)
@@ -202,7 +206,7 @@ class Context:
                 self._loop.watch(fd, READ, lambda _, fd=fd: self._on_output(fd))
 
     def _on_output(self, fd: int) -> bool:
-        """Take one read's worth; False when nothing more is there for now."""
+        """Read once; False when there is nothing more for now."""
         try:
             data = os.read(fd, PIPE_READ)
         except BlockingIOError:
@@ -224,7 +228,7 @@ class Context:
         return True
 
     def _keep(self, kind: int, data: bytes) -> None:
-        """Printed between two cells: the newest of it belongs to the next one."""
+        """Keep the newest of what was printed between two cells, for the next one."""
         self._between.append((kind, data))
         while sum(between_cost(data) for _, data in self._between) > BETWEEN_MOST:
             if len(self._between) == 1:
@@ -255,7 +259,7 @@ class Context:
         except OSError:
             data = b""
         if not data:
-            # It may have closed its end; then nothing can be asked of it any more.
+            # It may have closed its end; then it can take no more cells.
             self._loop.unwatch(control.fileno())
             self._loop.later(1.0, lambda: self._closed(control))
             return
@@ -274,7 +278,7 @@ class Context:
         if kind == HELLO and self.state == "starting":
             self._drain(DRAINED)
             if self.language == "bash":
-                self._between.clear()  # that it has no terminal
+                self._between.clear()  # bash reports that it has no terminal
             self.state = "ready"
             self._next()
         elif kind == SHOW:
@@ -309,7 +313,7 @@ class Context:
             self._loop.watch(control.fileno(), READ | WRITE, self._on_control)
             return
         except OSError:
-            self._outgoing.clear()  # its end is told by others
+            self._outgoing.clear()  # other code reports its end
             return
         self._loop.watch(control.fileno(), READ, self._on_control)
         self._signal_when_begun()
@@ -349,7 +353,7 @@ class Context:
             execution.output.add(kind, data)
 
     def drop(self, execution: CellExec) -> None:
-        """A cell is over, or will not run."""
+        """Remove a cell that is over or will not run."""
         if execution in self._line:
             self._line.remove(execution)
         if self.current is execution:
@@ -363,7 +367,7 @@ class Context:
             self._loop.later(0, self._next)
 
     def skip(self) -> bool:
-        """End the cell that would run next; whether there was one."""
+        """End the cell that would run next; return whether there was one."""
         if not self._line:
             return False
         value = "it was interrupted before it began"
@@ -376,7 +380,7 @@ class Context:
         current = self.current
         if current is None:
             return
-        if self._paused:  # else it could not say its last words, for want of a reader
+        if self._paused:  # else its last output would have no reader
             current.output.ring = True
             self.listen()
         self._signal_due = True
@@ -384,9 +388,9 @@ class Context:
         self._tell(b"" if is_told else self._talk.interruption(current.number))
 
     def _signal_when_begun(self) -> None:
-        """Send the signal that is due, once the program has all that was said before it.
+        """Send a pending signal, once the program has read all earlier messages.
 
-        One that comes while the program still reads the cell would stop nothing.
+        A signal that comes while the program still reads the cell would stop nothing.
         """
         current = self.current
         if not self._signal_due or current is None or self._outgoing:
@@ -398,7 +402,7 @@ class Context:
             self._press_later(current, WORD_SECONDS, AGAIN)
             return
         self._press()
-        if self.language == "bash":  # a subshell that it is just about to make takes no notice
+        if self.language == "bash":  # a subshell that it is just about to make does not notice
             self._press_later(current, AGAIN_SECONDS, AGAIN)
 
     def _forget_signals(self) -> None:
@@ -423,7 +427,7 @@ class Context:
             pass  # it has ended
 
     def _press_later(self, current: CellExec, seconds: float, again: int) -> None:
-        """Signal it if it goes on until then: so it waits for a program, or missed the last one."""
+        """Signal again if the cell goes on: it waits for a child, or missed the last signal."""
 
         def press() -> None:
             self._next_signal = None
@@ -437,12 +441,12 @@ class Context:
     # Ending.
 
     def kill(self, because: str) -> None:
-        """End it and everything that it started."""
+        """Kill it and everything that it started."""
         if self.state != "ended":
             self._end(because, 128 + signal.SIGKILL, "killed")
 
     def exited(self, wait_status: int) -> None:
-        """Its program has ended by itself."""
+        """Handle the end of its program."""
         if self.state == "ended":
             return
         code = os.waitstatus_to_exitcode(wait_status)
@@ -458,7 +462,7 @@ class Context:
             self._pressed.forget()
             self._pressed = None
         if self.current is None and self._line:
-            self._give_between(self._line[0])  # why it did not start, perhaps
+            self._give_between(self._line[0])  # may explain why it did not start
         self._drain(DRAINED_LAST)
         self.state, self.ended_because = "ended", because
         self._talk.finished()
@@ -493,7 +497,7 @@ class Context:
 
 
 class Leader:
-    """The process of a context, for whoever reaps it; a restarted context has another."""
+    """The process of a context, as the reaper sees it; a restarted context has a new one."""
 
     def __init__(self, context: Context) -> None:
         self.pid = context.pid
@@ -519,12 +523,12 @@ def check_folder(cwd: str) -> str:
 
 
 MAX_CONTEXTS = 32
-INTERRUPT_GRACE = 5.0  # seconds that code has to stop, before the caller is told that it did not
+INTERRUPT_GRACE = 5.0  # seconds that code has to stop, before the caller hears that it did not
 LONGEST_PATIENCE = 60.0
 
 
 class Contexts:
-    """All contexts of the sandbox. ``table`` is where its execs are."""
+    """All contexts of the sandbox. ``table`` holds their execs."""
 
     def __init__(self, loop: Loop, table: Any) -> None:
         self._loop = loop
@@ -541,7 +545,7 @@ class Contexts:
         }
 
     def run(self, exec_id: str, spec: dict[str, Any]) -> CellExec:
-        """Put code in the line of a context, which is made if that was asked for."""
+        """Queue code in a context, which is made first if the call asks for that."""
         context = self._by_id.get(spec["context"])
         if context is None:
             if not spec.get("make_context"):
@@ -581,7 +585,7 @@ class Contexts:
         try:
             context.start(self._table.env)
         except OSError as error:
-            # As for execs: those that only wait make room.
+            # As for execs: interpreters that only wait make room.
             if error.errno != errno.EAGAIN or not self._table.warmth.clear():
                 raise
             context.start(self._table.env)
@@ -621,7 +625,7 @@ class Contexts:
         context = self._get(spec)
         grace = min(max(0.0, float(spec.get("grace", INTERRUPT_GRACE))), LONGEST_PATIENCE)
         if context.current is None:
-            # It is starting, perhaps: then the one for which it starts is meant.
+            # It may still be starting: then the cell that it starts for is meant.
             answer = {"interrupted": context.skip(), "stopped": True}
             channel.send(RESULT, pack(dict(context.describe(), **answer)))
             return
@@ -637,7 +641,7 @@ def _unknown(name: Any) -> ContextRefused:
 
 
 class Interruption:
-    """Interrupts what a context runs; the caller is told when it stopped, or that it did not."""
+    """Interrupts a running cell, and answers when it stopped or when time is up."""
 
     def __init__(self, loop: Loop, context: Context, channel: Any) -> None:
         self._loop = loop

@@ -1,7 +1,7 @@
 """Execs: programs that belong to the guest, not to a connection; and the table of them.
 
 An exec has an id that its client may choose (and that makes starting it idempotent), numbered
-output, any number of readers, and it stays for a while after it ended, for whoever asks later.
+output, any number of readers, and it stays for a while after it ended, for later requests.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ from k8e.guest.wire import (
 )
 
 TERM_GRACE = 0.5  # seconds between SIGTERM and SIGKILL
-DEATH_GRACE = 1.0  # seconds between SIGKILL and an end that nobody has told
+DEATH_GRACE = 1.0  # seconds between SIGKILL and an end that was not reported
 LAST_WORDS = 0.2  # seconds that a program's output may go on after its end
-LAST_LOOKS = 10  # as often again, if a program that it left waits for a CPU
+LAST_LOOKS = 10  # as often again, if a process that it left waits for a CPU
 PIPE_READ = 64 << 10
-INPUT_HELD = 1 << 20  # bytes of input that wait for a program, from those who do not wait for it
+INPUT_HELD = 1 << 20  # bytes of input that wait for a program, from callers that do not wait
 
 
 class Exec:
@@ -72,11 +72,11 @@ class Exec:
         self, loop: Loop, leaders: dict[int, Exec], exec_id: str, spec: dict[str, Any]
     ) -> None:
         self.id = exec_id
-        # A person who looks at a terminal stops what floods it.
+        # A person at the terminal stops a flood of output.
         most = 0 if spec.get("tty") else int(spec.get("most_output") or 0)
         self.output = ExecOutput(spec.get("output") == "ring", int(spec.get("limit") or 0), most)
         self.output.on_flood = self._flooded
-        self.limits: list[str] = []  # that it has met
+        self.limits: list[str] = []  # limits that it has met
         self.kill_on_disconnect = bool(spec.get("kill_on_disconnect"))
         self.kill_on_loss = bool(spec.get("kill_on_loss"))
         self.background = bool(spec.get("background"))
@@ -97,9 +97,9 @@ class Exec:
         self._input = Input(loop)
         self._scratch: str | None = None
         self._deadline: Timer | None = None
-        self._time_left = 0.0  # of the time-out, while its clock is stopped
+        self._time_left = 0.0  # what is left of the time-out, while its clock is stopped
         self.on_exit: list[Callable[[], object]] = []
-        self.on_finish: Callable[[str, int], object] | None = None  # when all was said
+        self.on_finish: Callable[[str, int], object] | None = None  # when the last output was sent
 
     # Starting.
 
@@ -208,7 +208,7 @@ class Exec:
     # Output.
 
     def _readable(self, fd: int) -> bool:
-        """Take one read's worth; False when nothing more is there for now."""
+        """Read once; False when there is nothing more for now."""
         try:
             data = os.read(fd, PIPE_READ)
         except BlockingIOError:
@@ -250,13 +250,13 @@ class Exec:
         return reader
 
     def detach(self, reader: OutputReader, *, kill: bool, lost: bool) -> None:
-        """A reader left: for good, or (``lost``) because the link broke and may come back."""
+        """Remove a reader that left for good, or (``lost``) whose link broke and may come back."""
         if reader in self.output.readers:
             self.output.readers.remove(reader)
         if (kill and self.kill_on_disconnect) or (lost and self.kill_on_loss):
             self.abandon()
         if not lost and not self.output.readers:
-            self.output.ring = True  # nobody is waiting, so nobody may hold the program up
+            self.output.ring = True  # no reader is left, so nothing may hold the program up
         self.output.acknowledge()
         self._resume()
 
@@ -276,7 +276,7 @@ class Exec:
         self._input.end(b"\x04" if self.tty else b"")
 
     def type(self, data: bytes) -> None:
-        """Input from somebody who does not wait until the program takes it."""
+        """Take input from a caller that does not wait until the program has read it."""
         if self.code is not None or self._input.fd < 0:
             raise OSError(errno.EPIPE, "the program has ended")
         if self.input_held + len(data) > INPUT_HELD:
@@ -302,7 +302,7 @@ class Exec:
     # Ending.
 
     def hold(self, held: bool) -> None:
-        """Stop the clock of the time-out, or let it go on with what was left."""
+        """Stop the clock of the time-out, or let it go on with the time that was left."""
         if held and self._deadline is not None and self._deadline.callback is not None:
             self._time_left = max(0.001, self._deadline.when - time.monotonic())
             self._deadline.cancel()
@@ -319,21 +319,21 @@ class Exec:
         self.terminate("killed")
 
     def abandon(self) -> None:
-        """Nobody wants what comes of it."""
+        """End it because its result is no longer wanted."""
         self.terminate("killed")
 
     def terminate(self, status: str) -> None:
-        """Ask the whole session of the program to end, then make it."""
+        """Ask all processes of its session to end, then kill them."""
         if self.code is not None:
             return
         if self.status == "running":
             self.status = status
-            self._find_limits()  # now: nothing of it will be left to count
+            self._find_limits()  # now: later there is nothing left to count
         kill_session(self.pid, signal.SIGTERM)
         self._loop.later(TERM_GRACE, self.kill_now)
 
     def kill_now(self) -> None:
-        """Leave nothing of the program's session."""
+        """Kill all processes of its session."""
         # The leader may be gone while members of its session hold on; but if its pid has been
         # given to a newer exec, then its session was empty.
         if self._leaders.get(self.pid, self) is self:
@@ -342,9 +342,9 @@ class Exec:
                 self._loop.later(DEATH_GRACE, self._end_unseen)
 
     def _end_unseen(self) -> None:
-        """Who traces the leader keeps its end from us: it has one all the same.
+        """End it although a tracer of its leader hides that end from us.
 
-        Its pid stays its own, and it one of the leaders, until it can be reaped.
+        Its pid stays taken, and it stays among the leaders, until it can be reaped.
         """
         self.exited(signal.SIGKILL)
 
@@ -353,9 +353,9 @@ class Exec:
             os.killpg(self.pid, number)
 
     def exited(self, wait_status: int) -> None:
-        """The program ended: take what it left in its pipes and tell the readers."""
+        """Handle the program's end: read what it left in its pipes and tell the readers."""
         if self.code is not None:
-            return  # told before
+            return  # it was asked before
         for fd in list(self._streams):
             self._drain(fd)
         self.code = os.waitstatus_to_exitcode(wait_status)
@@ -372,18 +372,18 @@ class Exec:
         self._input.close()
         for tell in self.on_exit:
             tell()
-        if self._streams:  # helpers of a shell, as in `exec > >(cat)`, may have something to say
+        if self._streams:  # helpers of a shell, as in `exec > >(cat)`, may still write
             self._loop.later(LAST_WORDS, self._hear_out)
         else:
             self._finish()
-        self._remove_scratch()  # last: nobody waits for it, and whoever asks for it comes later
+        self._remove_scratch()  # last: no caller waits for it, and requests for it come later
 
     def _find_limits(self, words: bytes = b"") -> None:
         if not self.limits:
             self.limits = limits_met(self.output.complaints + words)
 
     def _hear_out(self, looks: int = LAST_LOOKS) -> None:
-        """Finish when nothing that the program left has work to do; on a busy machine it may."""
+        """Finish when the processes that the program left are idle; a busy machine takes longer."""
         if self._streams and looks and session_has_work(self.pid):
             self._loop.later(LAST_WORDS, lambda: self._hear_out(looks - 1))
         else:
@@ -391,12 +391,12 @@ class Exec:
 
     def _finish(self) -> None:
         if not self.output.finished:
-            self.output.on_flood = None  # nothing collects what refers to itself
+            self.output.on_flood = None  # the garbage collector is off, so cycles would stay
             self._say_all()
             self._listen()
 
     def _say_all(self) -> None:
-        """Tell its readers, and whoever follows all programs, that nothing more will come."""
+        """Tell its readers, and followers of all programs, that there is no more output."""
         self.output.copy = None
         self.output.finish()
         told, self.on_finish = self.on_finish, None
@@ -448,16 +448,16 @@ class Exec:
 
 
 KEEP_SECONDS = 600  # how long a finished exec can still be read
-KEEP_BACKGROUND = 24 * 3600  # the same, for one that nobody waited for
+KEEP_BACKGROUND = 24 * 3600  # the same, for a background run
 KEEP_COUNT = 64
 KEEP_BYTES = 4 << 20
-STARTS = 4  # of many at once, after which those that have ended are told
+STARTS = 4  # many programs that were started at once, after which their ends are reported
 LISTED = 256  # the most execs in one answer, and the most bytes: the host takes 256 KiB
 LISTED_BYTES = 192 << 10
 
 
 class Attachment:
-    """A reader of an exec, and what its channel may say."""
+    """A reader of an exec, and the messages that its channel may send."""
 
     def __init__(self, target: Exec, channel: Any, *, start: int, credit: int, owner: bool) -> None:
         self._exec = target
@@ -499,10 +499,12 @@ class Execs:
         self.contexts: Any = None
         self.transcript = Transcript()
         # In the order of their ends: a long one that quick ones overtook has only just become
-        # readable. Apart, so that quick commands push out no background run, nor the other way.
+        # readable. Two lists, so that quick commands do not push out background runs, nor the other
+        # way round.
         self._finished: tuple[list[Exec], list[Exec]] = ([], [])
-        self._exposed: list[int] = []  # programs that the kernel may spare and take the guest
-        self._unseen = 0  # starts since the last look for ends
+        # Programs that the kernel may spare, and kill the guest instead.
+        self._exposed: list[int] = []
+        self._unseen = 0  # starts since the last check for ends
         self.warmth = WarmInterpreters(loop, lambda: self._by_pid)
         for keeper in self.warmth.keepers.values():
             keeper.on_start = self._expose
@@ -535,7 +537,7 @@ class Execs:
         return made
 
     def begin_apart(self, spec: dict[str, Any]) -> Exec:
-        """An exec that nobody can ask for; whoever wants to know of its end adopts it."""
+        """Start an exec without an id for clients; ``adopt`` it to hear of its end."""
         return self._start("", spec)
 
     def adopt(self, leader: Any) -> None:
@@ -552,7 +554,7 @@ class Execs:
         try:
             made.start(spec, self.env, self.cwd, self.warmth)
         except OSError as error:
-            # Where no more processes are allowed, those that only wait make room.
+            # Where no more processes are allowed, interpreters that only wait make room.
             if error.errno != errno.EAGAIN:
                 raise
             if not self.warmth.clear():
@@ -561,7 +563,7 @@ class Execs:
         return made
 
     def _start_last(self, made: Exec, spec: dict[str, Any]) -> None:
-        """Start a program where nothing is left that could make room."""
+        """Start a program when nothing is left that could make room."""
         try:
             made.start(spec, self.env, self.cwd, self.warmth)
         except BlockingIOError:
@@ -586,12 +588,12 @@ class Execs:
             raise LookupError("no exec {!r} in this sandbox".format(spec.get("id"))) from None
 
     def forget(self, target: Exec) -> None:
-        """Keep nothing of an exec that has ended; who reads it still gets the rest."""
+        """Forget an exec that has ended; its readers still get the rest."""
         if self._by_id.get(target.id) is target:
             del self._by_id[target.id]
 
     def listing(self) -> list[dict[str, Any]]:
-        """The newest execs, as many as fit into one answer; the oldest of them first."""
+        """The newest execs that fit into one answer, oldest first."""
         listed: list[dict[str, Any]] = []
         room = LISTED_BYTES
         for item in list(self._by_id.values())[: -LISTED - 1 : -1]:
@@ -604,13 +606,13 @@ class Execs:
         return listed
 
     def hold(self, held: bool) -> dict[str, Any]:
-        """Stop the clocks of all time-outs, because the sandbox is to be frozen; or go on."""
+        """Stop the clocks of all time-outs before the sandbox is frozen, or let them go on."""
         for item in self._by_id.values():
             item.hold(held)
         return {}
 
     def reap(self) -> None:
-        """Collect every child that ended, ours or orphaned; all their ends are told at once."""
+        """Collect every child that ended, ours or orphaned; then report all their ends at once."""
         self._unseen = 0
         if self.link is None:
             self._reap()
@@ -630,11 +632,11 @@ class Execs:
             if not pid:
                 return
             if not (os.WIFEXITED(status) or os.WIFSIGNALED(status)):
-                # It stopped, having made us its tracer (PTRACE_TRACEME), which we will not be.
+                # It stopped, having made us its tracer (PTRACE_TRACEME), which we refuse to be.
                 try:
                     os.kill(pid, signal.SIGKILL)
                 except OSError:
-                    pass  # one thread of many, which gVisor does not find: let it be
+                    pass  # a thread of many, which gVisor does not find: leave it
                 continue
             ended = self._by_pid.pop(pid, None)
             if ended is None:
@@ -647,7 +649,7 @@ class Execs:
                 self.warmth.on_quiet()
 
     def _protect_guest(self) -> Any:
-        """When memory runs out, the kernel shall take a program and not the guest.
+        """Make the kernel kill a program and not the guest when memory runs out.
 
         A job of the loop: of many programs that were started at once, most have ended by then.
         """

@@ -1,7 +1,7 @@
 """Files of the sandbox, read and written inside it, so that the host follows none of its paths.
 
-Everything runs with the rights of the sandbox's user. One thing those rights would not stop is the
-guest's own ``/proc/self``: a process may always look at itself, so those paths are refused.
+Everything runs with the rights of the sandbox's user. Those rights do not protect the guest's own
+``/proc/self``: a process may always read its own, so those paths are refused.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from k8e.guest.wire import (
     pack,
 )
 
-PATH_MAX = 4095  # bytes; a kernel takes no more
-MAX_INT = (1 << 63) - 1  # the wire's
+PATH_MAX = 4095  # bytes; the kernel accepts no more
+MAX_INT = (1 << 63) - 1  # bytes per read from a file that does not know its size (/proc)
 UNSIZED_READ = 64 << 20  # bytes read from a file that does not know its size (/proc)
 _FLAGS = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _KINDS = {
@@ -43,7 +43,7 @@ _KINDS = {
 
 
 def locate(path: Any) -> str:
-    """A client's path: absolute, or relative to the workspace."""
+    """A client's path, made absolute: relative paths start in the workspace."""
     if not isinstance(path, str) or not path:
         raise OSError(errno.EINVAL, "the path is empty")
     if "\0" in path:
@@ -54,7 +54,7 @@ def locate(path: Any) -> str:
 
 
 def get_number(spec: dict[str, Any], key: str, default: int = 0) -> int:
-    """A client's number; checked before anything is opened that would have to be closed."""
+    """A number from a client, checked before anything is opened that would have to be closed."""
     value = spec.get(key)
     if value is None:
         return default
@@ -69,13 +69,13 @@ def describe_file(path: str, info: os.stat_result) -> dict[str, Any]:
         "type": _KINDS.get(stat.S_IFMT(info.st_mode), "other"),
         "size": info.st_size,
         "mode": stat.S_IMODE(info.st_mode),
-        # Anybody may date a file to a year that 64 bits of nanoseconds do not reach.
+        # A program may date a file to a year that 64 bits of nanoseconds do not reach.
         "modified_ns": max(-MAX_INT, min(info.st_mtime_ns, MAX_INT)),
     }
 
 
 def open_path(path: str, flags: int, at: int | None = None) -> int:
-    """Open as the user, and refuse what is the guest itself."""
+    """Open as the user; refuse the guest's own files."""
     fd = os.open(path, flags | _FLAGS, 0o644, dir_fd=at)
     try:
         refuse_guest(fd)
@@ -114,7 +114,7 @@ class Download:
         try:
             if offset:
                 os.lseek(self._fd, offset, os.SEEK_SET)
-        except OSError:  # beyond what the file system can have
+        except OSError:  # more than the file system can hold
             os.close(self._fd)
             raise
         # Bounded by the size at opening, so that reading a growing file ends.
@@ -167,7 +167,7 @@ class Upload:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self._path)
         mode = get_number(spec, "mode", -1)
         self._scratch = ""
-        self._folder = -1  # where the scratch file is, and the file will be
+        self._folder = -1  # where the scratch file is, and where the file will be
         self._name = ""
         self._written = 0
         try:
@@ -210,21 +210,21 @@ class Upload:
         return fd
 
     def _resolve(self) -> None:
-        """Find out what the file is called where all links have been followed."""
+        """The path of the file with all links followed."""
         if self._scratch:
             try:
                 self._path = os.path.join(name_of(self._folder), self._name)
             except OSError:
-                pass  # that is longer than a path can be
+                pass  # longer than a path can be
 
     def _remove_scratch(self) -> None:
-        """Leave nothing of what did not become a file."""
+        """Remove the scratch file of an unfinished upload."""
         if self._scratch:
             try:
                 with as_user():
                     os.unlink(self._scratch, dir_fd=self._folder)
             except OSError:
-                pass  # its directory is gone, and the file with it
+                pass  # its directory was removed, and the file with it
         self._scratch = ""
         if self._folder >= 0:
             os.close(self._folder)
@@ -241,7 +241,7 @@ class Upload:
             else:
                 raise WireError(f"frame {kind} on an upload")
         except OSError as error:
-            if error.filename is not None:  # not what it is called until it is whole
+            if error.filename is not None:  # it gets its name when it is whole
                 error.filename, error.filename2 = self._path, None
             self._channel.fail(error)
             self._abort()
@@ -318,7 +318,7 @@ def make_link(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def set_mode(spec: dict[str, Any]) -> dict[str, Any]:
-    """Change who may read, write and execute a file of the user's own."""
+    """Change the mode of a file that the user owns."""
     path, mode = locate(spec.get("path")), get_number(spec, "mode", -1)
     if mode < 0:
         raise OSError(errno.EINVAL, "mode is missing")

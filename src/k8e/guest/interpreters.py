@@ -1,4 +1,4 @@
-"""Python and Node as warm interpreters: how each is started, and what decides that.
+"""Python and Node as warm interpreters: how each is started, and which conditions it depends on.
 
 A warm interpreter saw these when it was started. If they have changed, a new one must run the code.
 """
@@ -13,38 +13,39 @@ from typing import Any
 
 from k8e.guest.spawn import STEADY, UID, as_user, find_program
 
-NAMES_MOST = 5000  # in a folder of the user's packages; looking through more would keep us
-SITE_SECONDS = 1.0  # of CPU time, for all of them; links can make the way to each of them long
+NAMES_MOST = 5000  # entries of a folder of the user's packages; more would take too long
+# Seconds of CPU time, for all of them; links can make the path to each of them long.
+SITE_SECONDS = 1.0
 READ_MOST = 64  # files in there that Python reads at its start
 # What an interpreter reads when it starts, or a library that it is made of.
 _DECISIVE = ("PATH", "HOME", "LANG", "LANGUAGE", "TZ", "TZDIR", "LOCPATH", "GCONV_PATH", "NLSPATH")
-# What images of Python say of themselves; Python does not look at it.
+# Images of Python set these about themselves; Python ignores them.
 _OF_IMAGES = (
     "PYTHON_VERSION PYTHON_SHA256 PYTHON_PIP_VERSION PYTHON_SETUPTOOLS_VERSION "
     "PYTHON_GET_PIP_URL PYTHON_GET_PIP_SHA256"
 ).split()
-# Of the linker: what they name may be the user's, and change while an interpreter waits.
+# The dynamic linker's: they may name the user's files, which can change while an interpreter waits.
 _LINKING = "LD_"
 _DECISIVE_PREFIXES = ("LC_", "MALLOC_", "GLIBC_")
 _NODE_PREFIXES = (*_DECISIVE_PREFIXES, "UV_", "V8_", "ICU_", "OPENSSL_", "SSL_")
-# What libraries read that are not written in Python, when a module of theirs is loaded.
+# What libraries not written in Python read when their module is loaded.
 _NATIVE_PREFIXES = (
     *("OMP_", "GOMP_", "KMP_", "OPENBLAS_", "GOTO_", "MKL_", "BLIS_", "NPY_", "NUMEXPR_", "NUMBA_"),
     *("CUDA_", "TF_", "GRPC_", "OPENSSL_", "SSL_"),
 )
-EVERY_VARIABLE = "*"  # for a module that looked at all of them
+EVERY_VARIABLE = "*"  # for a module that read all of them
 
 FileState = tuple[str, int, int, int]
 
 
 def start_conditions(env: dict[str, str]) -> dict[str, str] | None:
-    """What of an environment decides how Python starts; None if no warm one may be used."""
+    """The variables that decide how Python starts; None if no warm interpreter may be used."""
     own = [name for name in env if name.startswith("PYTHON") and name not in _OF_IMAGES]
     return None if own else _conditions(env, _DECISIVE_PREFIXES)
 
 
 def node_conditions(env: dict[str, str]) -> dict[str, str] | None:
-    """What of an environment decides how Node.js starts; None if no warm one may be used."""
+    """The variables that decide how Node.js starts; None if no warm interpreter may be used."""
     own = any(name.startswith("NODE_") for name in env)
     return None if own else _conditions(env, _NODE_PREFIXES)
 
@@ -58,7 +59,7 @@ def _conditions(env: dict[str, str], prefixes: tuple[str, ...]) -> dict[str, str
 
 
 def suits(read: list[str], started_with: dict[str, str], env: dict[str, str]) -> bool:
-    """Whether modules that have ``read`` these variables would find the same in ``env``."""
+    """Whether modules that read these variables would find the same values in ``env``."""
     if EVERY_VARIABLE in read:
         return started_with == env
     names = {*started_with, *env}
@@ -67,7 +68,7 @@ def suits(read: list[str], started_with: dict[str, str], env: dict[str, str]) ->
 
 
 def is_installed(program: str) -> bool:
-    """Whether a Python is of the machine or the image, and has no packages but theirs.
+    """Whether a Python belongs to the machine or the image, and has no packages but theirs.
 
     One in a virtual environment, or one of the user's, has them where we do not look.
     """
@@ -80,13 +81,13 @@ def is_installed(program: str) -> bool:
 
 
 def _venv_files(program: str) -> list[str]:
-    """What makes a Python one of a virtual environment; it goes by the name, not by the file."""
+    """The files that make a Python one of a virtual environment; the name decides, not the file."""
     folder = os.path.dirname(program)
     return [os.path.join(place, "pyvenv.cfg") for place in (folder, os.path.dirname(folder))]
 
 
 def site_state(home: str, program: str) -> list[FileState]:
-    """The user's own folders of packages, and the files in there that Python reads at its start.
+    """The state of the user's package folders, and of files there that Python reads at its start.
 
     OSError if there are more than we want to look at before every run.
     """
@@ -94,7 +95,7 @@ def site_state(home: str, program: str) -> list[FileState]:
     until = time.process_time() + SITE_SECONDS
     with as_user():
         paths = [library]
-        if not program.startswith(STEADY):  # on the way to it there may be links of the user's
+        if not program.startswith(STEADY):  # the path may go through links of the user's
             paths += [program, *_venv_files(program)]
         for name in _names_in(library):
             _check_time(until)
@@ -143,7 +144,7 @@ def _file_states(paths: list[str], until: float) -> list[FileState]:
 
 
 def _check_time(until: float) -> None:
-    """OSError where the way to the user's packages is so long that every run would wait for it."""
+    """Raise OSError where looking through the user's packages would slow every run."""
     if time.process_time() > until:
         raise OSError(errno.ELOOP, "looking at the user's packages takes too long")
 
@@ -158,11 +159,11 @@ def _file_state(path: str) -> FileState:
 
 CODE_MOST = 32 << 10  # bytes; longer code takes longer to compile than we may wait for an answer
 BOOT_FILE = "/proc/self/fd/100"  # boot.py makes it
-_ANEW = "it starts anew each time"
+_ANEW = "it starts fresh each time"
 
 
 def boot_folder(guest_file: str) -> str:
-    """Where the boot programs of a packed guest are."""
+    """The folder with the boot programs of a packed guest."""
     return os.path.splitext(guest_file)[0].replace("guest-", "boot-")
 
 
@@ -182,7 +183,7 @@ class PythonKind:
         return os.path.isdir(self._folder)
 
     def command(self, passed: list[int], modules: list[str]) -> tuple[list[str], dict[str, str]]:
-        """What is started, and the variables that it finds besides its environment."""
+        """The command, and the variables that it needs besides its environment."""
         told = " ".join([self._folder, *map(str, passed), *modules])
         return [self.program, BOOT_FILE], {"PYTHONPATH": self._folder, "K8E_BOOT": told}
 
@@ -190,7 +191,7 @@ class PythonKind:
         return start_conditions(env)
 
     def obstacle(self, env: dict[str, str]) -> str:
-        """Why none may wait in this environment; empty if one may."""
+        """Why no interpreter may wait in this environment; empty if one may."""
         if start_conditions(env) is None:
             return f"{_ANEW} with PYTHON…, LD_… or K8E_WARM=0 in its environment"
         if not is_installed(find_program(self.program, env["PATH"], "/")):
@@ -201,7 +202,7 @@ class PythonKind:
         return site_state(env["HOME"], find_program(self.program, env["PATH"], "/"))
 
     def takes(self, spec: dict[str, Any]) -> bool:
-        """Whether a warm one could run this as a new one would."""
+        """Whether a warm interpreter could run this as a new one would."""
         return _is_plain_text(spec["code"])
 
     def message(self, spec: dict[str, Any], env: dict[str, str], cwd: str) -> bytes | None:
@@ -240,8 +241,8 @@ class NodeKind:
         return []
 
     def takes(self, spec: dict[str, Any]) -> bool:
-        # For the words, Node does something else before it runs the code; what begins with a hyphen
-        # is an option to it; and its input is what it was started with.
+        # Node treats these words in a special way; a leading hyphen makes an option; and the
+        # program's input would be what Node was started with.
         code = spec["code"]
         if spec.get("stdin") or code.startswith(b"-") or b"import" in code or b"crypto" in code:
             return False
@@ -252,7 +253,7 @@ class NodeKind:
         try:
             return b"\0".join([cwd.encode(), spec["code"], *(pair.encode() for pair in pairs)])
         except UnicodeEncodeError:
-            return None  # Node's strings could not hold it
+            return None  # too long for a string of Node's
 
 
 def _is_plain_text(code: bytes) -> bool:

@@ -2,7 +2,7 @@
 
 Linux delivers no signal to the first process of a PID namespace that this has no handler for.
 gVisor does, and for the moment of a spawn the guest has the user's real uid, so ``kill -9 1`` in a
-loop would hit it. What is not in one's namespace cannot be named at all. The first process in
+loop would hit it. A process cannot even name what is outside its namespace. The first process in
 there has ids of its own and no rights; it does nothing, and leaves orphans to the kernel.
 """
 
@@ -21,8 +21,8 @@ OWN_PYTHON = "/run/k8e/python"
 MS_BIND = 0x1000
 CAPABILITIES_V3 = 0x20080522
 NOBODYS_ID = 65533
-# The guest's own /proc, when programs have another one at that place: behind a folder of root's,
-# and not behind a descriptor, which a program's working directory could be made of.
+# The guest's own /proc, since programs have another one at that place. It is behind a folder of
+# root's, and not behind a descriptor, which could become a program's working directory.
 HIDDEN = "/dev/.k8e"
 _proc = ["/proc"]
 _first: list[int] = []
@@ -34,27 +34,27 @@ def in_image() -> bool:
 
 
 def proc_folder() -> str:
-    """Where the guest sees all processes."""
+    """The ``/proc`` in which the guest sees all processes."""
     return _proc[0]
 
 
 def name_of(fd: int) -> str:
-    """The path of what is open, without links; the user may not look there."""
+    """The path of an open file, without links; the user may not look there."""
     return os.readlink(f"{proc_folder()}/self/fd/{fd}")
 
 
 def is_apart() -> bool:
-    """Whether programs, and paths below ``/proc``, no longer lead to the guest."""
+    """Whether programs, and paths below ``/proc``, can no longer reach the guest."""
     return _proc[0] != "/proc"
 
 
 def first_process() -> int:
-    """The pid, as the guest sees it, of the first process beside it; 0 where there is none."""
+    """The guest's pid for the first process of the programs' namespace; 0 if there is none."""
     return _first[0] if _first else 0
 
 
 def separate_programs(libc: Any) -> None:
-    """From now on, start programs in a new PID namespace, with a ``/proc`` that shows it."""
+    """Start programs in a new PID namespace from now on, with a ``/proc`` of their own."""
     os.mkdir(HIDDEN, 0o700)
     os.mkdir(HIDDEN + "/proc")
     if libc.mount(b"/proc", (HIDDEN + "/proc").encode(), None, MS_BIND, None):
@@ -67,7 +67,8 @@ def separate_programs(libc: Any) -> None:
         try:
             flags = MS_NOSUID | MS_NODEV | MS_NOEXEC
             failed = libc.mount(b"proc", b"/proc", b"proc", flags, None) or _be_nobody(libc)
-            # Ignored, also after exec: the kernel then reaps who becomes this process's child.
+            # Ignored, also after exec: the kernel then reaps orphans that become this process's
+            # children.
             signal.signal(signal.SIGCHLD, signal.SIG_IGN)
             os.write(tell, b"no" if failed else b"ok")
             if in_image():
@@ -85,7 +86,7 @@ def separate_programs(libc: Any) -> None:
 
 
 def _be_nobody(libc: Any) -> int:
-    """Have no rights from now on; not 0 if that fails."""
+    """Drop all rights; return 0, or not 0 if that fails."""
     from struct import pack as pack_struct
 
     os.setgroups([])
@@ -96,7 +97,7 @@ def _be_nobody(libc: Any) -> int:
 
 
 def _stay() -> None:
-    """Do nothing for ever, and hold nothing that is the guest's."""
+    """Do nothing for ever, and hold nothing of the guest's."""
     signal.set_wakeup_fd(-1)
     os.chdir("/")
     os.closerange(0, os.sysconf("SC_OPEN_MAX"))

@@ -54,7 +54,7 @@ METHODS = {
     "application/javascript": "_repr_javascript_",
 }
 BINARY = (PNG, "image/jpeg", "application/pdf")
-MAX_TEXT = 1 << 20  # characters of one way to look
+MAX_TEXT = 1 << 20  # characters of one representation; bytes of all together
 MAX_RICH = 6 << 20  # bytes of all ways together
 MAX_TYPES = 32
 
@@ -89,7 +89,7 @@ def _ask(value: Any, method: str, otherwise: Any) -> Any:
 
         traceback.print_exc()
         return otherwise
-    if isinstance(answer, tuple):  # what it is, and more about it
+    if isinstance(answer, tuple):  # the value, and metadata about it
         answer = answer[0] if answer else None
     if otherwise is not None and not isinstance(answer, dict):
         return otherwise
@@ -109,7 +109,7 @@ def _add_content(found: dict[str, Any], kind: Any, content: Any) -> None:
 
 
 def _as_bytes(content: Any) -> bytes | None:
-    if isinstance(content, str):  # it may be given in base64
+    if isinstance(content, str):  # it may come as base64
         from binascii import Error, a2b_base64
 
         try:
@@ -176,7 +176,7 @@ def take_figures() -> list[Any]:
 
 
 class PyplotShow:
-    """Makes ``matplotlib.pyplot.show`` ours once that module has been imported."""
+    """Replaces ``matplotlib.pyplot.show`` once that module has been imported."""
 
     def __init__(self, show: Any) -> None:
         self._show = show
@@ -251,7 +251,7 @@ class Kernel:
 
         import select
 
-        # Made before any cell can replace what select offers.
+        # Made before a cell can replace what select offers.
         self._arrivals = select.poll()
         self._arrivals.register(self._control, select.POLLIN)
         names = __future__.all_feature_names
@@ -320,7 +320,7 @@ class Kernel:
         self._undisturbed(lambda: self._send(EXIT, self._number, told))
 
     def _guarded(self, work: Callable[[], object]) -> dict[str, Any]:
-        """Run it; return how it ended, in the guest's words."""
+        """Run ``function``; return how it ended, in the guest's words."""
         try:
             try:
                 self._interruptible = True
@@ -338,7 +338,7 @@ class Kernel:
             return {"code": code, "name": name, "value": "", "traceback": name + "\n"}
 
     def _check_cancelled(self) -> None:
-        """Raise the interrupt of this cell whose signal came before it could be raised.
+        """Raise the interrupt of this cell if its signal came before it could be raised.
 
         Asked when signals are raised already: the guest sends the frame first, so where it is not
         here yet, the signal is still to come.
@@ -351,7 +351,8 @@ class Kernel:
 
         self._undisturbed(look)
         if found == [(CANCEL, self._number)]:
-            self._interruptible = False  # its signal may still come, and nothing is left to stop
+            # Its signal may still come, and there is nothing left to stop.
+            self._interruptible = False
             raise KeyboardInterrupt
 
     def _run_cell(self, source: str) -> None:
@@ -391,7 +392,7 @@ class Kernel:
                 task.cancel()
                 try:
                     loop.run_until_complete(task)
-                except BaseException:  # noqa: S110 - the first one is what is told
+                except BaseException:  # noqa: S110 - the first one is reported
                     pass
             raise
 
@@ -505,7 +506,7 @@ def _exit_code(code: Any) -> int:
 
 
 def _refuse_input(prompt: object = "", /) -> str:
-    raise EOFError("input() has nobody to ask: a context has no stdin")
+    raise EOFError("input() cannot be used: a context has no stdin")
 
 
 def start_kernel(control: int) -> None:

@@ -1,6 +1,6 @@
-"""Limits of its session that a program has met, as far as the sandbox can tell.
+"""Limits of the session that a program has met, as far as the sandbox can tell.
 
-Nobody tells who was refused what, so this looks at what is full when a program fails, and at its
+The kernel does not report refusals, so this looks at what is full when a program fails, and at its
 last words. What the kernel of the host counts, the gateway adds.
 """
 
@@ -12,9 +12,10 @@ import os
 from k8e.guest.spawn import UID, WORKSPACE
 
 MEMORY_FOLDERS = ("/tmp", "/home", "/var/tmp", "/dev/shm")
-FULL_SHARE = 32  # what has less than this part of its blocks left is full: ext4 keeps some back
+# A file system with less than this part of its blocks left is full: ext4 keeps some back.
+FULL_SHARE = 32
 FULL_BYTES = 1 << 20  # and never more than this
-USUAL_BLOCKS = 4096  # that ext4 keeps back by itself, or a fiftieth
+USUAL_BLOCKS = 4096  # blocks that ext4 keeps back by itself, or a fiftieth
 WORDS = (
     (b"No space left on device", "disk"),
     (b"Disk quota exceeded", "disk"),
@@ -33,12 +34,12 @@ COUNTED: dict[str, int] = {}
 
 
 def limits_met(words: bytes) -> list[str]:
-    """The limits that a program may have failed for, by name; ``words`` were its last."""
+    """The limits that a program may have failed for, by name; ``words`` ends its output."""
     found = _full_places()
     if COUNTED and _count_tasks(COUNTED["pids"]) >= COUNTED["pids"] - 1:
         found.append("pids")
     for text, name in WORDS:
-        # A full folder in memory says the same as a full workspace.
+        # A full folder in memory gives the same error as a full workspace.
         if text in words and name not in found and not (name == "disk" and found):
             found.append(name)
     return found
@@ -64,7 +65,7 @@ def _full_places() -> list[str]:
 
 
 def _count_tasks(most: int) -> int:
-    """Processes and threads of the user's; no more than ``most`` are looked for."""
+    """Processes and threads of the user; counts no further than ``most``."""
     count = 0
     for name in os.listdir("/proc"):
         if count >= most:
@@ -78,7 +79,7 @@ def _count_tasks(most: int) -> int:
 
 
 def why_refused(number: int) -> str:
-    """What an error of the system means here, where a limit is behind it; empty where none is."""
+    """What an error of the system means here, where a limit is the cause; empty where none is."""
     if number == errno.ENOSPC and SESSION_LIMITS:
         if _held_back():
             return "the disk of the gateway is nearly full, so /workspace cannot grow now"
@@ -91,7 +92,7 @@ def why_refused(number: int) -> str:
 
 
 def _held_back() -> bool:
-    """Whether the workspace may not have what its limit allows.
+    """Whether the workspace may not grow to its limit now.
 
     The host has then taken blocks away, and most of what ext4 keeps back by itself too; a gateway
     of an older release has ext4 keep back more instead.

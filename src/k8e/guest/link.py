@@ -29,7 +29,7 @@ SOCKET = "/run/k8e/link/sock"
 KEY = "/run/k8e/link/key"
 SMALL_READ = 64 << 10  # above malloc's own arena a buffer costs three system calls
 LARGE_READ = 1 << 20  # once a small read came back full, a file is under way
-LINGER = 0.01  # seconds; a short command ends within, and one wake-up tells all of it
+LINGER = 0.01  # seconds; a short command ends within it, and one wake-up reports all of it
 FIRST_RETRY, LAST_RETRY = 0.02, 0.25  # seconds; a new gateway finds its guests within a quarter
 
 
@@ -70,14 +70,14 @@ def explain(error: BaseException) -> dict[str, Any]:
     told = getattr(error, "told", None)
     if told is not None:
         return told
-    # Its kin mean that something is missing in the call itself, not that what it names is.
+    # Its subclasses mean that something is missing in the call itself.
     if isinstance(error, LookupError) and not isinstance(error, (KeyError, IndexError)):
         return {"code": "ESRCH", "message": str(error.args[0] if error.args else error)}
     return {"code": "EINVAL", "message": f"{type(error).__name__}: {error}"}
 
 
 class GuestLink:
-    """A connection to the host that is remade for as long as the guest lives."""
+    """The connection to the host, made again whenever it is lost."""
 
     def __init__(self, loop: Loop, operations: dict[str, Callable[..., Any]]) -> None:
         self.channels: dict[int, GuestChannel] = {}
@@ -136,7 +136,7 @@ class GuestLink:
         except (OSError, WireError):
             self._lose()
         except Exception:
-            self._lose()  # frames were skipped, perhaps, so only a new link is sure to be whole
+            self._lose()  # frames may have been skipped, so only a new link is sure to be whole
             raise
 
     def _receive(self) -> None:
@@ -169,10 +169,10 @@ class GuestLink:
         if kind == CALL:
             if channel is not None:
                 raise WireError(f"channel {number} is open already")
-            self._call(number, unpack_dict(body, len(body)))  # of the host, which we trust
+            self._call(number, unpack_dict(body, len(body)))  # from the host, which we trust
         elif channel is not None:
             channel.handler.on_frame(kind, body)
-        # Else it crossed with our closing of the channel.
+        # Otherwise it crossed with our closing of the channel.
 
     def _call(self, number: int, spec: dict[str, Any]) -> None:
         channel = self.channels[number] = GuestChannel(self, number)
@@ -200,7 +200,7 @@ class GuestLink:
             self._flush()
 
     def hold(self) -> None:
-        """Keep what is sent until ``release``: it goes as one, and wakes the host once."""
+        """Hold back frames until ``release``: they go together, and wake the host once."""
         self._held = True
 
     def release(self) -> None:
@@ -225,7 +225,8 @@ class GuestLink:
                 self._loop.watch(fd, READ | WRITE, self._on_event)
                 return
             except OSError:
-                # Found while handling something else; the read side reports it and cleans up.
+                # The error came up while handling something else; the read side reports it and
+                # cleans up.
                 self._outgoing.clear()
                 break
             if sent < len(self._outgoing[0]):

@@ -15,7 +15,7 @@ from typing import Any, Callable
 
 READ = select.EPOLLIN
 WRITE = select.EPOLLOUT
-MAX_COMPLAINTS = 20  # tracebacks that are printed; what fails may fail for ever
+MAX_COMPLAINTS = 20  # tracebacks that are printed; a failure may repeat for ever
 
 
 class Timer:
@@ -60,8 +60,8 @@ class Loop:
     def watch_soon(self, fd: int, handler: Callable[[int], object]) -> None:
         """Watch ``fd`` for reading, from the end of this turn on.
 
-        What is unwatched before costs the kernel nothing: so it is with the output of most
-        programs where many are started at once.
+        A descriptor that is unwatched before then costs no system call: that holds for the output
+        of most programs if many are started at once.
         """
         self._unregistered[fd] = handler
 
@@ -72,12 +72,12 @@ class Loop:
             self._epoll.unregister(fd)
 
     def forget(self, fd: int) -> None:
-        """``unwatch`` for what is closed in this turn, and open nowhere else: the kernel knows."""
+        """``unwatch`` for what is closed in this turn and open nowhere else: the kernel knows."""
         self._unregistered.pop(fd, None)
         self._handlers.pop(fd, None)
 
     def close_soon(self, fd: int) -> None:
-        """``forget`` it, and close it when this turn is done and whoever waits has been told."""
+        """``forget`` it, and close it at the end of this turn, when the handlers have run."""
         self.forget(fd)
         self._closing.append(fd)
 
@@ -96,7 +96,7 @@ class Loop:
             self.turn()
 
     def turn(self) -> None:
-        """Wait for what comes next and handle it."""
+        """Wait for the next events and handle them."""
         if self._unregistered:
             self._register()
         for fd, events in self._epoll.poll(self._patience()):
@@ -120,7 +120,7 @@ class Loop:
             self._attempt(self.watch, fd, READ, handler)
 
     def _attempt(self, work: Callable[..., object], *arguments: object) -> object:
-        """Do it; whatever goes wrong must not end PID 1, and all of the sandbox with it."""
+        """Call ``function``; no exception of it may end PID 1, and the whole sandbox with it."""
         try:
             return work(*arguments)
         except Exception as error:
@@ -141,5 +141,5 @@ class Loop:
 
 
 def _resume_job(job: Any) -> bool:
-    """Whether the job wants another turn."""
+    """Resume a job; return whether it wants another turn."""
     return next(job, True) is None

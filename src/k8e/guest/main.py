@@ -38,7 +38,7 @@ class Guest:
         self.loop = Loop()
         self.execs = Execs(self.loop)
         self.place = SessionPlace()
-        self._ahead = False  # it was made ready before there was a session
+        self._ahead = False  # it was prepared before there was a session
         self.execs.contexts = Contexts(self.loop, self.execs)
 
     def operations(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class Guest:
     def _catch_children(self) -> None:
         waking, woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM, signal.SIGTSTP):
-            # Whoever started the gateway may have ignored some, and programs would inherit that.
+            # The parent of the gateway may have ignored some, and programs would inherit that.
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGCHLD, _ignore)
         # Python would turn this one into an exception. A handler, unlike SIG_IGN, is not inherited.
@@ -124,7 +124,7 @@ class Guest:
         channel.send(RESULT, pack({}))
 
     def _settle(self, channel: Any, spec: dict[str, Any]) -> None:
-        """Do what needs no session; answered when the interpreters that it asks for wait."""
+        """Prepare a sandbox without a session; answered when the requested interpreters wait."""
         self._settle_once(spec)
         self.place.renew_folders(spec.get("folders") or [])
         self._ahead = True
@@ -141,7 +141,7 @@ class Guest:
         """Become the sandbox of one session: its environment, limits and workspace."""
         self._settle_once(spec)
         self._keep_limits(spec)
-        if self._ahead:  # what an image starts with its interpreters is no program of a session
+        if self._ahead:  # the interpreters that an image starts with are not programs of a session
             kill_others(self.execs.warmth.keeps)
             self._ahead = False
         if spec.get("other_workspace"):
@@ -156,18 +156,18 @@ class Guest:
         if spec.get("other_limits"):  # there may be no room for interpreters, and the host waits
             self.execs.warmth.bind(self.execs.env, warm)
             channel.send(RESULT, pack({}))
-        else:  # nobody waits for this, and nothing is started before it is done
+        else:  # no caller waits for this, and nothing is started before it is done
             channel.send(RESULT, pack({}))
             self.execs.warmth.bind(self.execs.env, warm)
 
     def _keep_limits(self, spec: dict[str, Any]) -> None:
-        """For all programs from now on, and for the interpreters that wait."""
+        """Set limits for all programs from now on, and for the interpreters that wait."""
         SESSION_LIMITS.update(spec.get("limits") or {})
         wanted = [(resource.RLIMIT_NOFILE, int(SESSION_LIMITS.get("open_files") or 0))]
         if spec.get("nproc"):
             COUNTED["pids"] = int(spec["nproc"])
             wanted.append((resource.RLIMIT_NPROC, COUNTED["pids"]))
-        if spec.get("data"):  # of each program, where nothing holds all of them together
+        if spec.get("data"):  # of each program, where nothing limits all of them together
             wanted.append((resource.RLIMIT_DATA, int(spec["data"])))
         for kind, most in wanted:
             hard = resource.getrlimit(kind)[1]
@@ -184,7 +184,7 @@ class Guest:
 
 
 def limit_files() -> None:
-    """Set what no runtime may set in a user namespace that is not its own; nothing elsewhere."""
+    """Set limits that no runtime may set in a foreign user namespace; nothing elsewhere."""
     most = int(os.environ.get("K8E_OPEN_FILES", "0"))
     if most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -201,7 +201,7 @@ def _answered(function: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[
 
 
 def _ignore(*_: object) -> None:
-    """A signal handler: that the signal woke the loop is enough."""
+    """Ignore a signal: it only has to wake the loop."""
 
 
 if __name__ == "__main__":

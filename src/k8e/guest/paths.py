@@ -1,8 +1,8 @@
 """Paths that clients name and programs have filled with links: the kernel resolves them, not us.
 
-A kernel follows 40 links and no more. Whoever follows them one by one, as ``os.path.realpath``
-does, follows as many as a program has made, with thousands of lookups each. Here the kernel gets
-every path as a whole, and what has to be looked at in parts goes on from where we are already.
+A kernel follows 40 links and no more. Following them one by one, as ``os.path.realpath`` does,
+means following as many as a program has made, with thousands of lookups each. Here the kernel gets
+every path as a whole, and lookups in parts go on from the directory that they have reached.
 """
 
 from __future__ import annotations
@@ -14,24 +14,25 @@ import time
 from k8e.guest.isolation import is_apart
 
 MAX_LINKS = 40  # the kernel's own
-LOOKUP_SECONDS = 1.0  # of CPU time, for one path; a kernel takes a fifth for the worst lookup
+# Seconds of CPU time, for one path; a kernel takes a fifth of it for the worst lookup.
+LOOKUP_SECONDS = 1.0
 _PLACE = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def open_place(path: str, at: int | None = None) -> int:
-    """A descriptor that only says where a directory is; a relative path is taken from ``at``."""
+    """A descriptor that only names a directory; a relative path is taken from ``at``."""
     return os.open(path, _PLACE, dir_fd=at)
 
 
 def refuse_guest(fd: int) -> None:
-    """Refuse what is the guest itself: a process may always look at itself, whatever its user."""
+    """Refuse the guest's own files: a process may always read its own, whatever its user."""
     real = "" if is_apart() else os.readlink(f"/proc/self/fd/{fd}")
     if real == "/proc/1" or real.startswith("/proc/1/"):
         raise OSError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def open_parent(path: str) -> tuple[int, str]:
-    """The directory of the file that ``path`` leads to, there or not, and the file's name in it."""
+    """The directory and name of the file that ``path`` leads to, whether it exists or not."""
     try:
         os.close(os.open(path, os.O_PATH | os.O_CLOEXEC))  # ELOOP, if there are too many links
     except FileNotFoundError:
@@ -49,7 +50,7 @@ def open_parent(path: str) -> tuple[int, str]:
             if not name:
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
             fd = _go_on(fd, folder or ".")
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))  # somebody makes more meanwhile
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))  # a program makes more meanwhile
     except OSError as error:
         os.close(fd)
         error.filename = path
@@ -57,14 +58,14 @@ def open_parent(path: str) -> tuple[int, str]:
 
 
 def _go_on(fd: int, path: str, flags: int = _PLACE) -> int:
-    """The directory ``path`` below ``fd``, in its place."""
+    """Open the directory ``path`` below ``fd``, and close ``fd``."""
     below = os.open(path, flags, dir_fd=fd)
     os.close(fd)
     return below
 
 
 def make_folders(path: str) -> None:
-    """``os.makedirs``, which would look at the whole path once for each of its parts."""
+    """``os.makedirs``, which would look up the whole path once for each of its parts."""
     if os.path.isdir(path):
         return
     parts = [part for part in path.split("/") if part]
@@ -81,7 +82,7 @@ def make_folders(path: str) -> None:
 
 
 def _find_last(parts: list[str], place: list[int]) -> int:
-    """How many parts there are already; ``place`` then has the directory that they lead to."""
+    """The number of parts that exist; ``place`` then has the directory that they lead to."""
     until = time.process_time() + LOOKUP_SECONDS
     low, high, step = 0, len(parts), 1
     while low + 1 < high:
@@ -104,7 +105,7 @@ def _make_folder(place: list[int], name: str, *, last: bool) -> None:
         exists = error
     if last and exists is None:
         return
-    # A link is not followed: what was not there a moment ago is not one that a client means.
+    # Links are not followed: a client cannot mean a link that was not there a moment ago.
     try:
         place[0] = _go_on(place[0], name, _PLACE | os.O_NOFOLLOW)
     except OSError:

@@ -3,9 +3,9 @@
 DATA goes both ways as the receiver grants credit, END is a half-close. What the opener sends before
 the connection is there waits for it, so that a request needs no round trip of its own.
 
-An opener may wait for a server that does not listen yet. No kernel tells anybody that a port begins
-to listen, and gVisor's least of all; so the guest tries again, in here, where a try is one system
-call on loopback, and nothing travels until one succeeds or the time is over.
+An opener may wait for a server that does not listen yet. No kernel, gVisor's included, reports that
+a port begins to listen. So the guest tries again, in the sandbox, where an attempt is one system
+call on loopback, and nothing crosses the link until one succeeds or the time is over.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LOOPBACK_6 = b"\0" * 15 + b"\1"
 
 
 def loopback_addresses(host: Any) -> list[tuple[int, str]]:
-    """Family and address of each place that ``host`` means; OSError unless all are loopback.
+    """Family and address of each loopback address of ``host``; OSError unless all are loopback.
 
     No name is looked up: the sandbox's own files and servers would say what it means.
     """
@@ -50,7 +50,7 @@ def loopback_addresses(host: Any) -> list[tuple[int, str]]:
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
             packed = socket.inet_pton(family, host)
-        except (OSError, TypeError, ValueError):  # another family's, or none at all
+        except (OSError, TypeError, ValueError):  # an address of another family, or none at all
             continue
         if packed[0] == 127 if family == socket.AF_INET else packed == _LOOPBACK_6:
             return [(family, host)]
@@ -58,7 +58,7 @@ def loopback_addresses(host: Any) -> list[tuple[int, str]]:
 
 
 def check_port(port: Any) -> int:
-    """``port`` if it is one."""
+    """Return ``port`` if it is a port number."""
     if not isinstance(port, int) or isinstance(port, bool) or not 0 < port < 65536:
         raise OSError(errno.EINVAL, "port must be a number from 1 to 65535")
     return port
@@ -84,7 +84,7 @@ class Ports:
 
 
 class PortConnection:
-    """One connection, and what its channel may say."""
+    """One connection, and the messages that its channel may send."""
 
     def __init__(self, loop: Loop, channel: Any, credit: int, on_close: Any) -> None:
         self._loop = loop
@@ -104,7 +104,7 @@ class PortConnection:
         self._heard_all = False  # the server has ended its side
         self._ending = False  # the opener has ended its side …
         self._said_all = False  # … and the server knows
-        self._deaf = False  # the server takes nothing any more
+        self._deaf = False  # the server no longer reads
         self._pending: list[Any] = []
 
     # Connecting.
@@ -140,7 +140,7 @@ class PortConnection:
             self._fail(failure)
 
     def _missed(self, error: OSError) -> None:
-        """One address did not work; of several, the first one's reason is told."""
+        """Note that an address did not work; the reason of the first one is reported."""
         self._drop_socket()
         if error.errno == errno.ECONNREFUSED:
             text = f"nothing in the sandbox listens on port {self._port}"
@@ -151,7 +151,7 @@ class PortConnection:
         if self._connected:
             return
         text = f"port {self._port} of the sandbox did not answer"
-        if self._socket is None:  # none of its tries got as far as a server
+        if self._socket is None:  # no attempt reached a server
             text = f"nothing in the sandbox listens on port {self._port} after {self._wait:g} s"
         self._fail(OSError(errno.ETIMEDOUT, text))
 
@@ -167,7 +167,7 @@ class PortConnection:
         self._connected = True
         if self._deadline is not None:
             self._deadline.cancel()
-        # Whoever has sent something already waits for the server's answer, not for ours.
+        # An opener that has sent data already waits for the server's answer, not for ours.
         self._channel.send(RESULT, pack({"port": self._port}), soon=bool(self._pending))
         self._write(sock)
         self._settle()
@@ -255,7 +255,7 @@ class PortConnection:
     # Going on, and ending.
 
     def _settle(self) -> None:
-        """Wait for what can come next, or be done."""
+        """Watch for the events that can come next, or finish."""
         if self._socket is None:
             return
         if self._heard_all and self._said_all:
@@ -267,7 +267,7 @@ class PortConnection:
             wanted |= READ
         if wanted:
             self._loop.watch(self._socket.fileno(), wanted, self._on_event)
-        else:  # a watch for nothing would still be told of errors, again and again
+        else:  # a watch for nothing would still report errors, again and again
             self._loop.unwatch(self._socket.fileno())
 
     def _fail(self, error: OSError) -> None:

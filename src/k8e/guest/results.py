@@ -1,7 +1,7 @@
 """Results of code in a context, as they travel in SHOW frames: records, cut into pieces.
 
-Whoever reads them, the gateway too, takes them from a hostile program. So a record is read by what
-it may be, and not as any value: a million tiny values would hold up an event loop.
+They come from a hostile program, so every reader, the gateway too, checks a record's shape before
+it unpacks any value: a million tiny values would hold up an event loop.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def pack_record(body: bytes) -> bytes:
 
 
 class ShowRecords:
-    """Puts records together; one that was lost in part is left out."""
+    """Puts records together; one with a missing part is left out."""
 
     __slots__ = ("_buffer", "_next")
 
@@ -31,9 +31,9 @@ class ShowRecords:
         self._next = 0
 
     def feed(self, seq: int, data: bytes) -> list[dict[str, Any]]:
-        """The records that ``data``, whose first byte has the number ``seq``, completes."""
+        """Add ``data``, whose first byte has the number ``seq``; return the completed records."""
         if seq != self._next:
-            self._buffer.clear()  # bytes in between were lost, and then it goes on with a record
+            self._buffer.clear()  # bytes in between were lost; it goes on with a new record
         self._next = seq + len(data)
         self._buffer += data
         found: list[dict[str, Any]] = []
@@ -61,7 +61,7 @@ def read_record(body: bytes) -> dict[str, Any]:
 
 
 def check_shape(body: bytes, keys: int) -> None:
-    """Refuse what has more than ``keys`` keys, or more values than a result has."""
+    """Refuse a dict with more than ``keys`` keys, or with more values than a result has."""
     content_at = _skip_key(body, _skip_count(body, 0, keys), b"data")
     at = _skip_count(body, content_at, MAX_WAYS)
     for _ in range(int.from_bytes(body[content_at + 1 : content_at + 5], "big")):
@@ -71,7 +71,7 @@ def check_shape(body: bytes, keys: int) -> None:
 
 
 def _skip_count(body: bytes, at: int, most: int) -> int:
-    """Past the head of a dict that has at most so many keys."""
+    """Skip the head of a dict of at most ``keys`` keys."""
     if body[at : at + 1] != b"d" or int.from_bytes(body[at + 1 : at + 5], "big") > most:
         raise WireError("not a result")
     return at + 5
@@ -85,7 +85,7 @@ def _skip_key(body: bytes, at: int, key: bytes) -> int:
 
 
 def _skip_bytes(body: bytes, at: int, tags: bytes) -> int:
-    """Past a text or bytes."""
+    """Skip a text or bytes."""
     if not body[at : at + 1] or body[at] not in tags:
         raise WireError("a result that is neither text nor bytes")
     return at + 5 + int.from_bytes(body[at + 1 : at + 5], "big")

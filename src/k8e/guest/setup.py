@@ -1,4 +1,4 @@
-"""Setting a sandbox up: before there is a session, and when it becomes the session's.
+"""Preparation of a sandbox before there is a session, and when one gets it.
 
 In gVisor the guest itself puts the workspace and the folders in memory into place, since nothing on
 the host can. It may do so until a session is bound, and no program of a user's has run by then.
@@ -31,7 +31,7 @@ _SYS_ADMIN = 1 << 21
 
 
 def own_home() -> None:
-    """Make the user's home, and in there the folder for packages.
+    """Make the user's home, and its folder for packages.
 
     Python looks into that folder only if it is there when the interpreter starts.
     """
@@ -49,7 +49,7 @@ def own_home() -> None:
 
 
 def leave_log() -> None:
-    """Let go of the host's log, a file without limit: it is for what fails before a session."""
+    """Close the host's log, a file without limit: it is for failures before a session."""
     fd = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     os.dup2(fd, 1)
     os.dup2(fd, 2)
@@ -57,7 +57,7 @@ def leave_log() -> None:
 
 
 class SessionPlace:
-    """Where a session is to live, as far as that is the guest's to make."""
+    """The workspace and folders of a session, as far as the guest has to make them."""
 
     def __init__(self) -> None:
         # Only where the guest may mount, which is in gVisor. Importing costs every start.
@@ -68,7 +68,7 @@ class SessionPlace:
         self._folders: list[list[Any]] = []
 
     def settle(self) -> None:
-        """Do what needs no session, once: mount the slot's workspace, set programs apart."""
+        """Prepare, once, what needs no session: mount the workspace, set programs apart."""
         if self._settled or not os.path.isdir(SLOT):
             return
         if self._libc is not None:
@@ -82,13 +82,13 @@ class SessionPlace:
         self._settled = True
 
     def renew_workspace(self) -> None:
-        """The host has put another file system into the slot."""
+        """Mount the other file system that the host has put into the slot."""
         if self._libc is not None:
             self._unmount(WORKSPACE)
             self._mount(SLOT, WORKSPACE, "", MS_BIND)
 
     def renew_folders(self, folders: list[list[Any]]) -> None:
-        """Have new folders in memory: gVisor takes another size for an old one, and ignores it."""
+        """Mount new folders in memory: gVisor takes another size for an old one, and ignores it."""
         if self._libc is None or folders == self._folders:
             return
         self._folders = folders
@@ -99,12 +99,12 @@ class SessionPlace:
         own_home()
 
     def give_up_mounting(self) -> None:
-        """From now on be unable to change any of this."""
+        """Drop the right to mount for good."""
         if self._rights is not None:
             self._check(self._libc.capset(*self._rights), "capset")
 
     def _without_mounting(self) -> Any:
-        """What ``capset`` takes to leave us all rights but that one."""
+        """The arguments of ``capset`` that keep all rights but that one."""
         header = (self._ctypes.c_uint32 * 2)(CAPABILITIES_V3, 0)
         sets = (self._ctypes.c_uint32 * 6)()
         self._check(self._libc.capget(header, sets), "capget")
@@ -130,7 +130,7 @@ PROGRAM = ["env"]
 
 
 class RehearsalReader:
-    """A program that nobody reads and nobody is told of."""
+    """A program without readers."""
 
     def __init__(self, execs: Execs, made: Exec) -> None:
         self.pid = made.pid
@@ -142,14 +142,14 @@ class RehearsalReader:
         self._made.exited(wait_status)
 
     def send(self, *_: Any, **__: Any) -> None:
-        """As a channel that leads nowhere."""
+        """Discard a frame."""
 
     def close(self) -> None:
-        """As a channel."""
+        """Do nothing."""
 
 
 def rehearse(execs: Execs) -> None:
-    """Start a program, if the sandbox has it; not in the workspace, which may yet be changed."""
+    """Start a program, if the sandbox has it; not in the workspace, which may still be replaced."""
     try:
         RehearsalReader(execs, execs.begin_apart({"argv": PROGRAM, "output": "ring", "cwd": "/"}))
     except OSError:
@@ -157,7 +157,7 @@ def rehearse(execs: Execs) -> None:
 
 
 def rehearse_binding() -> None:
-    """Bind nobody: limits as they are, and nothing that has to end."""
+    """Bind without a session: limits as they are, and no programs to end."""
     for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC):
         resource.setrlimit(kind, resource.getrlimit(kind))
     kill_others(lambda _: True)

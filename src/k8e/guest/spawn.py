@@ -1,9 +1,9 @@
 """Starting programs as the sandbox's unprivileged user.
 
-Nothing here forks: vfork costs a third of that in gVisor. A vforked child can only inherit its
-ids, or drop to the *real* ones (``posix_spawn`` with RESETIDS), so the guest lends its ids for the
-moment of the spawn. That is safe: the saved id stays root's, so nobody of the user's uid may trace
-the guest, and the kernel delivers no signal to a PID 1 that has no handler for it (in gVisor,
+Nothing here forks: vfork costs a third of that in gVisor. A vforked child can only inherit its ids,
+or drop to the *real* ones (``posix_spawn`` with RESETIDS), so the guest lends its ids for the
+moment of the spawn. That is safe: the saved id stays root's, so no process of the user's uid may
+trace the guest, and the kernel delivers no signal to a PID 1 that has no handler for it (in gVisor,
 isolation.py sees to that). At exec the saved id follows the effective one, and with
 no-new-privileges the program cannot get anything back.
 
@@ -44,7 +44,7 @@ _ALIKE = (["true"], ["false"])
 
 
 def plain_words(argv: list[str]) -> list[str] | None:
-    """The program and arguments that a shell's command line comes down to, if it is that plain."""
+    """The program and arguments of a command line, if it is plain enough to run without a shell."""
     if len(argv) != 3 or argv[:2] != SHELL:
         return None
     words = argv[2].split() if _PLAIN.issuperset(argv[2]) else []
@@ -68,7 +68,7 @@ def _make_output() -> tuple[int, int]:
 
 
 class DescriptorStock:
-    """As much as one program needs; whoever needs more has it made."""
+    """Descriptors opened ahead, as many as one program needs; more are opened on demand."""
 
     def __init__(self) -> None:
         self._nulls: list[int] = []
@@ -88,7 +88,7 @@ class DescriptorStock:
         return self._reports.pop() if self._reports else _make_pipe()
 
     def refill(self) -> None:
-        """Make what was taken; where no more can be had, whoever needs it is told."""
+        """Replace those that were taken; if that fails, the next program that needs one fails."""
         try:
             self._add(self._nulls, 1, _make_null)
             self._add(self._outputs, 2, _make_output)
@@ -108,9 +108,10 @@ UID = 1000
 GID = 1000
 HOME = "/home/user"
 WORKSPACE = "/workspace"
-# Programs of ours that a root file system need not have: last, so that its own are found first.
+# Our own programs, which a root file system need not have: last, so that its own are found first.
 TOOLS = "/run/k8e/guest/bin"
-# Late what pip installs: looking into a folder of the user's costs every start before it.
+# Packages that pip installs come late: looking into a folder of the user's costs every start before
+# it.
 PATH = (
     "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:" + HOME + "/.local/bin:" + TOOLS
 )
@@ -126,22 +127,24 @@ BASE_ENV = {
     "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     "PIP_NO_CACHE_DIR": "1",
 }
-# Looking through PATH costs a tenth of a start in gVisor. Nobody in the sandbox can change these.
+# Looking through PATH costs a tenth of a start in gVisor. No program in the sandbox can change
+# these.
 STEADY = ("/usr/", "/bin/", "/sbin/")
 _REMEMBERED = 5.0  # seconds
 _LOOKING = 1.0  # seconds of CPU time; PATH may have thousands of folders, each behind links
 _MOST_PROGRAMS = 1000
 _programs: dict[str, tuple[bool, float]] = {}
-_ENCODING = (sys.getfilesystemencoding(), sys.getfilesystemencodeerrors())  # as os.fsencode's
+# The same as os.fsencode's.
+_ENCODING = (sys.getfilesystemencoding(), sys.getfilesystemencodeerrors())
 _KILL_ROUNDS = 50
-# Python ignores these two; the programs that it starts must not inherit that.
+# Python ignores these two signals; the programs that it starts must not inherit that.
 _DEFAULT_SIGNALS = [signal.SIGPIPE, signal.SIGXFSZ]
 # fork_exec is private to Python: its last arguments where we know them (whether to use vfork).
 _FORK_EXEC_EXTRA = {(3, 11): (True,), (3, 12): (True,), (3, 13): (True,), (3, 14): ()}
 
 
 class as_user:  # noqa: N801 - read as a statement: `with as_user():`
-    """While entered, file access is judged as the sandbox's user."""
+    """A context in which file access is checked as the sandbox's user."""
 
     def __enter__(self) -> None:
         os.setresgid(-1, GID, 0)
@@ -153,7 +156,7 @@ class as_user:  # noqa: N801 - read as a statement: `with as_user():`
 
 
 def find_program(name: str, path: str, cwd: str, *, lent: bool = False) -> str:
-    """Where ``execvp`` would find ``name``; ``lent`` if we have the user's ids at the moment."""
+    """The path where ``execvp`` would find ``name``; ``lent`` if we have the user's ids now."""
     if "/" in name:
         return os.path.join(cwd, name)
     now = time.monotonic()
@@ -171,7 +174,7 @@ def find_program(name: str, path: str, cwd: str, *, lent: bool = False) -> str:
 
 
 def _look_for(name: str, candidates: list[str], now: float) -> str:
-    """The first that the user may execute; what is in the host's folders is remembered."""
+    """The first candidate that the user may execute; those in the host's folders are remembered."""
     until = time.process_time() + _LOOKING
     for path in candidates:
         if time.process_time() > until:
@@ -183,7 +186,7 @@ def _look_for(name: str, candidates: list[str], now: float) -> str:
             _programs[path] = (found, now + _REMEMBERED)
         if found:
             return path
-    # Where no file can be opened any more, none seems to be there: then this says so.
+    # Where no more files can be opened, no program is found: then this error says so.
     os.close(os.open("/usr", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
 
@@ -200,7 +203,7 @@ def spawn(argv: list[str], env: dict[str, str], cwd: str, stdio: list[int]) -> i
 
 
 def _real_folder(cwd: str) -> str:
-    """What a shell makes PWD."""
+    """The folder as a shell would set PWD."""
     if cwd.rstrip("/") == WORKSPACE:
         return WORKSPACE
     with as_user():
@@ -212,9 +215,9 @@ def _real_folder(cwd: str) -> str:
 
 
 def _spawn(argv: list[str], env: dict[str, str], cwd: str, stdio: list[int]) -> int:
-    """Start exactly this.
+    """Start exactly this program.
 
-    By what ``subprocess`` is built on: glibc's ``posix_spawn`` sets 63 signal handlers with two
+    With the function below ``subprocess``: glibc's ``posix_spawn`` sets 63 signal handlers with two
     calls each, which in gVisor takes as long as a quarter of everything else.
     """
     extra = _FORK_EXEC_EXTRA.get(sys.version_info[:2])
@@ -257,7 +260,7 @@ def _spawn(argv: list[str], env: dict[str, str], cwd: str, stdio: list[int]) -> 
 
 
 def spawn_by_actions(argv: list[str], env: dict[str, str], cwd: str, actions: list[Any]) -> int:
-    """``spawn`` for what only file actions can do, and for Pythons that we do not know."""
+    """``spawn`` for Pythons that we do not know, and for starts that need file actions."""
     program = find_program(argv[0], env.get("PATH", PATH), cwd)
     os.setresgid(GID, GID, 0)
     os.setresuid(UID, UID, 0)
@@ -282,12 +285,12 @@ def spawn_by_actions(argv: list[str], env: dict[str, str], cwd: str, actions: li
 
 
 def session_members(pid: int) -> list[int]:
-    """Every process of the session that ``pid`` leads, in whatever group it is."""
+    """All processes of the session that ``pid`` leads, in any process group."""
     return [number for number in _all_processes() if _session_of(number) == pid]
 
 
 def _all_processes() -> list[int]:
-    """All but the guest."""
+    """All processes but the guest."""
     numbers = [int(name) for name in os.listdir(proc_folder()) if name.isdigit()]
     return [number for number in numbers if number > 1]
 
@@ -312,10 +315,10 @@ def kill_session(pid: int, number: int) -> None:
 
 
 def kill_others(spared: Callable[[int], bool]) -> None:
-    """Kill every process but the guest, the first one beside it, and those that are ``spared``."""
+    """Kill all processes but the guest, the first of the programs' namespace, and ``spared``."""
     first = first_process()
     killed: set[int] = set()
-    for _ in range(_KILL_ROUNDS):  # one that was about to fork has a child by now
+    for _ in range(_KILL_ROUNDS):  # a process that was about to fork has a child by now
         found = [pid for pid in _all_processes() if pid != first and not spared(pid)]
         if killed.issuperset(found):
             return
@@ -352,8 +355,8 @@ ALIASES = {
     "typescript": "ts",
 }
 
-# What stands for "the code": an argument, or a program that runs the file named by its argument in
-# the same scope, so that a long program sees what a short one does.
+# What takes the place of "the code": an argument, or a program that runs the file named by its
+# argument in the same scope, so that a long program sees what a short one does.
 _INLINE = {"bash": ["bash", "-c"], "python": ["python3", "-c"], "node": ["node", "-e"]}
 _FROM_FILE = {
     "bash": ["bash", "-c", '. "$0"'],
@@ -410,7 +413,7 @@ def language_command(
 ) -> tuple[list[str], str | None]:
     """The argv that runs ``code``, and the file to remove afterwards, if one had to be made.
 
-    ``shared`` is for a workspace in which others write.
+    ``shared`` is for a workspace that other sandboxes write to.
     """
     name = ALIASES[language]
     if name == "python" and b"\n" in code:
@@ -428,7 +431,7 @@ def language_command(
 
 
 def _inline(name: str, code: str) -> list[str]:
-    """The argv that has the code in it, where it is not taken for an option."""
+    """The argv with the code in it, in a place where it is not taken for an option."""
     if name == "bash" and code.startswith(("-", "+")):
         return ["bash", "-c", "--", code]
     if name == "node" and code.startswith(("-", "\\-")):
@@ -438,7 +441,7 @@ def _inline(name: str, code: str) -> list[str]:
 
 
 def need_language(program: str, path: str, cwd: str) -> None:
-    """Say in words that an image has no interpreter for a language."""
+    """Explain that an image has no interpreter for a language."""
     try:
         find_program(program, path, cwd)
     except FileNotFoundError as error:
@@ -457,23 +460,23 @@ def is_script(argv: list[str], scratch: str | None) -> bool:
 
 
 def _script(path: str, code: bytes) -> list[str]:
-    """The argv that runs a script unless somebody has changed it."""
+    """The argv that runs a script unless it was changed meanwhile."""
     from _blake2 import blake2b  # hashlib takes longer to load than the rest of a start
 
     return ["python3", "-c", _CHECKED_SCRIPT, path, blake2b(code).hexdigest()]
 
 
 def _save_script(code: bytes, exec_id: str, cwd: str) -> str | None:
-    """Several lines of Python in a file, as K8E's own client runs them; None if there is no room.
+    """Save several lines of Python in a file, as K8E's own client does; None if there is no room.
 
     A script has a ``__file__``, lines in its tracebacks, and functions that other processes find.
     It is beside the user's files, because imports are looked for beside the script. The name is
-    always the same, so that tracebacks are; but never that of somebody's file.
+    always the same, so that tracebacks are; but never the name of a user's file.
     """
     try:
         try:
             return _save(os.path.join(cwd, SCRIPT), code)
-        except FileExistsError:  # of another run, perhaps in a sub-agent
+        except FileExistsError:  # of another run, which may be in a sub-agent
             return _save(os.path.join(cwd, SCRIPT.replace("run", "run-" + exec_id)), code)
     except OSError:
         return None  # a folder that is read-only or full: the code itself can still be run
@@ -500,7 +503,7 @@ START_TIME = 19  # its place among the fields of ``stat`` that come after the na
 
 
 def list_processes(_: dict[str, Any]) -> dict[str, Any]:
-    """All processes but the guest itself, or in gVisor what stands in its place.
+    """All processes but the guest itself, or in gVisor its stand-in.
 
     Only ``stat`` is read: ``cmdline`` is memory of the process, which could keep us waiting.
     """
@@ -516,7 +519,7 @@ def list_processes(_: dict[str, Any]) -> dict[str, Any]:
 def _describe_process(number: int) -> dict[str, Any] | None:
     found = read_stat("/proc", number)
     if found is None:
-        return None  # it ended while we looked
+        return None  # it ended meanwhile
     comm, fields = found
     return {"pid": number, "ppid": int(fields[1]), "comm": comm, "state": fields[0]}
 

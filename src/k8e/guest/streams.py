@@ -1,8 +1,8 @@
-"""Output of programs, numbered and bounded; and input that waits until it is taken.
+"""Numbered, bounded output of programs, and input that waits until a program takes it.
 
 Every byte has a sequence number, counted over stdout and stderr together. A reader that comes back
-says which number it wants next. What nobody has acknowledged is kept up to ``BUFFER``; then a
-``block`` output stops the program and a ``ring`` output forgets its oldest bytes.
+says which number it wants next. Output that no reader has acknowledged is kept up to ``BUFFER``;
+then a ``block`` output stops the program and a ``ring`` output forgets its oldest bytes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ExecOutput:
         self.ring = ring
         self.limit = limit  # bytes kept per stream; 0 means all
         self.most = most  # bytes that may come at all; 0 means any number
-        self.on_flood: Callable[[], object] | None = None  # told once when more come
+        self.on_flood: Callable[[], object] | None = None  # called once when more come
         self.total = 0  # bytes that came, kept or not
         self.complaints = b""  # the newest on stderr
         self.copy: Callable[[int, bytes], object] | None = None  # gets all that is kept
@@ -74,7 +74,7 @@ class ExecOutput:
         self._trim()
 
     def _cut_flood(self, data: bytes) -> bytes:
-        """What still fits; whoever is in charge is told that there was more."""
+        """The part that still fits; the owner is told that there was more."""
         self.truncated = True
         told, self.on_flood = self.on_flood, None
         if told is not None:
@@ -83,11 +83,11 @@ class ExecOutput:
 
     @property
     def full(self) -> bool:
-        """Whether the program must wait until somebody reads."""
+        """Whether the program must wait for readers."""
         return not self.ring and self.held >= BUFFER and self._keep_from() < self.end
 
     def finish(self) -> None:
-        """No more output: let readers that have seen everything say so."""
+        """Take no more output, and finish readers that have seen everything."""
         self.finished = True
         for reader in list(self.readers):
             reader.pump()
@@ -131,7 +131,7 @@ class ExecOutput:
 
 
 class OutputReader:
-    """One reader's place in an output: sends while it has credit, then the end."""
+    """One reader's position in an output: sends while it has credit, then the end."""
 
     def __init__(self, output: ExecOutput, channel: Any, *, start: int, credit: int) -> None:
         self.output = output
@@ -181,7 +181,7 @@ TIOCGPTN = 0x80045430
 
 
 class Input:
-    """The input of one program; without a descriptor (``fd``), what comes is swallowed."""
+    """The input of one program; without a descriptor (``fd``), it is discarded."""
 
     def __init__(self, loop: Loop) -> None:
         self.fd = -1
@@ -201,13 +201,13 @@ class Input:
             self._write(0)
 
     def end(self, last: bytes) -> None:
-        """After ``last``, which a terminal takes for the end; a pipe has nothing last."""
+        """End after ``last``, the bytes that a terminal takes for the end; a pipe has none."""
         if self.fd >= 0:
             self._pending.append((last, None))
             self._write(0)
 
     def _give_credit(self, channel: Any, count: int) -> None:
-        """Let the client send as much again as was taken of what it sent."""
+        """Let the client send as many bytes again as were taken."""
         if count and channel is not None:
             channel.send(CREDIT, CREDIT_BODY.pack(count))
 
@@ -248,7 +248,7 @@ def open_terminal() -> tuple[int, int]:
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        # What the kernel says of terminals would be taken for a full disk.
+        # The kernel's error for too many terminals reads like that of a full disk.
         text = "the sandbox has as many terminals as it may have; end some of them"
         raise OSError(errno.EMFILE, text) from None
 

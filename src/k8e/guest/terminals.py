@@ -1,7 +1,8 @@
-"""Terminals: which process group is in front, input from callers that do not stay, and their end.
+"""Terminals: the foreground process group, input from callers that do not stay, and their end.
 
-Linux tells the holder of a terminal's master who is in front. gVisor tells only the programs of the
-terminal's own session, which we are not: there it is known while the session has a single group.
+Linux tells the holder of a terminal's master which group is in the foreground. gVisor tells only
+the programs of the terminal's own session, to which we do not belong: there it is known while the
+session has a single group.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Terminals:
         channel.send(RESULT, pack(answer))
 
     def _type(self, channel: Any, spec: dict[str, Any]) -> None:
-        """Input for the program; answered when it is in line, not when it has been read."""
+        """Queue input for the program; answered when it is queued, not when it has been read."""
         self._get(spec).type(bytes(spec["data"]))
         channel.send(RESULT, pack({}))
 
@@ -65,11 +66,11 @@ def _check_terminal(target: Exec) -> None:
         raise OSError(errno.ENOTTY, "the program has no terminal")
 
 
-# Who is in front.
+# The group in the foreground.
 
 
 def session_groups(target: Exec) -> dict[int, list[int]]:
-    """The processes of a terminal's session by their group, all as the guest sees them."""
+    """The processes of a terminal's session by their group, with ids as the guest sees them."""
     groups: dict[int, list[int]] = {}
     if target.code is None:
         for member in session_members(target.pid):
@@ -86,7 +87,7 @@ def _group_of(member: int) -> int:
 
 
 def foreground_group(target: Exec, groups: dict[int, list[int]]) -> int:
-    """The group in front as the guest sees it. What has no process is not told: ids come again."""
+    """The foreground group as the guest sees it; 0 if it has no process: ids are used again."""
     from fcntl import ioctl
     from struct import unpack as unpack_struct
 
@@ -109,7 +110,7 @@ def waits_for_input(target: Exec, members: list[int]) -> bool:
 
 
 def _unread_input(target: Exec) -> int:
-    """Bytes that the program could read now; only its own end of the terminal tells."""
+    """Bytes that the program could read now; only its own end of the terminal can tell."""
     from fcntl import ioctl
     from struct import unpack as unpack_struct
 
@@ -135,10 +136,10 @@ def group_inside(number: int, groups: dict[int, list[int]]) -> int:
 
 
 def seen_inside(number: int) -> int:
-    """The id that programs in the sandbox know a process by.
+    """The id by which programs in the sandbox know a process.
 
     In gVisor they are in a PID namespace of their own, and nothing translates. So a process is
-    recognised by what both views tell of it; among equals, ids are given in the same order.
+    recognised by the facts that both views show; equal ones are matched in the order of their ids.
     """
     if not is_apart():
         return number
@@ -166,9 +167,9 @@ def _alike(folder: str, look: tuple[Any, ...] | None) -> list[int]:
 
 
 def signal_foreground(target: Exec, number: int) -> int:
-    """Signal the group in front; its id as programs see it.
+    """Signal the foreground group; its id is as programs see it.
 
-    Where nobody tells who that is, the terminal itself sends what a key stands for (Ctrl-C), and
+    Where that group is not known, the terminal itself sends the signal of a key (Ctrl-C), and
     all other signals go to the newest group: nearly always what a shell waits for.
     """
     _check_terminal(target)
@@ -204,7 +205,7 @@ def _press_key(terminal: int, number: int) -> bool:
 
 
 class Dismissal:
-    """Hangs a terminal up, kills what stays, and forgets it; then the caller is answered."""
+    """Hangs a terminal up, kills processes that stay, forgets it, and answers the caller."""
 
     def __init__(self, loop: Loop, execs: Execs, target: Exec, channel: Any) -> None:
         self._loop = loop
@@ -233,7 +234,7 @@ class Dismissal:
         self._check()
 
     def _check(self) -> None:
-        """Done once the program has ended, and with it the others or their time."""
+        """Finish once the program has ended, and with it the others or their time."""
         if self._target.code is None:
             return
         if self._grace_over or not session_members(self._target.pid):

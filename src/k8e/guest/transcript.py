@@ -1,7 +1,7 @@
-"""The session's transcript: what all its programs printed, in the order in which it came.
+"""The session's transcript: the output of all its programs, in the order of its arrival.
 
-It is an output like that of one exec, numbered and bounded; its end is when nothing runs any more.
-What programs print on terminals is not in it, nor what the gateway runs itself.
+It is an output like that of one exec, numbered and bounded; it ends when no program runs any more.
+Output on terminals is not in it, nor that of programs which the gateway runs itself.
 """
 
 from __future__ import annotations
@@ -25,22 +25,23 @@ from k8e.guest.wire import (
 )
 
 SHORTEST_SECRET = 4  # bytes: shorter ones are words of every output
-HELD_MOST = 4096  # bytes that wait for what follows; a longer beginning of a secret is told
+# Bytes that are held back for what follows; a longer beginning of a secret is shown.
+HELD_MOST = 4096
 
 
 class Veil:
-    """Covers secrets in one stream, in whatever pieces they come.
+    """Masks secrets in one stream, in whatever pieces they come.
 
-    What could be the beginning of a secret waits until more has come, or nothing runs any more.
+    A possible beginning of a secret is held back until more has come, or no program runs any more.
     """
 
     def __init__(self, secrets: list[bytes]) -> None:
         self._secrets = secrets  # the longest first
-        self._seen = b""  # the newest bytes, of which so many were given away
+        self._seen = b""  # the newest bytes, and how many of them were given away
         self._given = 0
 
     def cover(self, data: bytes) -> bytes:
-        """What can be told now."""
+        """The part that can be shown now."""
         self._seen += data
         end = len(self._seen) - self._waiting()
         told = self._covered()[self._given : end]
@@ -49,7 +50,7 @@ class Veil:
         return told
 
     def lift(self) -> bytes:
-        """What has waited, since nothing follows."""
+        """The part that was held back, since nothing follows."""
         told = self._covered()[self._given :]
         self._seen, self._given = b"", 0
         return told
@@ -61,7 +62,7 @@ class Veil:
         return text
 
     def _waiting(self) -> int:
-        """How many bytes at the end are the beginning of a secret."""
+        """The number of bytes at the end that are the beginning of a secret."""
         most = 0
         for secret in self._secrets:
             longest = min(len(secret) - 1, HELD_MOST, len(self._seen) - self._given)
@@ -76,31 +77,31 @@ class Veil:
 
 
 class Transcript:
-    """What was printed in this sandbox since it became a session's."""
+    """All output of this sandbox's programs since it got its session."""
 
     def __init__(self) -> None:
         self._output = ExecOutput(True, 0)
         self._output.finished = True
         self._running: set[str] = set()
-        self._code = 0  # of what ended last
+        self._code = 0  # output of the program that ended last
         self._began = time.monotonic()
         self._veils: dict[int, Veil] = {}  # by stream; none where there are no secrets
 
     def hide(self, values: list[str]) -> None:
-        """Never show these values; asterisks stand for them, as many as they have bytes."""
+        """Never show these values; asterisks take the place of their bytes."""
         found = {value.encode("utf-8", "surrogateescape") for value in values}
         secrets = [value for value in found if len(value) >= SHORTEST_SECRET]
         secrets.sort(key=len, reverse=True)
         self._veils = {kind: Veil(secrets) for kind in (OUT, ERR)} if secrets else {}
 
     def begin(self, exec_id: str, output: ExecOutput) -> None:
-        """A program starts: follow what it prints."""
+        """Follow the output of a program that starts."""
         self._running.add(exec_id)
         self._output.finished = False
         output.copy = self._add
 
     def end(self, exec_id: str, code: int) -> None:
-        """A program has ended, and has said everything."""
+        """Note that a program has ended, and has no more output."""
         if exec_id in self._running:
             self._running.remove(exec_id)
             self._code = code
@@ -120,7 +121,7 @@ class Transcript:
         TranscriptReader(self._output, channel, start, credit, self._describe)
 
     def _describe(self) -> dict[str, Any]:
-        """Like an exec, which others know how to read."""
+        """A description like an exec's, which other code can read."""
         return {
             "id": "",
             "pid": 0,
@@ -135,7 +136,7 @@ class Transcript:
 
 
 class TranscriptReader:
-    """One who reads the transcript, until nothing runs any more."""
+    """A reader of the transcript, until no program runs any more."""
 
     def __init__(
         self, output: ExecOutput, channel: Any, start: int, credit: int, describe: Any

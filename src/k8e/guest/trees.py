@@ -1,4 +1,4 @@
-"""Work on whole trees of files: some of it per turn of the loop, so that large ones block nobody.
+"""Work on whole trees of files, a part in each turn of the loop, so that none blocks others.
 
 As in files.py, everything runs with the rights of the sandbox's user.
 """
@@ -28,15 +28,16 @@ from k8e.guest.wire import (
 )
 
 SCAN = 256  # entries of a directory per turn
-LEVELS = 64  # directories in each other that a removal goes down
-LIST_WINDOW = 64 << 10  # the least that a reader of a listing must have room for
-LIST_BYTES = 24 << 10  # in one frame; with one more entry still well below half of that window
+LEVELS = 64  # nested directories that a removal enters
+LIST_WINDOW = 64 << 10  # the least room that a reader of a listing must have
+# Bytes in one frame; with one more entry still well below half of that window.
+LIST_BYTES = 24 << 10
 ENTRY_COST = 128  # bytes of an entry beside its path
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class TreeJob:
-    """A job of the loop on behalf of a channel; it ends with the channel at the latest."""
+    """A job of the loop for a channel; it ends with the channel at the latest."""
 
     def __init__(self, loop: Loop, channel: Any, work: Any) -> None:
         self._loop = loop
@@ -75,7 +76,7 @@ class Listing(TreeJob):
         with as_user():
             fd = open_path(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            self._real = name_of(fd)  # so that no link on the way is followed again for each entry
+            self._real = name_of(fd)  # so that no link on the path is followed again for each entry
         except OSError:
             self._real = path
         finally:
@@ -128,13 +129,13 @@ class Listing(TreeJob):
 
 
 def _scan(folder: str) -> Any:
-    """The entries of a directory by their names, some at a time, each time in order."""
+    """The entries of a directory by their names, in sorted batches."""
     try:
         with as_user():
-            # By a descriptor: each entry is looked at, and that from here and not from the root.
+            # By a descriptor: each entry is looked up from here and not from the root.
             fd = open_path(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
-        return  # removed or closed to the user while we looked: not there for them
+        return  # removed, or closed to the user meanwhile: it does not exist for them
     try:
         with os.scandir(fd) as entries:
             more = True
@@ -148,7 +149,7 @@ def _scan(folder: str) -> Any:
 
 
 def _describe_some(entries: Any) -> tuple[list[dict[str, Any]], bool]:
-    """Some of what is left in a directory, and whether there may be more."""
+    """Descriptions of the next entries of a directory, and whether there may be more."""
     try:
         some: list[os.DirEntry[str]] = list(islice(entries, SCAN))
     except OSError:
@@ -176,7 +177,8 @@ class TreeRemoval(TreeJob):
     def __init__(self, loop: Loop, channel: Any, path: str) -> None:
         self._path = path
         self._fd = self._top = -1
-        self._moved: dict[str, str] = {}  # what was moved up: where it was
+        # Directories that were moved up, with their original paths.
+        self._moved: dict[str, str] = {}
         self._folders: list[str] = []  # found in the current directory; the last one is next
         self._more = True  # whether the current directory may have more
         self._above: list[tuple[tuple[int, int], list[str]]] = []  # which directory, its folders
@@ -201,7 +203,7 @@ class TreeRemoval(TreeJob):
         self._channel.send(RESULT, pack({"path": self._path}))
 
     def _describe(self, *last: object) -> str:
-        """The path of a name in the current directory, as the tree was at first."""
+        """The original path of a name in the current directory."""
         parts = [folders[-1] for _, folders in self._above]
         if parts:
             parts[0] = self._moved.get(parts[0], parts[0])
@@ -209,7 +211,7 @@ class TreeRemoval(TreeJob):
         return os.path.join(self._path, *parts)[:PATH_MAX]
 
     def _take_turn(self) -> bool:
-        """Do some of the work; False when nothing is left in the tree."""
+        """Do a part of the work; False when nothing is left in the tree."""
         budget = SCAN
         with as_user():
             while budget > 0:
@@ -258,13 +260,13 @@ class TreeRemoval(TreeJob):
             self._moved.pop(name, None)
 
     def _move_up(self, name: str) -> bool:
-        """Move a directory to the top of the tree; False if that cannot be."""
+        """Move a directory to the top of the tree; False if that fails."""
         scratch = f".{os.urandom(8).hex()}"
         where = self._describe(name)[len(self._path) + 1 :]
         try:
             os.rename(name, scratch, src_dir_fd=self._fd, dst_dir_fd=self._top)
         except OSError:
-            return False  # closed to the user, perhaps; then we see how far we get
+            return False  # perhaps closed to the user; then we see how far we get
         self._moved[scratch] = where
         return True
 

@@ -5,9 +5,9 @@ code the guest keeps one or a few ready, and for a sandbox that has no session y
 ahead. They are programs of the session like any other: same user, own process session, same limits.
 What they do, and why a program cannot tell, is in ``boot.py`` and ``boot_node.js``.
 
-A program never runs twice and is never lost. What is sent to an interpreter ends with one byte
-that it must take before it begins; if it does not answer in time, that byte is taken back, and
-whoever got it decides where the program runs.
+A program never runs twice and is never lost. What is sent to an interpreter ends with one byte that
+it must take before it begins; if it does not answer in time, that byte is taken back, and the end
+that got it decides where the program runs.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from k8e.guest.wire import RESULT, WireError, pack
 
 MESSAGE_MOST = 60 << 10
 ANSWER_SECONDS = 0.2
-SAID_MOST = 64 << 10  # bytes that one may say before it is ready
+SAID_MOST = 64 << 10  # bytes that one may print before it is ready
 TOKEN = b"!"
-END_SECONDS = 0.1  # that one may wait for those that were killed
+END_SECONDS = 0.1  # seconds to wait for processes that were killed
 
 
 class WaitingInterpreter:
@@ -48,13 +48,13 @@ class WaitingInterpreter:
         self.control, self._theirs = socket.socketpair()
         self.control.setblocking(False)
         self.stdin = self.stdout = self.stderr = -1
-        given: list[int] = []  # what it gets: its three streams, and the input it may have later
+        given: list[int] = []  # its three streams, and the input that it may get later
         try:
             given.append(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
             self.stdout = self._new_pipe(given, 1)
             self.stderr = self._new_pipe(given, 1)
             for fd in (self.stdout, self.stderr):
-                os.set_blocking(fd, False)  # now, while nobody waits
+                os.set_blocking(fd, False)  # now, while no caller waits
             if kind.reads_input:
                 self.stdin = self._new_pipe(given, 0)
             self.pid = self._start(kind, given)
@@ -66,7 +66,7 @@ class WaitingInterpreter:
                 os.close(fd)
 
     def _new_pipe(self, given: list[int], end: int) -> int:
-        """Make a pipe; return the end that is kept here."""
+        """Make a pipe; return the end that stays here."""
         pipe = os.pipe2(os.O_CLOEXEC)
         given.append(pipe[end])
         return pipe[1 - end]
@@ -88,7 +88,7 @@ class WaitingInterpreter:
         return not self.modules or suits(self.read, self.env, env)
 
     def is_current(self, kind: Any, env: dict[str, str], cwd: str) -> bool:
-        """Whether it is still the program that would be started now, with the same packages."""
+        """Whether the program and packages that it was started with have not changed since."""
         try:
             found = find_program(kind.program, env["PATH"], cwd)
         except OSError:
@@ -126,7 +126,8 @@ class WaitingInterpreter:
         answer = self._hear(ANSWER_SECONDS)
         if answer:
             return answer == b"b"
-        # Our own look into its mailbox. What is left there has the byte that lets it begin.
+        # Our own read of its mailbox. If something is left there, so is the byte that lets it
+        # begin.
         try:
             taken_back = self._theirs.recv(MESSAGE_MOST * 2, socket.MSG_DONTWAIT)
         except OSError:
@@ -142,7 +143,7 @@ class WaitingInterpreter:
             return b""
 
     def leave(self, stdin: bool) -> None:
-        """Keep only what an exec reads and writes; its descriptors are the exec's from now on."""
+        """Keep only what an exec reads and writes; the exec owns the descriptors from now on."""
         self.control.close()
         self._theirs.close()
         if not stdin and self.stdin >= 0:
@@ -181,7 +182,7 @@ def _is_reaped(pid: int) -> bool:
         return True  # before
 
 
-QUIET = 0.02  # seconds without a program, before one is started that nobody waits for
+QUIET = 0.02  # seconds without a program, before one is started ahead
 PATIENCE = 0.3  # seconds after which one is started even if programs run
 START_SECONDS = 20.0
 KEEP_MANY = 60.0  # seconds without use, after which one is enough
@@ -189,7 +190,7 @@ GIVE_UP = 5  # interpreters in a row that ended without being used
 
 
 class InterpreterPool:
-    """The waiting interpreters of one language: how many are wanted, and those that wait."""
+    """The waiting interpreters of one language, and how many are wanted."""
 
     def __init__(self, kind: Any, loop: Loop, busy: Callable[[], object]) -> None:
         self.kind = kind
@@ -228,7 +229,7 @@ class InterpreterPool:
         self._fill()
 
     def _obstacle(self) -> str:
-        """Why no interpreter may wait. A missing one is reported when it is to be started."""
+        """Why no interpreter may wait. A missing program is reported when it is to be started."""
         try:
             return self.kind.obstacle(self.env)
         except OSError:
@@ -239,7 +240,7 @@ class InterpreterPool:
             if not self.kind.loads_modules:
                 self._tell(f"{name}: modules are loaded ahead only for python")
             elif not all(part.isidentifier() for part in name.split(".")):
-                self._tell(f"{name}: this is no name of a module")
+                self._tell(f"{name}: this is not the name of a module")
             else:
                 self.modules.append(name)
 
@@ -247,8 +248,8 @@ class InterpreterPool:
         self.left_out.append(f"{self.kind.language}: {reason}")
 
     def bind(self, env: dict[str, str], allowed: bool, modules: list[str] | None = None) -> None:
-        """A session has this environment, and room for interpreters that wait, or not."""
-        if modules and not self.modules and not self.left_out:  # else they were told before
+        """Take a session's environment, and whether it has room for interpreters that wait."""
+        if modules and not self.modules and not self.left_out:  # otherwise they were told before
             self._load_ahead(modules)
         self.env = env
         self.allowed = allowed and self.kind.is_there()
@@ -256,7 +257,7 @@ class InterpreterPool:
             self.clear()
         for item in list(self.kept.values()):
             if item.suits(self.kind, env):
-                # The folder of packages may be a new one. Nobody has put anything into either.
+                # The folder of packages may be a new one, and both are still empty.
                 item.site = self.kind.site(env)
             else:
                 self._drop(item)
@@ -356,7 +357,7 @@ class InterpreterPool:
                 self._plan_refill(QUIET)
             return
         self._drop(item)
-        if word == "o":  # of another version than those that this was tried with
+        if word == "o":  # a version that this was not tested with
             self._failures = GIVE_UP
         if word == "f" and item.modules:
             self._leave_out(more)
@@ -389,7 +390,7 @@ class InterpreterPool:
             self._fading = self._loop.later(left, self._fade)
 
     def lost(self, pid: int) -> None:
-        """A process that is not an exec has ended; it may be one of these."""
+        """Handle the end of a process that is not an exec; it may be one of these."""
         item = self.kept.get(pid)
         if item is not None:
             self._forget(item)
@@ -443,15 +444,15 @@ class WarmInterpreters:
         return any(pid in keeper.kept for keeper in self.keepers.values())
 
     def bind(self, env: dict[str, str], languages: dict[str, list[str]]) -> None:
-        """A session has this environment, and room for interpreters of these languages.
+        """Take a session's environment, and the languages for whose interpreters it has room.
 
-        With each language come the modules that are loaded ahead.
+        Each language has the modules that are loaded ahead.
         """
         for name, keeper in self.keepers.items():
             keeper.bind(dict(BASE_ENV, **env), name in languages, languages.get(name))
 
     def limit(self, kind: int, most: int) -> None:
-        """Those that wait do not have it yet; only what has the user's ids may give it to them."""
+        """Limit those that wait: only a process with the user's ids may set it for them."""
         from resource import prlimit
 
         os.setresgid(GID, GID, 0)
@@ -484,7 +485,7 @@ class WarmInterpreters:
             keeper.on_quiet()
 
     def lost(self, pid: int) -> None:
-        """A process that is not an exec has ended; it may be one of these."""
+        """Handle the end of a process that is not an exec; it may be one of these."""
         for keeper in self.keepers.values():
             keeper.lost(pid)
 

@@ -1,8 +1,8 @@
 """The bytes that guest, gateway and local clients exchange: frames, and the values inside them.
 
 A frame is a nine-byte header (body length, kind, channel) and a body. A channel is one operation on
-one connection, numbered by whoever opens it with CALL. Bodies of CALL, RESULT, ERROR and EXIT are
-packed values; the others are raw bytes that nobody on the way decodes.
+one connection, numbered by the end that opens it with CALL. Bodies of CALL, RESULT, ERROR and EXIT
+are packed values; the others are raw bytes that are not decoded on the way.
 
 The value format is ours because both ends of the hot path start in milliseconds: ``json`` alone
 doubles the start-up of the CLI, and ``marshal`` must never see hostile input. Nothing here trusts
@@ -65,7 +65,7 @@ PROOF = 34
 MAX_DEPTH = 8
 MAX_ITEMS = 1 << 16
 """Values in one packed value. They are cheap to send and not to read: a megabyte of them would
-hold an event loop, and all whom it serves, for a second."""
+hold an event loop, and all its clients, for a second."""
 MAX_KEYS = 256  # that are remembered in packed form
 _LENGTH = Struct("!BI")
 _INT = Struct("!Bq")
@@ -78,7 +78,7 @@ class WireError(Exception):
 
 
 def frame(kind: int, channel: int, body: bytes = b"") -> bytes:
-    """One frame as bytes."""
+    """Encode one frame."""
     return HEADER.pack(len(body), kind, channel) + body
 
 
@@ -90,7 +90,8 @@ def pack(value: Any) -> bytes:
 
 
 def _pack(value: Any, put: Callable[[Any], object]) -> None:
-    # Most of what three processes do for a short command is this: the exact types come first.
+    # Most of the work that three processes do for a short command is this: the exact types come
+    # first.
     kind = type(value)
     if kind is dict:
         put(_LENGTH.pack(100, len(value)))
@@ -131,7 +132,7 @@ def _pack_other(value: Any, put: Callable[[Any], object]) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """A value of a class that is one of ours and more, such as an enumeration, without the more."""
+    """A value of a subclass, such as an enumeration, as its plain base type."""
     if isinstance(value, str):
         return value + ""
     if isinstance(value, int):
@@ -154,7 +155,7 @@ def _pack_text(text: str) -> bytes:
 
 
 def _pack_key(key: Any) -> bytes:
-    """A key as bytes; nearly all are words of this protocol, and come again with each call."""
+    """Encode a key; nearly all are words of this protocol, and come again with each call."""
     if not isinstance(key, str):
         raise TypeError("cannot pack a key that is " + type(key).__name__)
     packed = _pack_text(key)
@@ -164,14 +165,14 @@ def _pack_key(key: Any) -> bytes:
 
 
 def extended(data: bytes, more: dict[str, Any]) -> bytes:
-    """A packed dict with more in it, which counts where both have a key."""
+    """A packed dict with more in it, which wins where both have a key."""
     known = unpack_dict(data)  # all of it: the last item could claim what comes after it
     head = _LENGTH.pack(100, _LENGTH.unpack_from(data)[1] + len(more))
     return head + data[_LENGTH.size :] + pack(more)[_LENGTH.size :] if known else pack(more)
 
 
 def unpack(data: bytes, most: int = MAX_ITEMS) -> Any:
-    """Decode one packed value, of at most so many, that must fill ``data`` exactly."""
+    """Decode one packed value of at most ``most`` items that must fill ``data`` exactly."""
     try:
         value, end = _unpack(data, 0, 0, [most])
     except (struct_error, IndexError, UnicodeDecodeError) as error:
@@ -276,7 +277,7 @@ class Splitter:
     def take(
         self, data: bytes | memoryview, most: int
     ) -> tuple[list[tuple[int, int, bytes]], memoryview | None]:
-        """At most so many of the frames that ``data`` completes, and what is left of it if more."""
+        """Up to ``most`` of the frames that ``data`` completes, and the rest of it if more."""
         frames: list[tuple[int, int, bytes]] = []
         at, end = 0, len(data)
         if self._buffer:
@@ -295,7 +296,7 @@ class Splitter:
         return frames, None
 
     def _complete(self, data: bytes | memoryview, frames: list[tuple[int, int, bytes]]) -> int:
-        """Give the frame that has begun what it lacks; how much of ``data`` that took."""
+        """Complete the frame that has begun; return how much of ``data`` that took."""
         buffer = self._buffer
         at = max(0, HEADER_SIZE - len(buffer))
         buffer += data[:at]
@@ -325,7 +326,7 @@ def numbered(body: bytes) -> tuple[int, bytes]:
 
 
 def proof(key: bytes, nonce: bytes, role: bytes) -> bytes:
-    """What an end that knows ``key`` answers to the other end's ``nonce``."""
+    """The answer of an end that knows ``key`` to the other end's ``nonce``."""
     # _blake2 is what hashlib wraps; importing hashlib itself would load OpenSSL into every guest.
     from _blake2 import blake2b
 

@@ -1,4 +1,4 @@
-"""Names of images and descriptions by registries, as data. All hostile."""
+"""References, manifests and configurations of images, as data. All of it is hostile."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Reference:
-    """Where an image is, and which of those with its name."""
+    """The registry and name of an image, and its tag or digest."""
 
     host: str
     """With its port, if there is one."""
@@ -40,7 +40,7 @@ class Reference:
 
     @property
     def wanted(self) -> str:
-        """What to ask the registry for."""
+        """The tag or digest to ask the registry for."""
         return self.digest or self.tag
 
 
@@ -70,7 +70,7 @@ def parse_reference(text: str, default_registry: str = "") -> Reference:
     if not _NAME.fullmatch(name):
         raise _malformed(text, "a name has lower-case letters, digits and single separators")
     if not _is_host(host):
-        raise _malformed(text, f"{host[:80]!r} is no host name")
+        raise _malformed(text, f"{host[:80]!r} is not a host name")
     return Reference(host.lower(), name, tag or DEFAULT_TAG, digest)
 
 
@@ -118,7 +118,7 @@ NOT_OURS = ("HOME", "USER", "LOGNAME", "HOSTNAME", "PWD", "SHELL", "TERM")
 
 @dataclass(frozen=True)
 class Blob:
-    """A piece of content, by what it must be."""
+    """A piece of content, with its digest and size."""
 
     digest: str
     size: int
@@ -135,7 +135,7 @@ class ImageManifest:
 
 @dataclass(frozen=True)
 class Config:
-    """What of an image's configuration means something here."""
+    """The parts of an image's configuration that matter here."""
 
     diff_ids: tuple[str, ...]
     """The lowest layer first: what each must be when it is unpacked."""
@@ -160,7 +160,7 @@ def parse(body: bytes, what: str) -> dict[str, Any]:
 
 
 def refuse_ambiguous(document: dict[str, Any]) -> None:
-    """What is an index to some and a manifest to others is two images under one digest."""
+    """Refuse both an index and a manifest in one: it would be two images under one digest."""
     if "manifests" in document and not document.keys().isdisjoint(("layers", "config")):
         raise _wrong("it is both a list of images and an image")
 
@@ -202,7 +202,7 @@ def manifest(document: dict[str, Any], media_type: str) -> ImageManifest:
 
 
 def config(document: dict[str, Any], layers: int) -> Config:
-    """The configuration of an image that has so many layers."""
+    """The configuration of an image with ``layers`` layers."""
     diff_ids = _list(_mapping(document.get("rootfs")), "diff_ids")
     if len(diff_ids) != layers or not all(is_digest(item) for item in diff_ids):
         raise _wrong("its configuration does not fit its layers")

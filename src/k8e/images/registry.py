@@ -1,10 +1,11 @@
 """A client of registries: the pulling half of the OCI distribution API, in blocking calls.
 
-A registry is hostile like what it holds: every answer is bounded in size and time, and counts only
+A registry is as hostile as its content: every answer is bounded in size and time, and counts only
 if its digest is the one that was asked for.
 
-The time-out of a socket is for each byte, and a hostile server sends one whenever it is due. So
-another thread cuts the connection when the time of the whole call is over, or when all is to stop.
+The time-out of a socket is for each byte, and a hostile server sends one just in time, again and
+again. So another thread cuts the connection when the time of the whole call is over, or when the
+gateway stops.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from k8e.images.manifest import Blob, Reference
 def failed(host: str, why: str) -> errors.ImageUnusable:
     return errors.ImageUnusable(
         f"the registry {host} failed: {why}",
-        hint="try again; if it stays so, ask whoever runs the registry",
+        hint="try again; if it fails again, ask the registry's operator",
     )
 
 
@@ -85,7 +86,7 @@ class Calls:
 
     @contextlib.contextmanager
     def begin(self, host: str, seconds: float) -> Generator[RegistryCall]:
-        """A call of a registry; whatever fails in it when its time is over failed for that."""
+        """Begin a call of a registry; any failure after its time is over counts as a time-out."""
         call = RegistryCall()
         with self._lock:
             call.ended = self._stopped
@@ -107,7 +108,7 @@ class Calls:
             raise failed(host, call.ended)
 
     def stop(self) -> None:
-        """End all that are under way, and all to come."""
+        """End all calls under way, and all later ones."""
         with self._lock:
             self._stopped = "the gateway is being stopped"
             for call in self._open:
@@ -173,7 +174,7 @@ class BrokenConnection(Exception):
 
 
 class _Stay(urllib.request.HTTPRedirectHandler):
-    """Follows nothing: who follows must decide what may be sent along."""
+    """Follows no redirects: the caller must decide which headers may go along."""
 
     def http_error_302(self, *_: Any, **__: Any) -> None:
         # Nor reads where it would lead: an address that is none would leave the connection open.
@@ -230,7 +231,7 @@ class Registry:
         return images_manifest.parse(body, "its configuration")
 
     def fetch(self, name: str, blob: Blob, target: BinaryIO, tell: Callable[[int], None]) -> None:
-        """Write a blob to ``target``; ``tell`` hears of each piece and may raise to stop."""
+        """Write a blob to ``target``; ``tell`` gets each piece's size and may raise to stop."""
         for left in reversed(range(TRIES)):
             target.seek(0)
             target.truncate()
@@ -261,13 +262,13 @@ class Registry:
             raise BrokenConnection(f"{got} of {blob.size} bytes came")
         _check(blob.digest, "sha256:" + hashed.hexdigest(), "a layer")
 
-    # How.
+    # Calls.
 
     @contextlib.contextmanager
     def _get(
         self, path: str, accept: str = "*/*", seconds: float | None = None
     ) -> Generator[Response]:
-        """An answer with content; errors say what the registry said."""
+        """An answer with content; errors explain what the registry said."""
         url = f"{self._find_scheme()}://{self._host}{path}"
         known = self._authorization
         with self._calls.begin(self._host, seconds or DOCUMENT_SECONDS) as call:
@@ -289,7 +290,7 @@ class Registry:
             response = self._send(call, url, accept, authorization if same else "")
             if response.status not in _REDIRECTS:
                 if response.status == 401 and not same:
-                    response.close()  # whom it names is not whom the password is for
+                    response.close()  # another host must not get this one's password
                     raise failed(self._host, "it sends us to a host that asks who we are")
                 return response
             location = response.headers.get("Location") or ""
@@ -298,7 +299,7 @@ class Registry:
         raise failed(self._host, "it redirects again and again")
 
     def _check_address(self, address: str, base: str = "") -> str:
-        """Where the registry sends us, as a whole; refused unless it is TLS, or as plain as it."""
+        """The target of a redirect; refused unless it is TLS, or no less safe than the source."""
         try:
             url = urllib.parse.urljoin(base, address)
             self._check_url(url)
@@ -334,7 +335,7 @@ class Registry:
             raise failed(self._host, f"it cannot be reached: {reason}") from None
 
     def _find_scheme(self) -> str:
-        """TLS wherever it is spoken; without it only where that is allowed, and before any word."""
+        """TLS wherever the registry has it; plain HTTP only where that is allowed."""
         with self._lock:
             if not self._plain:
                 self._scheme = "https"
@@ -350,10 +351,10 @@ class Registry:
     # Who we are.
 
     def _authorize(self, challenges: list[str], known: str) -> str:
-        """Do what a registry asks for when it wants to know who we are."""
+        """Get the token that a registry asks for."""
         with self._lock:
             if self._authorization not in ("", known):
-                return self._authorization  # another thread was told the same
+                return self._authorization  # another thread has got one meanwhile
             for challenge in challenges:
                 kind, _, rest = challenge.strip().partition(" ")
                 if kind.lower() == "bearer":
@@ -398,17 +399,17 @@ class Registry:
 
 
 class _NoTls(errors.ImageUnusable):
-    """What was said to the registry was no TLS to it, or its certificate is not trusted."""
+    """The registry does not speak TLS, or its certificate is not trusted."""
 
 
 def _announced(response: Any) -> int:
-    """How many bytes are to come, if it says so."""
+    """The announced number of bytes, if there is one."""
     length: int | None = response.length
     return length or 0
 
 
 def _piece(response: Any) -> bytes:
-    """What has come, without waiting for a whole chunk."""
+    """The bytes that are there, without waiting for a whole chunk."""
     try:
         return response.read1(CHUNK)
     except (OSError, http.client.HTTPException) as error:
@@ -437,7 +438,7 @@ def _check(wanted: str, found: str, what: str) -> None:
     if wanted != found:
         raise errors.ImageUnusable(
             f"{what} is not what it should be: its digest is {found}, not {wanted}",
-            hint="the registry, or somebody on the way to it, changed it; do not use it",
+            hint="the registry, or a machine on the way to it, changed it; do not use it",
         )
 
 
@@ -462,8 +463,8 @@ MOST_BYTES = 1 << 20
 def find(setting: str, host: str) -> str:
     """``user:password`` for a registry, as base64; empty if the file has none.
 
-    Read anew each time: logging in elsewhere changes it. Only ``auths`` is looked at; programs that
-    keep passwords are not started.
+    Read again each time: a login by another program changes it. Only ``auths`` is looked at;
+    programs that keep passwords are not started.
     """
     path = Path(setting) if setting else Path.home() / ".docker/config.json"
     try:
@@ -487,7 +488,7 @@ def find(setting: str, host: str) -> str:
 
 
 def _host(name: str) -> str:
-    """What a key of ``auths`` is about: some programs write whole addresses."""
+    """The host of a key of ``auths``: some programs write whole URLs."""
     return name.removeprefix("https://").removeprefix("http://").partition("/")[0].lower()
 
 

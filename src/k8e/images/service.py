@@ -1,4 +1,4 @@
-"""Root file systems by what a template names: a folder, an archive, or an image of a registry."""
+"""Root file systems for templates: a folder, an archive, or an image of a registry."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _no_env() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Content:
-    """What a root file system is made of."""
+    """The folders that make a root file system."""
 
     folders: tuple[Path, ...]
     """Each on top of those after it."""
@@ -50,7 +50,7 @@ class Content:
 
 
 class PullProgress:
-    """How much of an image is here, counted by several threads and told to one loop."""
+    """How much of an image is here, counted by several threads and reported to one loop."""
 
     def __init__(self, tell: Tell, total: int) -> None:
         self._tell, self._total = tell, total
@@ -88,11 +88,11 @@ class Images:
         self.store.prepare()
 
     def sweep(self) -> None:
-        """Remove beside everything else what nobody needs; nobody waits for it."""
+        """Remove unneeded files in the background."""
         self._threads.submit(self.store.sweep)
 
     def close(self) -> None:
-        """Stop what is being fetched; the next gateway begins it again."""
+        """Stop all fetching; the next gateway begins again."""
         self._stopped.set()
         self._unpacking.stop()
         self._calls.stop()
@@ -101,10 +101,10 @@ class Images:
     def parse(self, text: str) -> Reference:
         return images_manifest.parse_reference(text, self._settings.default_registry)
 
-    # What runtimes ask for.
+    # For runtimes.
 
     async def provide(self, rootfs: Rootfs) -> Content:
-        """What a sandbox's root is made of; fetched and unpacked if it is not here."""
+        """The content of a sandbox's root; fetched and unpacked if it is not here."""
         if rootfs.kind == "dir":
             return await asyncio.to_thread(self._folder, rootfs.source)
         if rootfs.kind == "tar":
@@ -188,7 +188,7 @@ class Images:
                 self._listeners.pop(name, None)
 
     async def _once(self, key: str, work: Callable[[], Awaitable[T]]) -> T:
-        """Do ``work``, or join whoever does it; it goes on if the caller leaves."""
+        """Do ``work``, or join a task that does it; it goes on if the caller disconnects."""
         task = self._making.get(key)
         if task is None:
             task = asyncio.ensure_future(work())
@@ -199,7 +199,7 @@ class Images:
     def _made(self, key: str, task: asyncio.Task[Any]) -> None:
         self._making.pop(key, None)
         if not task.cancelled():
-            task.exception()  # whoever still waits has it too
+            task.exception()  # other waiters get it too
 
     async def _pull(self, reference: Reference, tell: Tell) -> Image:
         host = reference.host
@@ -227,7 +227,7 @@ class Images:
 
     @contextlib.asynccontextmanager
     async def _kept(self, diff_ids: Iterable[str]) -> AsyncGenerator[None]:
-        """Keep layers while an image is made of them; if that fails, those that came go again."""
+        """Keep layers while an image is made of them; if that fails, remove the new ones."""
         missing: list[str] = []
         try:
             with self.store.pinned(diff_ids):
@@ -257,7 +257,7 @@ class Images:
         config: Config,
         tell: Tell,
     ) -> int:
-        """Have all layers here, a few at a time; what they hold, in bytes."""
+        """Make sure that all layers are here, a few at a time; return the bytes that they hold."""
         pairs = list(zip(config.diff_ids, manifest.layers, strict=True))
         missing = {diff_id: blob for diff_id, blob in pairs if not self.store.has(diff_id)}
         coming = sum(blob.size for blob in missing.values())
@@ -317,21 +317,21 @@ class Images:
     def _measure(self, diff_ids: Iterable[str]) -> int:
         return sum(self.store.size(item) for item in diff_ids)
 
-    # What operators ask for.
+    # For operators.
 
     async def listing(self) -> list[Image]:
         return await asyncio.to_thread(self.store.listing)
 
     async def remove(self, text: str) -> None:
-        """Forget an image; its layers go when nothing uses them any more."""
+        """Forget an image; its layers are removed when nothing uses them any more."""
         name = text if text.startswith("tar:") else str(self.parse(text))
         if not await asyncio.to_thread(self.store.remove, name):
             raise errors.ImageNotFound(
-                f"there is no image {name!r} here", hint="k8e image list shows those that are"
+                f"there is no image {name!r} here", hint="k8e image list shows the images"
             )
 
     async def _slowly(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Do in a thread of our own what may take minutes: others need theirs."""
+        """Do work of minutes in a thread of its own, so that it does not take up a shared one."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, function, *arguments)
 
@@ -359,7 +359,7 @@ def _operators_path(source: str) -> Path:
 
 
 def _stamp(path: Path) -> str:
-    """Tells whether an archive has changed, without reading it."""
+    """A value that changes when an archive has changed, without reading it."""
     try:
         info = path.stat()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What was fetched, on disk: unpacked layers by what they are, and images by their names.
+"""Fetched images on disk: unpacked layers by digest, and images by name.
 
     layers/HEX/fs    one unpacked layer, by the digest of its archive; shared by all images
     layers/HEX/size  of its files, in bytes
@@ -56,7 +56,7 @@ class Image:
     platform: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """What an operator may see; variables may be nobody else's business."""
+        """The fields that an operator may see; its variables may be confidential."""
         shown = asdict(self)
         del shown["env"]
         return shown | {"layers": list(self.layers)}
@@ -81,7 +81,7 @@ class ImageStore:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def sweep(self) -> None:
-        """Remove what a killed gateway left half made, and layers that were put away."""
+        """Remove half-made layers of a killed gateway, and discarded ones."""
         with self.lock:
             left = [path for path in self._scratch.iterdir() if path not in self._making]
         for path in left:
@@ -90,10 +90,11 @@ class ImageStore:
     # Layers.
 
     def refuse_if_full(self, coming: int) -> None:
-        """Say so before so many bytes are fetched that would leave others no room."""
+        """Refuse a download that would leave others no room, before it begins."""
         free = disk.space(self._scratch).free
         if free < coming + self._min_free:
-            # At first it is known what comes; later, others may have taken what was free.
+            # At first the size to come is known; later, other programs may have taken the free
+            # space.
             beside = f"there is no room on the disk for an image of {coming} bytes beside"
             raise disk.nearly_full(free, self._min_free, beside if coming else "images leave")
 
@@ -112,7 +113,7 @@ class ImageStore:
 
     @contextlib.contextmanager
     def scratch(self) -> Generator[Path]:
-        """A new folder to make a layer in, with ``fs`` for its files; what is left of it goes."""
+        """A new folder to make a layer in, with ``fs`` for its files; removed unless kept."""
         folder = self._scratch / secrets.token_hex(8)
         with self.lock:
             self._making.add(folder)
@@ -127,9 +128,9 @@ class ImageStore:
                 self._making.discard(folder)
 
     def keep(self, folder: Path, diff_id: str, size: int) -> None:
-        """Make a scratch folder the layer of this digest, on disk before it is seen.
+        """Make a scratch folder the layer of this digest; on disk before it is visible.
 
-        Unless nobody wants it any more, which a pull that failed does not.
+        Unless it is not wanted any more, because the pull failed.
         """
         (folder / "size").write_text(str(size), "ascii")
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -143,7 +144,7 @@ class ImageStore:
 
     @contextlib.contextmanager
     def pinned(self, diff_ids: Iterable[str]) -> Generator[None]:
-        """Keep layers, there or coming, that no image names yet."""
+        """Keep layers, present or expected, that no image names yet."""
         wanted = Counter(diff_ids)
         with self.lock:
             self._pinned += wanted
@@ -154,14 +155,14 @@ class ImageStore:
                 self._pinned -= wanted
 
     def drop(self, diff_ids: Iterable[str]) -> None:
-        """Put away what a pull that failed has brought, unless somebody else came to want it."""
+        """Discard the layers of a failed pull, unless another one needs them by now."""
         with self.lock:
             for diff_id in set(diff_ids) - self._named:
                 if self.has(diff_id) and not self._pinned[diff_id]:
                     self._home(diff_id).rename(self._scratch / secrets.token_hex(8))
 
     def prune(self, used: Iterable[Path]) -> list[str]:
-        """Put away the layers of no image that are not ``used`` either; their digests.
+        """Discard layers of no image that are not ``used`` either; return their digests.
 
         They are out of the way at once; ``sweep`` removes them, which may take a while.
         """
@@ -176,7 +177,7 @@ class ImageStore:
     # Images.
 
     def find(self, name: str) -> Image | None:
-        """The image of this name, if it is here as a whole."""
+        """The image of this name, if it is complete."""
         image = self._load(self._file(name))
         if image is None or image.name != name:
             return None
@@ -217,7 +218,7 @@ class ImageStore:
 
 
 def _discard(folder: Path) -> None:
-    """Remove a folder, whatever an archive made of it; what cannot go must not keep the others."""
+    """Remove a folder, whatever is in it; one that resists must not keep the others."""
     try:
         shutil.rmtree(folder, ignore_errors=True)
     except RecursionError:

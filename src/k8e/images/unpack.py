@@ -24,7 +24,7 @@ MOST_SAID = 1 << 16
 
 @dataclass(frozen=True)
 class Unpacked:
-    """What came of an archive."""
+    """The result of unpacking an archive."""
 
     diff_id: str
     """The digest of the archive without its compression."""
@@ -34,7 +34,7 @@ class Unpacked:
 
 
 class UnpackBudget:
-    """What one image may still unpack, whichever of its layers are unpacked at once."""
+    """How much one image may still unpack, over all of its layers that are unpacked at once."""
 
     def __init__(self, most_bytes: int, most_entries: int = MOST_ENTRIES) -> None:
         self._most, self._bytes, self._entries = most_bytes, most_bytes, most_entries
@@ -58,7 +58,7 @@ class UnpackBudget:
 
 
 class Unpackers:
-    """The unpackers of one gateway, so that none outlives it."""
+    """The unpackers of one gateway; none outlives it."""
 
     def __init__(self, min_free: int = 0) -> None:
         """``min_free`` bytes of the disk are left to others."""
@@ -70,7 +70,7 @@ class Unpackers:
     def unpack(
         self, archive: BinaryIO, folder: Path, max_bytes: int, max_entries: int = MOST_ENTRIES
     ) -> Unpacked:
-        """Unpack what a file has from here on into an empty folder; ImageUnusable says why not."""
+        """Unpack a file from its position on into an empty folder; ImageUnusable says why not."""
         argv = [sys.executable, "-I", "-S", "-B", str(Path(unpacker.__file__).resolve())]
         argv += [str(folder), str(max_bytes), str(max_entries), str(self._reserve)]
         with self._lock:
@@ -99,7 +99,7 @@ class Unpackers:
         return _read(said, complaint, process.returncode)
 
     def stop(self) -> None:
-        """End all that run, and start none any more."""
+        """End all that run, and refuse new ones."""
         with self._lock:
             self._stopped = True
             for process in self._running:
@@ -107,7 +107,7 @@ class Unpackers:
 
 
 def _listen(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
-    """What it says and complains of until it has ended; not more than it can have to say."""
+    """Its output and errors until it has ended, within bounds."""
     said = {item.fileno(): b"" for item in (process.stdout, process.stderr) if item is not None}
     deadline = time.monotonic() + UNPACK_SECONDS
     with selectors.DefaultSelector() as waiting:
@@ -123,7 +123,7 @@ def _listen(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
                 if not piece:
                     waiting.unregister(key.fd)
                 elif len(said[key.fd]) > MOST_SAID:
-                    raise _unusable("the unpacker says too much")
+                    raise _unusable("the unpacker prints too much")
     process.wait(max(0.0, deadline - time.monotonic()))
     output, complaint = said.values()
     return output, complaint

@@ -1,8 +1,8 @@
-"""Unpacks one archive into one folder, out of which it cannot get. A program of its own.
+"""Unpacks one archive into one folder, which it cannot leave. A program of its own.
 
-Archives are hostile, and so is whatever they might make of the code that reads them. So this runs
-in namespaces of its own, with the target as its whole file system, no network, no other process
-and no capability; that, and not a look at each path, is why nothing can be written elsewhere.
+Archives are hostile, and may take over the code that reads them. So this runs in namespaces of its
+own, with the target as its whole file system, no network, no other process and no capability; that,
+and not a check of each path, is why nothing can be written elsewhere.
 
     unpacker.py FOLDER MAX_BYTES MAX_ENTRIES < archive
 
@@ -60,7 +60,7 @@ class ArchiveRefusal(Exception):
 
 
 def confine(folder: str, max_bytes: int) -> None:
-    """Have ``folder`` as the whole file system, and no right beyond writing into it."""
+    """Make ``folder`` the whole file system, and keep no right but that of writing into it."""
     libc = ctypes.CDLL(None, use_errno=True)
 
     def must(what: str, result: int) -> None:
@@ -68,12 +68,12 @@ def confine(folder: str, max_bytes: int) -> None:
             number = ctypes.get_errno()
             raise ArchiveRefusal(f"the unpacker cannot be confined: {what}: {os.strerror(number)}")
 
-    os.nice(10)  # sandboxes that run come first
+    os.nice(10)  # sandboxes that run have precedence
     os.setgroups([])
     spaces = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS
     user, group = os.geteuid(), os.getegid()
     must("namespaces", libc.unshare(spaces))
-    # Files are to belong to whoever we are, which is nobody that matters in here.
+    # Files belong to our own user, who has no meaning in here.
     for name, text in (
         ("setgroups", "deny"),
         ("uid_map", f"0 {user} 1"),
@@ -106,7 +106,7 @@ def confine(folder: str, max_bytes: int) -> None:
 
 
 def _continue_as_only_process(libc: Any) -> None:
-    """Go on as the first process of the new namespace; the one outside ends as this one does."""
+    """Continue as the first process of the new namespace; the outer one ends as this one does."""
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     pid = os.fork()
     if pid == 0:
@@ -143,13 +143,13 @@ class Inflated:
         return data
 
     def drain(self) -> None:
-        """Read what follows the archive's end: it is part of the digest."""
+        """Read the bytes behind the archive's end: they are part of the digest."""
         while self.read(CHUNK):
             pass
 
 
 def _inflate(source: BinaryIO) -> Iterator[bytes]:
-    """Pieces of at most ``CHUNK`` bytes, however small their compressed form is."""
+    """Decompress in pieces of at most ``CHUNK`` bytes, however small their compressed form is."""
     start = source.read(CHUNK)
     if start.startswith(GZIP):
         yield from _gunzip(source, start)
@@ -198,7 +198,7 @@ def _unzstd(source: BinaryIO, pending: bytes) -> Iterator[bytes]:
 
 
 class Unpacker:
-    """Makes files of the members of an archive, below ``/``."""
+    """Writes the members of an archive as files below ``/``."""
 
     def __init__(
         self, source: Inflated, max_bytes: int, max_entries: int, reserve: int = RESERVE
@@ -234,7 +234,7 @@ class Unpacker:
         if parent != self._parent:
             os.makedirs(parent, 0o755, exist_ok=True)
             _check_depth(parent)
-        # Whatever is no file may change where the same names lead.
+        # An entry that is no file may change where the same names lead.
         self._parent = parent if member.isreg() else ""
         if name == OPAQUE:
             os.setxattr(parent, "user.overlay.opaque", b"y")
@@ -249,7 +249,7 @@ class Unpacker:
             self.skipped += 1
 
     def _hide(self, parent: str, name: str) -> None:
-        """Leave the mark by which overlayfs hides what a lower layer has; ours stays."""
+        """Leave the mark by which overlayfs hides an entry of a lower layer; our own marks stay."""
         if name in ("", ".", "..") or name.startswith(WHITEOUT):
             self.skipped += 1  # of older tools, about their own files
             return
@@ -296,14 +296,14 @@ class Unpacker:
 
 
 def _refuse_if_full(reserve: int) -> None:
-    """However much an image may have: several are unpacked at once, and others need the disk."""
+    """Refuse, whatever the image may have: others, unpacked at the same time, need the disk."""
     found = os.statvfs("/")
     if found.f_bavail * found.f_frsize < reserve:
         raise ArchiveRefusal("the disk is nearly full")
 
 
 def _safe(name: str) -> str:
-    """An absolute path; in here that cannot lead anywhere else, but what tries to is no image."""
+    """An absolute path. In here it cannot lead outside, but an image that tries to is refused."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if ".." in parts:
         raise ArchiveRefusal(f"the path {_shown(name)} leads upwards")
@@ -313,7 +313,7 @@ def _safe(name: str) -> str:
 
 
 def _check_depth(folder: str) -> None:
-    """Links of the archive's own may lead deeper than names: nobody could remove that tree."""
+    """Links of the archive's own may lead deeper than names: such a tree could not be removed."""
     if os.path.realpath(folder).count("/") > MOST_DEPTH:
         raise ArchiveRefusal(f"the path {_shown(folder)} leads too deep")
 
@@ -330,7 +330,7 @@ def _kind(path: str) -> int:
 
 
 def _clear(path: str) -> None:
-    """Make room for what comes later in the archive and has the same name."""
+    """Make room for a later entry of the archive with the same name."""
     kind = _kind(path)
     if stat.S_ISDIR(kind):
         shutil.rmtree(path)
@@ -339,11 +339,11 @@ def _clear(path: str) -> None:
 
 
 def _mode(member: tarfile.TarInfo) -> int:
-    """What the sandbox's user may do, for everybody.
+    """The mode, with the rights of the sandbox's user given to all users.
 
     All files belong to root on the host, and to nobody in the sandbox's user namespace, so that
     only the rights of others count there. Writing needs no right: the root is read-only, and on
-    the host nobody else shall do it. Nor does a program get rights by being started.
+    the host no other program should. Nor does a program get rights by being started.
     """
     shift = 6 if member.uid == USER else 3 if member.gid == USER else 0
     others = member.mode >> shift & 0o5

@@ -217,20 +217,27 @@ class Api:
     async def follow(self, path: str, **query: str) -> AsyncGenerator[tuple[str, Object]]:
         """What is there, and then each change, for ever: ``ADDED``, ``MODIFIED``, ``DELETED``.
 
-        After a lost connection all is told again as ``ADDED``; ``SYNCED`` ends each list.
+        After a lost connection all is told again as ``ADDED``, and what is gone since as
+        ``DELETED``, by its name alone; ``SYNCED`` ends each list.
         """
         pause = _FIRST_PAUSE
+        known: set[tuple[str, str]] = set()
         while True:
             try:
                 listed = await self.call("GET", _with(path, query))
+                there = {_name_of(item) for item in entries(listed, "items")}
+                for namespace, name in known - there:
+                    yield "DELETED", {"metadata": {"namespace": namespace, "name": name}}
+                known = there
                 for item in entries(listed, "items"):
                     yield "ADDED", item
                 yield "SYNCED", {}
                 pause = _FIRST_PAUSE
                 version = str(listed["metadata"]["resourceVersion"])
                 async with contextlib.aclosing(self._watch(path, query, version)) as events:
-                    async for event in events:
-                        yield event
+                    async for change, item in events:
+                        (known.discard if change == "DELETED" else known.add)(_name_of(item))
+                        yield change, item
             except (ApiError, ApiUnreachable):
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE)
@@ -388,6 +395,10 @@ class _Connection:
 
     def close(self) -> None:
         self._writer.transport.abort()
+
+
+def _name_of(item: Object) -> tuple[str, str]:
+    return item["metadata"].get("namespace") or "", item["metadata"]["name"]
 
 
 def _decode(answer: bytes) -> Object:

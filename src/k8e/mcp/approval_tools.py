@@ -1,12 +1,13 @@
 """Tools that wait for a person's approval: an action, or more hosts for a session.
 
-The gateway keeps what was asked and decided. A yes that the client's own user gives in a dialog is
-passed on with the agent's credential, so it counts only where the gateway says that its approvals
-are advisory. Where there is an approver's secret, only who knows it can say yes, outside of us.
+The gateway keeps what was asked and decided. A yes from the client's own user in a dialog is passed
+on with the agent's credential, so it counts only where the gateway says that its approvals are
+advisory. Where there is an approver's secret, only a person who knows it can approve, outside of
+this server.
 
 Words are those of a session's policy: names, ``*.wildcards``, networks, each with an optional port
-or several. What counts is what they allow, not how they are written. Whatever is not surely covered
-counts as new: asking once too often does no harm.
+or several. They are compared by what they allow, not by their spelling. A word that is not surely
+covered counts as new: asking once too often does no harm.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ ANY = ""
 
 
 class _Place(NamedTuple):
-    """What one word lets be reached."""
+    """A destination that one word allows."""
 
     name: str
     below: bool
@@ -40,7 +41,7 @@ class _Place(NamedTuple):
     port: str
 
     def holds(self, other: _Place) -> bool:
-        """Whether all of ``other`` is in here."""
+        """Whether this includes all of ``other``."""
         return self.port in (ANY, other.port) and self._holds_target(other)
 
     def _holds_target(self, other: _Place) -> bool:
@@ -84,7 +85,7 @@ def split_hosts(asked: Sequence[str], free: Iterable[str]) -> tuple[list[str], l
 
 
 def _free(place: _Place, known: list[_Place], *, is_open: bool) -> list[str]:
-    """What of a place is free: all of it, those of its ports that are, or nothing."""
+    """The part of a place that needs no approval: all of it, some of its ports, or nothing."""
     if any(one.holds(place) for one in known) or (is_open and place.network is None):
         return [place.word()]
     if place.port:
@@ -94,18 +95,18 @@ def _free(place: _Place, known: list[_Place], *, is_open: bool) -> list[str]:
 
 
 def kept_strict(words: Sequence[str], before: Iterable[str]) -> list[str]:
-    """The words, and ``strict`` if it was said before: to drop it is to allow more."""
+    """The words, with ``strict`` if it was set before: dropping it would allow more."""
     strict = any(_tidy(word) == STRICT for word in before)
     return [*words, STRICT] if strict and STRICT not in map(_tidy, words) else list(words)
 
 
 def loosening(remove: Iterable[str]) -> list[str]:
-    """Words whose loss would let more be reached."""
+    """Words whose removal would allow more."""
     return [word for word in remove if _tidy(word) in HARMLESS]
 
 
 def _places(word: str) -> list[_Place]:
-    """What a word means, port by port; nothing if it is no name and no network."""
+    """The destinations of a word, port by port; nothing if it is neither a name nor a network."""
     text = _tidy(word)
     if text in OWN_WORDS:
         return []
@@ -129,7 +130,7 @@ def _places(word: str) -> list[_Place]:
 
 
 def _ports(text: str) -> tuple[str, list[str]]:
-    """The target of a word, and its ports without zeros that lead."""
+    """The target of a word, and its ports without leading zeros."""
     if text.startswith("["):
         target, _, rest = text[1:].partition("]")
         if rest and not rest.startswith(":"):
@@ -148,7 +149,7 @@ def _tidy(word: str) -> str:
     return word.strip().lower()
 
 
-HEARTBEAT = 10.0  # seconds between two words to a client that waits
+HEARTBEAT = 10.0  # seconds between two messages to a waiting client
 DECLINED = "declined"
 ADMIN = "admin"
 
@@ -187,7 +188,7 @@ async def allow_hosts(call: ToolCall) -> Reply:
 
 
 async def create_with(call: ToolCall, session_id: str, asked: list[str]) -> dict[str, Any]:
-    """Give a new session, in which nothing has run, the hosts that it may have by now."""
+    """Allow hosts for a new session, in which nothing has run."""
     egress = await call.client.egress(session_id)
     free = [*call.allowed_hosts, *egress.rules, *egress.allowed_hosts]
     now, later = split_hosts(asked, free)
@@ -210,7 +211,7 @@ def action_of(session_id: str, words: list[str]) -> str:
 
 
 def how_to_approve(call: ToolCall, pending: Approval) -> str:
-    """Words for a person, with commands that stand on lines of their own, to be pasted."""
+    """Text for a person, with commands on lines of their own, to be pasted."""
     yes, no = (
         approvals.command(pending.approval_id, call.client.endpoint, reject=reject)
         for reject in (False, True)
@@ -223,7 +224,7 @@ def how_to_approve(call: ToolCall, pending: Approval) -> str:
 
 
 def _asked_before(call: ToolCall) -> str:
-    """The approval that this call comes back for."""
+    """The approval that this call refers to."""
     before = call.asker.answered
     return call.get("approval_id") or (before.state if before else "")
 
@@ -237,7 +238,7 @@ async def _session(call: ToolCall) -> str:
 
 
 async def decide(call: ToolCall, session_id: str, action: str) -> dict[str, Any]:
-    """Ask for an action, or come back for it, as far as anybody can be reached."""
+    """Ask for an action, or come back for it, with whichever way there is to reach a person."""
     before = call.asker.answered
     if approval_id := _asked_before(call):
         pending = await call.client.get_approval(approval_id)
@@ -259,7 +260,7 @@ def _same(pending: Approval, session_id: str, action: str) -> None:
     if pending.session_id != session_id or (action and pending.action != action):
         raise errors.Conflict(
             f"approval {pending.approval_id} was asked for another session or action",
-            hint="call again with the session and the words that were approved, or ask anew",
+            hint="call again with the session and the words that were approved, or ask again",
         )
 
 
@@ -268,7 +269,7 @@ async def _register(call: ToolCall, session_id: str, action: str) -> Approval:
 
 
 async def _ask(call: ToolCall, pending: Approval) -> dict[str, Any]:
-    """Ask in the client; a decision that is made elsewhere meanwhile counts too."""
+    """Ask in the client; a decision made elsewhere at the same time counts too."""
     question = PersonQuestion(await _message(call, pending), pending.approval_id)
     dialog = asyncio.ensure_future(call.asker.ask(question))
     elsewhere = asyncio.ensure_future(_wait(call, pending))
@@ -309,7 +310,7 @@ async def _counts_here(call: ToolCall, pending: Approval) -> bool:
 
 
 async def _take(call: ToolCall, pending: Approval, answer: PersonAnswer) -> dict[str, Any]:
-    """What the person did in the client's dialog."""
+    """The person's answer in the client's dialog."""
     if answer.action == "cancel":
         return _told(pending, note=f"The dialog was closed. {how_to_approve(call, pending)}")
     yes = answer.action == "accept" and answer.approve
@@ -317,7 +318,7 @@ async def _take(call: ToolCall, pending: Approval, answer: PersonAnswer) -> dict
         if answer.action == "accept":
             return await _wait(call, pending)
         return {**_told(pending), "status": DECLINED}
-    with contextlib.suppress(errors.Conflict):  # decided elsewhere meanwhile; that counts
+    with contextlib.suppress(errors.Conflict):  # decided elsewhere at the same time; that counts
         await call.client.approve_action(
             pending.approval_id, yes, answer.reason or "in the client's dialog"
         )
@@ -325,7 +326,7 @@ async def _take(call: ToolCall, pending: Approval, answer: PersonAnswer) -> dict
 
 
 async def _wait(call: ToolCall, pending: Approval) -> dict[str, Any]:
-    """The decision, if it comes in time; a client that listens hears that we still wait."""
+    """Wait for the decision; a client that listens is told that we still wait."""
     deciding = asyncio.ensure_future(
         call.client.confirm_action(
             pending.session_id, pending.action, call["timeout"], approval_id=pending.approval_id
@@ -334,7 +335,8 @@ async def _wait(call: ToolCall, pending: Approval) -> dict[str, Any]:
     beats = 0
     try:
         while not deciding.done():
-            soon = call.teller.heard and not beats  # who listens is told at once how to approve
+            # A client that listens is told at once how to approve.
+            soon = call.teller.heard and not beats
             await asyncio.wait({deciding}, timeout=0.2 if soon else HEARTBEAT)
             if not deciding.done() and call.teller.heard:
                 beats += 1
@@ -343,7 +345,7 @@ async def _wait(call: ToolCall, pending: Approval) -> dict[str, Any]:
                 )
         return _told(deciding.result())
     except errors.TimedOut:
-        return _told(pending, note=f"Nobody decided yet. {how_to_approve(call, pending)}")
+        return _told(pending, note=f"There is no decision yet. {how_to_approve(call, pending)}")
     finally:
         await _stop(deciding)
 

@@ -1,4 +1,4 @@
-"""One call of a tool: what it is given, whom it can tell and ask, and what it answers."""
+"""One call of a tool: its arguments, its ways to reach the client, and its answer."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from k8e.mcp.connection import ConnectionSessions
 
 
 class Teller(Protocol):
-    """Tells the client how far a call is."""
+    """Reports a call's progress to the client."""
 
     @property
     def heard(self) -> bool:
-        """Whether the client wants to know."""
+        """Whether the client wants progress."""
         ...
 
     async def tell(self, progress: float, message: str, total: float | None = None) -> None: ...
@@ -24,7 +24,7 @@ class Teller(Protocol):
 
 @dataclass(frozen=True)
 class PersonQuestion:
-    """What a person is asked, in the client."""
+    """A question for the person at the client."""
 
     message: str
     state: str
@@ -33,7 +33,7 @@ class PersonQuestion:
 
 @dataclass(frozen=True)
 class PersonAnswer:
-    """What the person did: ``accept``, ``decline`` or ``cancel``, and what was filled in."""
+    """The person's answer: ``accept``, ``decline`` or ``cancel``, and what was filled in."""
 
     action: str
     approve: bool = False
@@ -49,14 +49,14 @@ class Asker(Protocol):
 
     @property
     def answered(self) -> PersonAnswer | None:
-        """What was answered before this call, where a client asks and then calls again."""
+        """The answer from before this call, where a client asks and then calls again."""
         ...
 
     async def ask(self, question: PersonQuestion) -> PersonAnswer: ...
 
 
 class InputNeeded(Exception):
-    """The client is to ask, and to call again with the answer."""
+    """The client has to ask, and to call again with the answer."""
 
     def __init__(self, question: PersonQuestion) -> None:
         super().__init__(question.message)
@@ -72,7 +72,7 @@ class ToolCall:
     teller: Teller
     asker: Asker
     allowed_hosts: tuple[str, ...] = ()
-    """What sessions may be given without asking, beside the gateway's own default."""
+    """Hosts that sessions may reach without asking, beside the gateway's own default."""
 
     @property
     def client(self) -> ToolClient:
@@ -91,7 +91,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a tool answers: fields for programs, and text for models."""
+    """The answer of a tool: fields for programs, and text for models."""
 
     fields: dict[str, Any]
     text: str | None = None
@@ -114,12 +114,12 @@ def encode(value: Any) -> str:
 
 
 def said(notes: list[str]) -> list[dict[str, Any]]:
-    """Content for models that are shown no fields."""
+    """Content for models that do not see the fields."""
     return [{"type": "text", "text": " ".join(notes)}] if notes else []
 
 
 def clean(value: Any) -> Any:
-    """The same, but of text that is no Unicode only what can be told.
+    """The same, with the parts of texts replaced that are not valid Unicode.
 
     Names of files, and what a client says, may hold halves of characters, which no transport takes.
     """
@@ -132,7 +132,7 @@ def clean(value: Any) -> Any:
 
 
 def denied(denials: list[Denial]) -> dict[str, Any]:
-    """What a program was refused, in words."""
+    """The refusals of a program, in words."""
     return {"denials": [refusal(item) for item in denials]} if denials else {}
 
 

@@ -41,7 +41,7 @@ def table(meaning: str, **more: Any) -> Schema:
 
 
 def takes(*required: str, **properties: Schema) -> Schema:
-    """The arguments of a tool. Others are refused, so that a misspelt name is noticed."""
+    """The arguments of a tool. Unknown ones are refused, so that a misspelt name is noticed."""
     found: Schema = {
         "type": "object",
         "properties": properties,
@@ -51,7 +51,7 @@ def takes(*required: str, **properties: Schema) -> Schema:
 
 
 def gives(*optional: str, **properties: Schema) -> Schema:
-    """The fields of a tool's answer; all are always there, except the ones named."""
+    """The fields of a tool's answer; all are always present, except the ones named."""
     required = [name for name in properties if name not in optional]
     return {"type": "object", "properties": properties, "required": required}
 
@@ -80,10 +80,10 @@ ENDED = {
     "duration_ms": number("how long it ran"),
     "truncated": flag("whether output above the limit was dropped"),
     "denials": texts("what the session's policy refused to let it reach"),
-    "note": text("something to know about the session"),
+    "note": text("a note about the session"),
 }
 DECIDED = {
-    "approval_id": text("what was asked; give it to ask for the decision again"),
+    "approval_id": text("the approval; pass it to ask for the decision again"),
     "approved": flag("whether the action may be done, once"),
     "status": text("approved, rejected, pending or declined"),
     "advisory": flag("whether it was (or can be) decided without an approver's secret"),
@@ -99,7 +99,7 @@ def tool(
     answered: Schema,
     **hints: bool,
 ) -> dict[str, Any]:
-    """One tool, as ``tools/list`` tells it. Hints not given are the careful ones."""
+    """One tool, as in ``tools/list``. Hints that are not given are the cautious ones."""
     names = {
         "reads": "readOnlyHint",
         "destroys": "destructiveHint",
@@ -203,7 +203,7 @@ K8E_TOOLS: dict[str, dict[str, Any]] = {
     "sandbox_exec_stream": tool(
         "Run a command, one text",
         "Run a shell command and give its output as plain text, in the order in which it came. "
-        "With a progress token the output is told as it comes.",
+        "With a progress token the output is reported as it comes.",
         takes(
             "command",
             session_id=SESSION,
@@ -250,7 +250,7 @@ K8E_TOOLS: dict[str, dict[str, Any]] = {
             encoding=text("utf-8 or base64"),
             path=text("where it is"),
             size=number("bytes of the whole file"),
-            truncated=flag("whether there is more after this"),
+            truncated=flag("whether there is more after this part"),
         ),
         reads=True,
         repeats=True,
@@ -393,7 +393,7 @@ MORE_TOOLS: dict[str, dict[str, Any]] = {
     "sandbox_expose": tool(
         "Expose a port",
         "Give the user a local URL for a server that listens in the sandbox. The URL has a token: "
-        "whoever has it can use the server.",
+        "anyone who has it can use the server.",
         takes(
             "port",
             port=number("where the server listens in the sandbox", minimum=1, maximum=65535),
@@ -416,9 +416,9 @@ MORE_TOOLS: dict[str, dict[str, Any]] = {
     ),
     "sandbox_allow_hosts": tool(
         "Ask for hosts",
-        "Ask a person to let a session reach more hosts; taking hosts away needs nobody. Without a "
-        "person in reach it gives an approval_id: show the user the note, then call again with "
-        "approval_id and the same hosts.",
+        "Ask a person to let a session reach more hosts; removing hosts needs no approval. "
+        "Without a person in reach it gives an approval_id: show the user the note, then call "
+        "again with approval_id and the same hosts.",
         takes(
             add=texts("hosts to allow, such as api.example.org or *.example.org:443"),
             remove=texts("hosts to refuse from now on"),
@@ -524,5 +524,5 @@ TOOLS: dict[str, dict[str, Any]] = {**K8E_TOOLS, **MORE_TOOLS}
 
 
 def listed() -> list[dict[str, Any]]:
-    """All tools, as ``tools/list`` tells them."""
+    """All tools, as in ``tools/list``."""
     return [{"name": name, **known} for name, known in TOOLS.items()]

@@ -1,4 +1,4 @@
-"""The SDK's client, with the two ways of running that tools need: collected, and followed."""
+"""The SDK's client, with the two ways to run programs that tools need: collected, and followed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from k8e.client.results import ExecEvent, ExecResult
 
 
 class ToolClient(AsyncSandboxClient):
-    """Runs what :mod:`k8e.client.requests` describes; a cancelled call kills its program."""
+    """Runs the calls of :mod:`k8e.client.requests`; a cancelled call kills its program."""
 
     endpoint = Endpoint()
     """Where the gateway is; by default this machine's own."""
@@ -38,7 +38,7 @@ class ToolClient(AsyncSandboxClient):
 
 
 class InsideClient(ToolClient):
-    """The same inside of a gateway, which knows already who calls: it makes the connections."""
+    """The same inside a gateway, which has identified the caller and makes the connections."""
 
     def __init__(self, dial: Dial) -> None:
         self._dial = dial

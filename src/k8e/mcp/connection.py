@@ -1,8 +1,8 @@
-"""Sessions of one MCP connection: its own and others that it made.
+"""Sessions of one MCP connection: its own, and others that it made.
 
-A gateway knows who calls, not which agent. So each connection has a desk, and what is not on the
-desk cannot be named. Clients that have no connection have a desk for each name. With a tenant, all
-of the tenant's sessions are on every desk of the server.
+A gateway knows the principal that calls, not the agent. So each connection has a set of sessions,
+and can name no others. Clients without a connection have a set for each client name. With a tenant,
+every connection of the server can use all of the tenant's sessions.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from k8e.client.results import SessionInfo
 from k8e.mcp.client import ToolClient
 
 T = TypeVar("T")
-MAX_KNOWN = 10_000  # sessions of one desk; of more the oldest can no longer be named
+MAX_KNOWN = 10_000  # sessions of one connection; of more, the oldest can no longer be named
 LIVING = ("active", "paused", "creating")
 CLOSE_SECONDS = 10.0
 MAX_CLIENTS = 64
-"""Clients without a connection whose sessions are kept; of more, those that were here longest ago
-lose theirs."""
+"""Clients without a connection whose sessions are kept; of more, those that called longest ago
+lose theirs.
+"""
 MAX_NAME = 200  # characters of a client's name
 IDLE_TIMEOUT = 1800.0
 """Seconds that the session of a client without a connection lives unused: none of them says when it
@@ -32,12 +33,13 @@ leaves."""
 CLIENT_SECONDS = 2 * IDLE_TIMEOUT
 """How long such a client is remembered; longer than its session, so that it learns of the end."""
 _note: ContextVar[str] = ContextVar("note", default="")
-"""What a call should say about its session. Each call has a task, and so a note, of its own: what
-is said to one agent must not be read by another."""
+"""A note about the session of a call. Each call has a task, and so a note, of its own: a note for
+one agent must not be read by another.
+"""
 
 
 def take_note() -> str:
-    """A note for the model about the session of this call, given once."""
+    """A note for the model about the session of this call, returned once."""
     note = _note.get()
     _note.set("")
     return note
@@ -73,7 +75,7 @@ class ConnectionSessions:
         return session_id
 
     async def made(self, making: Awaitable[str]) -> str:
-        """A session that is being made: on the desk, even if no call waits for it any more."""
+        """Note a session that is being made, even if no call waits for it any more."""
         return await asyncio.shield(self._start(self._take(making)))
 
     async def _take(self, making: Awaitable[str]) -> str:
@@ -92,7 +94,7 @@ class ConnectionSessions:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # who waited for it has it; others do not care
+            task.exception()  # waiters have it; other callers do not care
 
     async def _destroy(self, session_id: str) -> None:
         with contextlib.suppress(errors.K8eError, OSError):
@@ -105,7 +107,7 @@ class ConnectionSessions:
             _note.set(note)
 
     async def within(self, given: str, work: Callable[[str], Awaitable[T]]) -> T:
-        """Work in the named session, or in the connection's own, which is made if it is gone."""
+        """Work in the named session, or in the connection's own, made again if it is gone."""
         if given:
             return await work(await self.find(given))
         session_id = await self.default()
@@ -145,12 +147,12 @@ class ConnectionSessions:
         return (await self.client.run(":")).session_id
 
     async def listing(self) -> list[SessionInfo]:
-        """What this connection can use."""
+        """The sessions that this connection can use."""
         found = await self.client.list_sessions(self.tenant)
         return [item for item in found if self.tenant or item.session_id in self._known]
 
     async def close(self) -> None:
-        """Destroy what the connection made; a tenant's sessions stay."""
+        """Destroy the sessions that the connection made; a tenant's sessions stay."""
         self._closed = True
         left, self._known, self._own = list(self._known), {}, ""
         for session_id in () if self.tenant else left:
@@ -158,17 +160,17 @@ class ConnectionSessions:
         await self.settled()
 
     async def settled(self) -> None:
-        """Wait, but not for ever, until sessions that come or go have come or gone."""
+        """Wait for a bounded time until pending creations and removals are done."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
 
 
 class ClientDesks:
-    """Desks of clients that have no connection, by the name that each client gives itself.
+    """The sessions of clients without a connection, by the name that each client gives itself.
 
-    The newest version of the protocol has no sessions: each request is by itself, and says only
-    who the client is. All requests here have shown the same credential, so whoever gives itself
-    the name of another client is the same principal, and takes nothing from anybody else.
+    The newest version of the protocol has no sessions: each request is by itself, and says only who
+    the client is. All requests here have shown the same credential, so a client that takes the name
+    of another one is the same principal, and takes nothing from other principals.
     """
 
     def __init__(self, client: ToolClient) -> None:
@@ -178,7 +180,7 @@ class ClientDesks:
 
     @contextlib.contextmanager
     def use(self, name: str) -> Generator[ConnectionSessions]:
-        """The desk of a client, for one request; it is not closed meanwhile."""
+        """The sessions of a client, for one request; they are not closed meanwhile."""
         key = name if len(name) <= MAX_NAME else hashlib.sha256(name.encode()).hexdigest()
         held = self._held.pop(key, None) or _Held(
             ConnectionSessions(self._client, idle_timeout=IDLE_TIMEOUT)
@@ -198,7 +200,7 @@ class ClientDesks:
                 self._make_room()
 
     def _make_room(self) -> None:
-        """Close the least recently used desks, if there are too many."""
+        """Close the sets that were not used for longest, if there are too many."""
         idle = [key for key, held in self._held.items() if not held.requests]
         for key in idle[: max(0, len(self._held) - MAX_CLIENTS)]:
             self._drop(key)
@@ -219,7 +221,7 @@ class ClientDesks:
 
 
 class _Held:
-    """The desk of one client, and who uses it now."""
+    """The sessions of one client, and how many requests use them now."""
 
     def __init__(self, desk: ConnectionSessions) -> None:
         self.desk = desk

@@ -15,7 +15,7 @@ MAX_LISTED = 2000
 
 
 def absolute(path: str) -> str:
-    """A path as the sandbox knows it; what it leads to is the guest's to judge."""
+    """The absolute path in the sandbox; the guest judges where it leads."""
     return path if path.startswith("/") else f"{WORKSPACE}/{path}"
 
 
@@ -45,7 +45,7 @@ async def read_file(call: ToolCall) -> Reply:
 
     async def work(session_id: str) -> tuple[FileEntry, bytes]:
         found = await call.client.stat(session_id, path, follow=True)
-        # One byte more tells whether there is more; files of the kernel do not know their size.
+        # One byte more shows whether there is more; files of the kernel do not know their size.
         data = await call.client.read_bytes(session_id, path, offset=offset, length=limit + 1)
         return found, data
 
@@ -62,19 +62,19 @@ async def read_file(call: ToolCall) -> Reply:
 
 
 def _notes(fields: dict[str, Any], offset: int) -> list[str]:
-    """What a reader of the text alone would not see."""
+    """Notes that a reader of the text alone would otherwise miss."""
     content, notes = fields["content"], list[str]()
     size = len(content.encode())
     if fields["encoding"] == "base64":
         size = len(base64.b64decode(content))
-        notes.append(f"The text above is base64 of {size} bytes that are no UTF-8 text.")
+        notes.append(f"The text above is base64 of {size} bytes that are not UTF-8 text.")
     if fields["truncated"]:
         notes.append(f"There is more: read on with offset {offset + size}.")
     return notes
 
 
 def decoded(data: bytes, *, cut: bool = False) -> tuple[str, str]:
-    """Text, or base64 where it is none; a character that was cut at the end makes it no binary."""
+    """Text, or base64 if it is binary; a character cut off at the end does not make it binary."""
     for spare in range(4 if cut else 1):
         try:
             return data[: len(data) - spare].decode("utf-8"), "utf-8"

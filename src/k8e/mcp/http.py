@@ -36,7 +36,7 @@ STREAM = b"text/event-stream"
 
 
 class App:
-    """Serves ``/mcp`` (or wherever it is mounted), for those whom the door lets in."""
+    """Serves ``/mcp`` (or the path where it is mounted) to callers that the access rules admit."""
 
     def __init__(
         self, world: World, door: HostPolicy | None, *, path: str = PATH, idle: float = IDLE_SECONDS
@@ -60,7 +60,7 @@ class App:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
-        """Everything that lives as long as the app; its connections end with it."""
+        """Run everything that lives as long as the app; its connections end with it."""
         try:
             async with self._manager.run():
                 yield
@@ -99,7 +99,7 @@ class App:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         if [name for name, _ in scope["headers"]].count(b"mcp-session-id") > 1:
-            await PlainTextResponse("Mcp-Session-Id is there twice\n", 400)(scope, receive, send)
+            await PlainTextResponse("Mcp-Session-Id was sent twice\n", 400)(scope, receive, send)
             return
         session = headers.get(b"mcp-session-id", b"").decode("latin-1")
         if scope["method"] == "GET" and not session:
@@ -117,7 +117,7 @@ class App:
         receive: Receive,
         send: Send,
     ) -> None:
-        """A message; of a client that names no version of the protocol, it may be K8E's way."""
+        """Handle a message; without a protocol version, it may be in K8E's older form."""
         try:
             body = await _body(receive)
         except TooLarge as error:
@@ -132,7 +132,7 @@ class App:
             await self._modern(session, scope, _replayed(body, receive), send)
 
     async def _modern(self, session: str, scope: Scope, receive: Receive, send: Send) -> None:
-        """Streamable HTTP. A connection's sessions end with it, or when its client stays away."""
+        """Serve streamable HTTP. A connection's sessions end with it, or if its client is away."""
         opened = session
 
         async def watched(message: Message) -> None:
@@ -173,7 +173,7 @@ class App:
 
 
 class TooLarge(Exception):
-    """A body has more than any message may; the text says of what."""
+    """A body is larger than any message may be; the text says in which way."""
 
 
 async def _body(receive: Receive) -> bytes:
@@ -195,7 +195,7 @@ async def _body(receive: Receive) -> bytes:
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
-    """The same body again, and then whatever comes."""
+    """Replay the body, and then whatever comes."""
     first: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def again() -> Message:
@@ -205,7 +205,7 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
 
 
 def _is_handshake(headers: MutableMapping[bytes, bytes], body: bytes) -> bool:
-    """Whether the current protocol is opened: it is always ready for a stream."""
+    """Whether the current protocol is opened: its clients can always read a stream."""
     if len(body) > MAX_HANDSHAKE or STREAM not in headers.get(b"accept", b""):
         return False
     try:
@@ -220,6 +220,6 @@ def mount(dial: Dial) -> App:
 
     Each caller has one of its own: so a caller cannot name a connection of another caller.
     """
-    # The SDK writes down the ids of connections, which are keys to them.
+    # The SDK logs the ids of connections, which are secrets.
     logging.getLogger("mcp").setLevel(logging.WARNING)
     return App(World(client=InsideClient(dial)), None)

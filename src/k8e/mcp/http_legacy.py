@@ -54,7 +54,7 @@ class Streams:
         return stream_id in self._open
 
     async def stream(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A GET: tell the id, then whatever is pushed, until the client leaves."""
+        """Handle a GET: send the id, then every pushed message, until the client leaves."""
         stream_id = secrets.token_hex(12)
         queue = self._open[stream_id] = asyncio.Queue[bytes](MAX_QUEUED)
         start = {"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS}
@@ -80,7 +80,7 @@ class Streams:
                 await self._world.leave(stream_id)
 
     async def post(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
-        """A POST: one message in, its answer back."""
+        """Handle a POST: one message in, its answer back."""
         request = Request(scope)
         stream_id = request.headers.get("mcp-session-id", "")
         answering = asyncio.ensure_future(self._answer(body, request))
@@ -106,7 +106,7 @@ class Streams:
 
     async def _answer(self, body: bytes, request: Request) -> tuple[int, bytes]:
         try:
-            # Its own JSON, which takes halves of characters as others do.
+            # Its own JSON, which accepts halves of characters as other parsers do.
             given = completed(fields(json.loads(body)))
             message = types.jsonrpc_message_adapter.validate_python(given, by_name=False)
         except (ValidationError, ValueError, RecursionError):
@@ -132,7 +132,7 @@ class Streams:
 
 
 class _Dispatch:
-    """What the SDK's kernel may do while it handles one of our requests."""
+    """The SDK's context for one of our requests."""
 
     can_send_request = False
 

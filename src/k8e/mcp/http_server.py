@@ -14,7 +14,7 @@ import uvicorn
 from k8e import access, errors, http_connections
 from k8e.access import HostPolicy
 from k8e.mcp import http
-from k8e.mcp.options import Options
+from k8e.mcp.options import McpOptions
 from k8e.mcp.server import World
 
 LOOPBACK = "127.0.0.1"
@@ -38,15 +38,15 @@ def check(host: str, *, insecure: bool) -> None:
         return
     if not insecure:
         raise errors.Denied(
-            f"{host} can be reached from other machines, and the token would come in clear text",
+            f"{host} can be reached from other machines, and the token would travel in clear text",
             hint="listen on 127.0.0.1 behind a proxy with TLS; in a network where nobody else can "
             "listen --http-insecure allows it",
         )
     os.write(2, b"k8e sandbox-mcp: warning: the token and all files cross the network in clear\n")
 
 
-def run(options: Options, address: str, names: list[str], *, insecure: bool = False) -> int:
-    """Serve until we are told to stop."""
+def run(options: McpOptions, address: str, names: list[str], *, insecure: bool = False) -> int:
+    """Serve until we are stopped."""
     logging.basicConfig(level=logging.WARNING, format="k8e sandbox-mcp: %(message)s")
     host, port = parse(address)
     check(host, insecure=insecure)
@@ -62,7 +62,7 @@ def run(options: Options, address: str, names: list[str], *, insecure: bool = Fa
     return 0
 
 
-async def _serve(options: Options, door: HostPolicy, listening: socket.socket) -> None:
+async def _serve(options: McpOptions, door: HostPolicy, listening: socket.socket) -> None:
     world = World(client=options.client(), allowed_hosts=options.allowed_hosts)
     config = uvicorn.Config(
         http.App(world, door),

@@ -7,8 +7,8 @@ if TYPE_CHECKING:
     from k8e.mcp.client import ToolClient
 
 
-class Options:
-    """How to reach a gateway, and what agents may have."""
+class McpOptions:
+    """The gateway, and the hosts that agents may have."""
 
     def __init__(
         self,

@@ -43,7 +43,7 @@ def parse(text: str) -> tuple[str, str]:
 
 
 async def listing(desk: ConnectionSessions, cursor: str) -> dict[str, Any]:
-    """Files of the connection's own session, one page after the other; it makes no session."""
+    """Files of the connection's own session, in pages; does not make a session."""
     start = _position(cursor)
     if not desk.own:
         return {"resources": []}

@@ -1,6 +1,6 @@
 """Tools that run programs: to their end, with output as progress, and in the background.
 
-What comes is put together for a moment, so that a flood of output is no flood of messages.
+Output is collected for a moment, so that a flood of it does not become a flood of messages.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SKIPPED = "…"
 
 
 class Streamed:
-    """Takes output as it comes, and tells it."""
+    """Takes output as it comes, and reports it."""
 
     def __init__(self, teller: Teller) -> None:
         self._teller = teller
@@ -116,7 +116,7 @@ async def exec_(call: ToolCall) -> Reply:
 
 
 async def exec_stream(call: ToolCall) -> Reply:
-    """Both streams in one text, in the order in which they came."""
+    """Both streams in one text, in the order of their arrival."""
     together = bytearray()
 
     async def work(session_id: str) -> ExecResult:
@@ -130,7 +130,7 @@ async def exec_stream(call: ToolCall) -> Reply:
 
 
 def _notes(done: ExecResult) -> list[str]:
-    """What a reader of the output alone would not see."""
+    """Notes that a reader of the output alone would otherwise miss."""
     notes = ["The command was killed: its time was over."] if done.status == "timed_out" else []
     if done.truncated:
         notes.append("The output was too long, and not all of it is here.")
@@ -233,7 +233,7 @@ async def _execute(call: ToolCall, context: AsyncContext) -> Execution:
 
 
 def _shown(done: Execution) -> Reply:
-    """A run in a context, with the values that it showed as text and as pictures."""
+    """A run in a context, with the values that it displayed as text and as pictures."""
     stderr = done.stderr_bytes.decode("utf-8", "replace")
     if done.error is not None:
         stderr += done.error.traceback or f"{done.error.name}: {done.error.value}\n"

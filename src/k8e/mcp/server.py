@@ -1,4 +1,4 @@
-"""The official SDK's server with our tools and resources: what every transport serves."""
+"""The official SDK's server with our tools and resources, for every transport."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ FORM: dict[str, Any] = {
 
 @dataclass(kw_only=True)
 class World:
-    """What a server works with: a gateway's client, and the desks of all connections."""
+    """Everything that a server works with: a gateway's client, the sessions of all connections."""
 
     client: ToolClient
     allowed_hosts: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ class World:
 
     @contextlib.contextmanager
     def desk(self, key: str | None, client_name: str) -> Generator[ConnectionSessions]:
-        """The desk of a connection, or of a client that has none, while a request is served."""
+        """The sessions of a connection, or of a client without one, while a request is served."""
         if key is not None:
             yield self.desks.setdefault(key, ConnectionSessions(self.client))
             return
@@ -67,7 +67,7 @@ class World:
             yield desk
 
     async def leave(self, key: str) -> None:
-        """The end of a connection, and of what it made."""
+        """End a connection, and destroy what it made."""
         desk = self.desks.pop(key, None)
         if desk is not None:
             await desk.close()
@@ -99,7 +99,7 @@ class _Teller:
 
 
 class _Asker:
-    """The person in front of the client, in the way of the protocol's version."""
+    """The person at the client, asked in the way of the protocol's version."""
 
     def __init__(self, ctx: Context, params: types.CallToolRequestParams) -> None:
         self._ctx = ctx
@@ -120,12 +120,12 @@ class _Asker:
         try:
             found = await session.elicit_form(clean(question.message), FORM, request_id)
         except MCPError:
-            return PersonAnswer("cancel")  # a client that cannot after all
+            return PersonAnswer("cancel")  # a client that cannot ask after all
         return _answer(found, question.state)
 
 
 def _has_forms(found: types.ElicitationCapability | None) -> bool:
-    """Whether the client can show a form; an empty capability means so."""
+    """Whether the client can show a form; an empty capability means that it can."""
     return found is not None and (found.form is not None or found.url is None)
 
 
@@ -135,7 +135,7 @@ def _answered(params: types.CallToolRequestParams) -> PersonAnswer | None:
 
 
 def _answer(found: Any, state: str) -> PersonAnswer:
-    """What a client says that a person did; anything odd is no yes."""
+    """The person's answer in a client's message; anything unexpected does not count as a yes."""
     if not isinstance(found, types.ElicitResult):
         return PersonAnswer("cancel", state=state)
     content = found.content or {}
@@ -149,7 +149,7 @@ def _answer(found: Any, state: str) -> PersonAnswer:
 
 
 def build(world: World, key_of: KeyOf) -> Server[World]:
-    """A server; ``key_of`` tells which connection a request belongs to."""
+    """A server; ``key_of`` returns the connection that a request belongs to."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Server[World]) -> AsyncGenerator[World]:
@@ -210,7 +210,7 @@ def options(server: Server[World]) -> InitializationOptions:
 def _complete(
     ctx: Context, fields: dict[str, Any], cache: tuple[str, int] | None = None
 ) -> dict[str, Any]:
-    """A result as the protocol's version wants it: newer ones say more about themselves."""
+    """A result for the protocol's version: newer ones require more fields."""
     fields = clean(fields)
     if ctx.protocol_version not in MODERN_PROTOCOL_VERSIONS:
         return fields
@@ -245,7 +245,7 @@ async def _apart(work: Awaitable[T]) -> T:
 
 
 async def _or_error(work: Awaitable[T]) -> T:
-    """Resources have errors of the protocol; tools answer theirs."""
+    """Resources answer with errors of the protocol, tools with results."""
     try:
         return await _apart(work)
     except (errors.K8eError, OSError) as error:
@@ -255,13 +255,13 @@ async def _or_error(work: Awaitable[T]) -> T:
 
 
 def _client_name(ctx: Context) -> str:
-    """What the client calls itself; empty if it does not say."""
+    """The client's name for itself; empty if it does not say."""
     params = ctx.session.client_params
     return params.client_info.name if params is not None else ""
 
 
 def with_session(ctx: Context) -> str | None:
-    """The connection of a request over HTTP: what its header says, if it is one of a session."""
+    """The connection of a request over HTTP, from its header, if it names one."""
     request: Any = cast("Any", ctx.request)
     if request is None or ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
         return None

@@ -24,7 +24,7 @@ from k8e.mcp import catalog
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from k8e.mcp.options import Options
+    from k8e.mcp.options import McpOptions
 
 
 HANDSHAKE_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
@@ -72,12 +72,12 @@ class FirstAnswers:
         return None
 
     def keeps(self, message: dict[str, Any]) -> bool:
-        """Whether the SDK must see a message though it was answered."""
+        """Whether the SDK must see a message although it was answered."""
         return message.get("method") == "initialize"
 
 
 def completed(message: dict[str, Any]) -> dict[str, Any]:
-    """A handshake with all its parts: clients of K8E may leave out everything."""
+    """A handshake with all its parts: clients of K8E may omit everything."""
     params = message.get("params", {})
     if message.get("method") != "initialize" or not isinstance(params, dict):
         return message
@@ -86,7 +86,7 @@ def completed(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def fields(value: Any) -> dict[str, Any]:
-    """A JSON object; of anything else, nothing."""
+    """A JSON object; empty for anything else."""
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
@@ -148,7 +148,7 @@ class TooLong(Exception):
 
 
 class MessageLines:
-    """Cuts bytes into lines; of one that is too long only the fact is kept."""
+    """Cuts bytes into lines; of one that is too long, only that fact is kept."""
 
     def __init__(self, limit: int = MAX_LINE) -> None:
         self._limit = limit
@@ -156,7 +156,7 @@ class MessageLines:
         self._skipping = False
 
     def feed(self, data: bytes) -> list[bytes | TooLong]:
-        """The lines that are whole by now, without what ends them."""
+        """The lines that are complete now, without their ends."""
         found: list[bytes | TooLong] = []
         start = 0
         while (end := data.find(b"\n", start)) >= 0:
@@ -189,7 +189,7 @@ PARSE_ERROR, INVALID_REQUEST = -32700, -32600
 
 
 class Opening:
-    """The conversation before the SDK is there, and what it leaves behind."""
+    """The conversation before the SDK is loaded, and what it leaves for the SDK."""
 
     def __init__(self, reader: int, writer: int) -> None:
         self.reader = reader
@@ -201,7 +201,7 @@ class Opening:
         self.ended = False
 
     def talk(self) -> None:
-        """Answer what can be answered until the SDK is loaded, or the client has left."""
+        """Answer whatever is possible until the SDK is loaded, or the client has left."""
         ready, loaded = os.pipe2(os.O_CLOEXEC)
         loader: threading.Thread | None = None
         try:
@@ -239,7 +239,7 @@ class Opening:
 
 
 class LineRefusal:
-    """A line that is no message, and what to say to it."""
+    """A line that is not a message, and the error for it."""
 
     def __init__(self, code: int, text: str) -> None:
         error = {"code": code, "message": text}
@@ -273,17 +273,17 @@ def write(fd: int, data: bytes) -> None:
 
 
 def _load(loaded: int) -> None:
-    """Import what takes long, and say so; who needs it gets the error if it fails."""
+    """Import the SDK, and signal the end; a failure is raised where the SDK is needed."""
     try:
         with contextlib.suppress(ImportError):
             from k8e.mcp import stdio_server as stdio_server
     finally:
-        with contextlib.suppress(OSError):  # the client may have left, and who waited too
+        with contextlib.suppress(OSError):  # the client may have left, and the waiter too
             os.write(loaded, b".")
         os.close(loaded)
 
 
-def serve(options: Options) -> int:
+def serve(options: McpOptions) -> int:
     """Serve the client at our stdin and stdout until it leaves; the exit code."""
     reader, writer = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDONLY)

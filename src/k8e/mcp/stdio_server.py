@@ -21,26 +21,26 @@ from mcp.shared.message import SessionMessage
 from pydantic import ValidationError
 
 from k8e.mcp import server, stdio
-from k8e.mcp.options import Options
+from k8e.mcp.options import McpOptions
 from k8e.mcp.server import World
 from k8e.mcp.stdio import LineRefusal, Opening, TooLong
 
 LAST_SECONDS = 1.0
-"""How long what was asked last may take once the client says no more: then it has left."""
+"""How long the last requests may take once the client's input has ended: then it has left."""
 ATOMIC = select.PIPE_BUF  # bytes that a pipe with room takes at once
 Incoming = MemoryObjectSendStream[SessionMessage | Exception]
 Outgoing = MemoryObjectReceiveStream[SessionMessage]
 
 
-def run(opening: Opening, options: Options) -> int:
-    """Serve until the client leaves or we are told to."""
+def run(opening: Opening, options: McpOptions) -> int:
+    """Serve until the client leaves or we are stopped."""
     logging.basicConfig(level=logging.WARNING, format="k8e sandbox-mcp: %(message)s")
     with contextlib.suppress(asyncio.CancelledError):
         asyncio.run(_main(opening, options))
     return 0
 
 
-async def _main(opening: Opening, options: Options) -> None:
+async def _main(opening: Opening, options: McpOptions) -> None:
     world = World(client=options.client(), allowed_hosts=options.allowed_hosts)
     built = server.build(world, lambda _: "")
     to_server, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
@@ -73,7 +73,7 @@ class Pipes:
         self._writing = asyncio.Lock()  # one line at a time: several tasks write
 
     async def read(self, to_server: Incoming) -> None:
-        """What the client says, until it says no more."""
+        """Read the client's messages, until there are no more."""
         async with to_server:
             for message in self._opening.held:
                 await self._pass_on(message, to_server)
@@ -98,7 +98,7 @@ class Pipes:
             parsed = types.jsonrpc_message_adapter.validate_python(message, by_name=False)
         except ValidationError:
             refused = LineRefusal(
-                stdio.INVALID_REQUEST, "this is no request, answer or notification"
+                stdio.INVALID_REQUEST, "this is not a request, an answer or a notification"
             )
             await self._send(refused.reply)
             return
@@ -107,7 +107,7 @@ class Pipes:
         await to_server.send(SessionMessage(parsed))
 
     async def write(self, from_server: Outgoing) -> None:
-        """What the server says; but the answer to a handshake that was given already."""
+        """Write the server's messages, except the answer to a handshake that has one already."""
         async with from_server:
             async for item in from_server:
                 message = item.message
@@ -153,7 +153,7 @@ async def _chunks(reader: int) -> AsyncGenerator[bytes]:
             await readable.wait()
             readable.clear()
             if not select.select([reader], [], [], 0)[0]:
-                continue  # told twice of the same bytes, and a read would wait for others
+                continue  # reported twice for the same bytes, and a read would wait for others
             data = os.read(reader, stdio.CHUNK)
             if not data:
                 return

@@ -14,7 +14,7 @@ from k8e.mcp import approval_tools, catalog, file_tools, run_tools, session_tool
 from k8e.mcp.calls import Asker, InputNeeded, Reply, Teller, ToolCall, clean, said
 from k8e.mcp.connection import ConnectionSessions, take_note
 
-MAX_COMPARED = 80  # characters; to compare megabytes would hold everybody up
+MAX_COMPARED = 80  # characters; comparing megabytes would hold up every client
 _KINDS: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "integer": (int,),
@@ -29,13 +29,13 @@ def tool(name: str) -> dict[str, Any]:
     found = catalog.TOOLS.get(name)
     if found is None:
         near = _near(name, catalog.TOOLS)
-        advice = f"did you mean {near[0]}?" if near else "tools/list tells which there are"
+        advice = f"did you mean {near[0]}?" if near else "tools/list shows the tools"
         raise errors.InvalidRequest(f"there is no tool {name[:80]!r}", hint=advice)
     return found
 
 
 def check_arguments(name: str, given: dict[str, Any] | None) -> dict[str, Any]:
-    """What a tool was given, with its defaults.
+    """The arguments of a call, with defaults.
 
     Nothing is also a null and, as in K8E, an empty text that need not be there and no time at all.
     """
@@ -68,7 +68,7 @@ def _empty(key: str, value: Any) -> bool:
 
 
 def _near(name: str, known: Iterable[str]) -> list[str]:
-    """What may be meant; of a name that is long only its beginning is compared."""
+    """A similar name, if there is one; of a long name only the beginning is compared."""
     return difflib.get_close_matches(name[:MAX_COMPARED], known, 1, 0.5)
 
 
@@ -100,7 +100,7 @@ def _value(where: str, value: Any, schema: dict[str, Any]) -> Any:
 
 
 def _whole(value: Any) -> Any:
-    """JSON knows only numbers, and some clients write 30.0 for 30."""
+    """A whole number: JSON has only numbers, and some clients write 30.0 for 30."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -164,14 +164,14 @@ _OURS = {
     "gateway_unreachable": "sandboxes are not available now; tell the user to run: k8e doctor",
     "sandbox_died": "call again; a new session is made where none was named",
 }
-"""Better for an agent than what the error itself says."""
+"""Hints for agents, in place of the error's own."""
 _HINTS = {
     "exec_not_found": "the run has ended long ago, or never was; start it again",
-    "snapshot_not_found": "sandbox_snapshot_list tells which there are",
+    "snapshot_not_found": "sandbox_snapshot_list shows the snapshots",
     "limit_exceeded": "ask for less, or destroy sessions that are no longer needed",
     "denied": "the server's credential may not do this; a person can",
 }
-_LISTING = "sandbox_list_files tells what is in /workspace"
+_LISTING = "sandbox_list_files shows what is in /workspace"
 
 
 async def call(
@@ -183,7 +183,7 @@ async def call(
     asker: Asker,
     allowed_hosts: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """What a tool answers; InputNeeded if a person must be asked first."""
+    """The answer of a tool; InputNeeded if a person must be asked first."""
     try:
         arguments = check_arguments(name, given)
         made = ToolCall(arguments, desk, teller, asker, allowed_hosts)
@@ -205,7 +205,7 @@ def failure(error: Exception) -> dict[str, Any]:
 
 
 def describe(error: Exception) -> str:
-    """What happened, and what to do next."""
+    """An error in words: what happened, and what to do next."""
     return clean(_described(error))
 
 

@@ -1,4 +1,4 @@
-"""The address of the database, and how it is shown: never with its password."""
+"""The address of the database, and how it is displayed: never with its password."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _MOST = 300  # characters of what the database says
 
 
 def parse(text: str) -> URL:
-    """The address in ``text``; its mistakes are told without it, because it may have a password."""
+    """Parse ``text``; errors do not quote it, because it may have a password."""
     try:
         found = make_url(text)
     except (ArgumentError, ValueError):
         raise errors.InvalidRequest(
-            "DATABASE_URL is no address of a database",
+            "DATABASE_URL is not the address of a database",
             hint="postgresql://USER:PASSWORD@HOST:5432/NAME",
         ) from None
     if found.drivername not in _DRIVERS:
@@ -33,18 +33,18 @@ def parse(text: str) -> URL:
 
 
 def describe(url: URL) -> str:
-    """Host and name alone: also a parameter may be a secret."""
+    """Host and name alone: even a parameter may be secret."""
     host = url.host or url.query.get("host") or "its socket"
     return f"{url.database} on {host}"
 
 
 def is_text(*values: str) -> bool:
-    """Whether PostgreSQL takes all of ``values``; nothing else was ever written to it."""
+    """Whether PostgreSQL accepts all of ``values``; no others were ever written to it."""
     return database.is_text(*values) and not any("\0" in value for value in values)
 
 
 def reason(error: BaseException) -> str:
-    """Why something failed, in one line of the driver's words; it names no password."""
+    """The reason of a failure, in one line of the driver's words; without a password."""
     told = getattr(error, "orig", None) or error
     first = (str(told).strip().splitlines() or [""])[0]
     return first[:_MOST] or type(told).__name__

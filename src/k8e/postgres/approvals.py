@@ -1,7 +1,7 @@
 """Approvals in PostgreSQL: asked for on one gateway, decided on any, used once on one.
 
-Nothing is remembered here: texts may be long, and are looked at seldom. Times are those of the
-database's rows, as Unix time; what counts from a machine's start means nothing on another one.
+Nothing is cached here: texts may be long, and are seldom read. Times are Unix times, as in the
+database's rows; a machine's clock since its start means nothing on another one.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class PostgresApprovalStore:
             tell(approval_id)
 
     def close(self) -> None:
-        """The engine is closed by whoever made it."""
+        """Do nothing: the code that made the engine closes it."""
 
     # Reading.
 
@@ -197,7 +197,7 @@ class PostgresApprovalStore:
 
 
 def _date(boot_time: float) -> float:
-    """The date of a moment that is given by the clock of this machine's start."""
+    """The date of a moment on the clock of this machine's run."""
     return boot_time - live.boot_offset()
 
 

@@ -23,7 +23,7 @@ class PostgresConversations:
         self._engine = engine
 
     def close(self) -> None:
-        """The engine is closed by whoever made it."""
+        """Do nothing: the code that made the engine closes it."""
 
     async def claim(self, wanted: Conversation, instead_of: str = "") -> Conversation:
         chosen = {

@@ -2,7 +2,7 @@
 
 Nothing here blocks the event loop, and nothing waits for ever: a read or a write fails with
 StoreUnreachable when the database does not answer within ``PATIENCE`` seconds. A write that is
-``kept`` goes on being tried until it is committed, whoever stops waiting for it.
+``kept`` is retried until it is committed, even if no caller waits for it any more.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Work = Callable[[AsyncConnection], Awaitable[T]]
 
 
 def is_away(error: BaseException) -> bool:
-    """Whether the database could not be reached, so that it may help to try again."""
+    """Whether the database could not be reached, so that trying again may help."""
     return isinstance(error, _AWAY) or (
         isinstance(error, DBAPIError) and error.connection_invalidated
     )
@@ -96,14 +96,14 @@ class Engine:
         self._away_from = asyncio.get_running_loop().time()
 
     def seconds_away(self) -> float:
-        """For how long no news of the other gateways could arrive; 0 if they can."""
+        """For how long no news of other gateways could arrive; 0 if they can."""
         return 0 if self.reachable else asyncio.get_running_loop().time() - self._away_from
 
     def start(self) -> None:
         self._tasks = [asyncio.create_task(self._write_all()), asyncio.create_task(self._listen())]
 
     async def stop(self) -> None:
-        """Give what is queued a little time to be written, then let go."""
+        """Give queued writes a little time, then close."""
         with contextlib.suppress(errors.StoreUnreachable):
             if self._queue:
                 await self.write(_nothing)
@@ -123,7 +123,7 @@ class Engine:
     # Transactions.
 
     async def run(self, work: Work[T]) -> T:
-        """What ``work`` gives, in a transaction of its own; tried again while that may help.
+        """The result of ``work`` in a transaction of its own; tried again while that may help.
 
         It may be done twice, if the answer to its commit was lost.
         """
@@ -147,7 +147,7 @@ class Engine:
     def write(
         self, work: Work[T], then: Callable[[T], None] | None = None, *, kept: bool = False
     ) -> Awaitable[T]:
-        """Do ``work`` after all that was asked for before; await it for its commit.
+        """Do ``work`` after all earlier writes; await the answer for its commit.
 
         ``then`` gets its answer when that is committed, before anything later is begun.
         """
@@ -206,7 +206,7 @@ class Engine:
     # News.
 
     async def tell(self, connection: AsyncConnection, subject: str, key: object) -> None:
-        """Let the other gateways know of a change, once it is committed."""
+        """Tell the other gateways about a change, once it is committed."""
         payload = f"{self.gateway_id} {subject} {key}"
         await connection.execute(
             text("SELECT pg_notify(:channel, :payload)"), {"channel": CHANNEL, "payload": payload}
@@ -262,11 +262,11 @@ class _Answer(Generic[T]):
 
 
 async def _nothing(connection: AsyncConnection) -> None:
-    """A transaction that waits for those before it."""
+    """Do nothing, in a transaction that waits for those before it."""
 
 
 class Refetch:
-    """Reads rows again that others have changed: all that are waiting for it in one go."""
+    """Reads rows again that others have changed: all waiting ones together."""
 
     def __init__(
         self,
@@ -274,7 +274,7 @@ class Refetch:
         read: Callable[[AsyncConnection, list[str] | None], Awaitable[T]],
         apply: Callable[[list[str] | None, T], None],
     ) -> None:
-        """``read`` gets the keys, or None for everything; ``apply`` gets them and what it read."""
+        """``read`` gets the keys, or None for all; ``apply`` gets them and the rows."""
         self._engine = engine
         self._read: Callable[[AsyncConnection, list[str] | None], Awaitable[Any]] = read
         self._apply: Callable[[list[str] | None, Any], None] = apply

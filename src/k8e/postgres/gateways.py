@@ -1,8 +1,8 @@
 """The gateways that share a database: each has a row with a lease, which it renews.
 
-Whoever finds a lease that is over takes that gateway for dead, and ends its sessions in the
+A gateway that finds an expired lease takes its holder for dead, and ends its sessions in the
 database; a gateway that comes back with the same data folder before that adopts them. After the
-database was away, nobody is judged until everybody had the time of a lease to come back.
+database was unreachable, no gateway is judged until all had the time of a lease to come back.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def gateway_id(data_dir: Path) -> str:
 
 @dataclass(frozen=True)
 class GatewayRow:
-    """A gateway, as the others know it."""
+    """A gateway, as the others see it."""
 
     gateway_id: str
     name: str
@@ -94,20 +94,20 @@ class Gateways:
         return Elsewhere(known.name, known.address) if known is not None else Elsewhere(gateway, "")
 
     def living(self) -> list[GatewayRow]:
-        """All that renew their leases, as far as it is known."""
+        """All gateways that renew their leases, as far as is known."""
         found = [row for row in self._rows.values() if row.state == ALIVE]
         return sorted(found, key=lambda row: row.name)
 
     # Living.
 
     async def start(self) -> None:
-        """Say that this gateway lives, before it looks at its sessions: nobody ends them then."""
+        """Announce that this gateway lives, before it reads its sessions: so none ends them."""
         await self._engine.run(self._renew_and_tell)
         await self._refetch.everything()
         self._task = asyncio.create_task(self._beat())
 
     async def announce(self, address: str) -> None:
-        """Tell the others where this gateway can be called."""
+        """Tell the others the address of this gateway."""
         self._address = address
         await self._engine.run(self._renew_and_tell)
 
@@ -131,7 +131,7 @@ class Gateways:
                 self._begin_to_judge()
 
     def _begin_to_judge(self) -> None:
-        """From a lease after the database came back on: others may need that time to come, too."""
+        """Begin to judge a lease after the database came back: others may need that time too."""
         self._judges_from = asyncio.get_running_loop().time() + self._lease * (1 + 1 / BEATS)
 
     async def _renew(self, connection: AsyncConnection) -> None:
@@ -152,7 +152,7 @@ class Gateways:
         await self._engine.tell(connection, SUBJECT, self._me)
 
     async def leave(self) -> None:
-        """Say that this gateway has ended all its sessions and goes."""
+        """Announce that this gateway has ended all its sessions and leaves."""
         change = update(GATEWAYS).where(_G.gateway_id == self._me).values(state=GONE)
 
         async def work(connection: AsyncConnection) -> None:
@@ -165,7 +165,7 @@ class Gateways:
     # Judging.
 
     async def _judge(self) -> None:
-        """End the sessions of gateways whose leases are over."""
+        """End the sessions of gateways whose leases have expired."""
         for gone in await self._engine.run(self._bury):
             count = len(gone.sandboxes)
             log.warning("gateway %s is gone: %d of its sessions are ended", gone.name, count)

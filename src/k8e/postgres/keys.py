@@ -1,7 +1,7 @@
 """Keys in PostgreSQL. Each gateway remembers all of them, so that a call costs no query.
 
-What is remembered is good as long as news of the others arrive. When they have not for
-``TRUST_SECONDS``, no key is: one may have been deleted that we still know.
+This cache is valid as long as news of the others arrive. When none could for ``TRUST_SECONDS``, no
+key is valid: one that we still know may have been deleted.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class PostgresKeyStore:
         engine.on_connect.append(self._refetch.everything)
 
     async def load(self) -> None:
-        """Remember all keys, before anybody calls."""
+        """Read all keys, before the first call."""
         await self._refetch.everything()
 
     def close(self) -> None:
-        """The engine is closed by whoever made it."""
+        """Do nothing: the code that made the engine closes it."""
 
     # Reading.
 

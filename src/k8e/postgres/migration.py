@@ -1,4 +1,4 @@
-"""The schema of the database: looked at before anything is used, and moved up or down.
+"""The schema of the database: checked before anything is used, and migrated up or down.
 
 A gateway makes the tables of an empty database by itself. It changes none that others use: an
 operator does that, with every gateway of the older release stopped.
@@ -25,7 +25,7 @@ CONNECT_SECONDS = 10
 
 
 def ensure(url: URL) -> None:
-    """Make the tables of an empty database; StateUnusable if there are others than ours.
+    """Make the tables of an empty database; StateUnusable if its tables are not ours.
 
     Blocks: call it in a thread.
     """
@@ -44,7 +44,7 @@ def ensure(url: URL) -> None:
 
 
 def migrate(url: URL, *, down: bool = False) -> tuple[str, str]:
-    """Move to the newest schema, or one step down; the versions before and afterwards."""
+    """Migrate to the newest schema, or one step down; return the versions before and afterwards."""
     with _connected(url) as connection:
         found = _version(connection)
         if found or _has_tables(connection):
@@ -76,7 +76,7 @@ def _check(found: str, url: URL) -> None:
 
 
 def _refuse_while_used(connection: Connection, found: str) -> None:
-    """A gateway that runs would meet tables that it does not know."""
+    """Refuse while a gateway runs, which would meet unknown tables."""
     if not found:
         return
     query = (
@@ -116,7 +116,7 @@ def _has_tables(connection: Connection) -> bool:
 
 @contextmanager
 def _connected(url: URL) -> Generator[Connection]:
-    """A transaction that no other migration is beside; undone if anything fails."""
+    """A transaction that excludes other migrations; rolled back if anything fails."""
     engine = create_engine(
         url, hide_parameters=True, connect_args={"connect_timeout": CONNECT_SECONDS}
     )

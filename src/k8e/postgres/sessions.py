@@ -1,8 +1,8 @@
-"""Sessions in PostgreSQL: rows of all gateways, of which each remembers every one.
+"""Sessions in PostgreSQL: the rows of all gateways, which every gateway caches.
 
-What is read comes from this memory, at once, also while the database is away; rows of others are
-read again when news of them come. A session is written by its own gateway alone, until that is
-taken for dead. Claims of ids, requests, standing sessions and limits are the database's to decide.
+Reads are answered from this cache at once, even while the database is unreachable; rows of others
+are read again when news of them come. A session is written by its own gateway alone, until that is
+taken for dead. The database decides claims of ids, requests, standing sessions and limits.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _UNENDED = _C.phase != Phase.ENDED
 
 @dataclass(frozen=True)
 class StoredSession:
-    """A row: a session, and what only its gateway needs to know."""
+    """A row: a session, and the fields that only its gateway needs."""
 
     session: Session
     gateway_id: str
@@ -54,7 +54,7 @@ class PostgresSessionStore:
     """The sessions of all gateways of a database."""
 
     def __init__(self, engine: Engine, gateway_of: Callable[[str], Elsewhere]) -> None:
-        """``gateway_of`` tells of the gateway with an id."""
+        """``gateway_of`` returns the gateway with an id."""
         self.on_forget: list[Callable[[str], None]] = []
         self.on_lost: list[Callable[[Session], None]] = []
         self.most_of: Callable[[Session], Most] = lambda _: ANY_NUMBER
@@ -71,15 +71,15 @@ class PostgresSessionStore:
         engine.on_connect.append(self._refetch.everything)
 
     async def load(self) -> None:
-        """Remember all rows, before anything is asked for."""
+        """Read all rows, before anything is asked for."""
         await self._refetch.everything()
 
     def read_again(self, sandbox_id: str) -> None:
-        """Read a row that somebody else than this store has changed."""
+        """Read a row again that other code has changed."""
         self._refetch.one(sandbox_id)
 
     def close(self) -> None:
-        """The engine is closed by whoever made it."""
+        """Do nothing: the code that made the engine closes it."""
 
     # Reading.
 
@@ -206,7 +206,7 @@ class PostgresSessionStore:
         )
 
     async def _forget_same(self, connection: AsyncConnection, session: Session) -> list[str]:
-        """Forget what had the id before: it means one session to its owner, the newest."""
+        """Forget the session that had the id before: it means one session to its owner."""
         if not session.spec.session_id:
             return []
         same = and_(_C.session_id == session.session_id, _C.owner == session.owner)
@@ -385,7 +385,7 @@ async def _check_number(connection: AsyncConnection, session: Session, most: Mos
 
 
 def _plain(reason: str) -> str:
-    """A text that PostgreSQL takes."""
+    """A text that PostgreSQL accepts."""
     return reason.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 

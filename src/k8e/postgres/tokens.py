@@ -28,7 +28,7 @@ class PostgresTokenStore:
         self._engine = engine
 
     def close(self) -> None:
-        """The engine is closed by whoever made it."""
+        """Do nothing: the code that made the engine closes it."""
 
     async def keys(self) -> list[SigningKey]:
         query = select(_K.kid, _K.secret, _K.made_at, _K.signs_from).order_by(_K.number)

@@ -1,8 +1,8 @@
-"""A control group that a user may divide: where there is one, limits hold without root.
+"""A control group that the user may divide: where there is one, limits hold without root.
 
-Only on cgroup v2, and only where somebody gave it away, as ``systemd-run --user --scope -p
-Delegate=yes`` does. A group with processes in it cannot be divided, so they go into one below it,
-and the holder with them: where it is tells every later gateway which group has its sandboxes.
+Only on cgroup v2, and only where the group was delegated, as ``systemd-run --user --scope -p
+Delegate=yes`` does. A group with processes in it cannot be divided, so they move into a child of
+it, and the holder with them: its place tells every later gateway which group has its sandboxes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROUNDS = 3  # a process may fork while it is moved
 
 
 def step_aside() -> None:
-    """Leave our group to sandboxes, and go into one below it; nothing happens where we may not.
+    """Leave our group to sandboxes and move to a child of it; does nothing where that is forbidden.
 
     Outside of the holder's namespaces: in there, other processes of the group have no number.
     """
@@ -36,7 +36,7 @@ def step_aside() -> None:
 
 
 def follow(holder: int) -> None:
-    """Go to where a holder is: from elsewhere, the kernel lets nobody start programs there."""
+    """Move to the holder's group: the kernel lets us start programs there only from within."""
     target = _of(str(holder))
     if target is not None and target.name == LEAF and target != _of("self"):
         with contextlib.suppress(OSError):
@@ -52,13 +52,13 @@ def given() -> Path | None:
 
 
 def reached() -> bool:
-    """Whether what this process starts can go into groups below the one that is given."""
+    """Whether programs that this process starts can join groups below the given one."""
     group, own = given(), _of("self")
     return group is not None and own is not None and group in own.parents
 
 
 def switch_on(group: Path) -> None:
-    """Let groups below one have limits."""
+    """Enable limits for the groups below one."""
     # At once: with cpu alone it would become a place for threads, where memory cannot be.
     text = " ".join(f"+{name}" for name in CONTROLLERS)
     (group / "cgroup.subtree_control").write_text(text, "ascii")
@@ -87,7 +87,7 @@ def _controls(group: Path) -> bool:
 
 
 def _move(group: Path, target: Path) -> None:
-    """Move all processes; also those that are not ours to know, such as the shell we came from."""
+    """Move all processes, including ones that we do not know, such as the shell that started us."""
     for _ in range(ROUNDS):
         for pid in (group / "cgroup.procs").read_text("ascii").split():
             with contextlib.suppress(ProcessLookupError):

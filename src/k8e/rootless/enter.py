@@ -24,7 +24,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True)
 class NamespaceUser:
-    """What a process must know that is root in a user namespace only."""
+    """The identity of a process that is root in a user namespace only."""
 
     ids: int
     """How many uids and gids there are, from 0 on."""
@@ -39,7 +39,7 @@ _use = -1  # what keeps the holder from ending
 
 
 def inside() -> NamespaceUser | None:
-    """What holds for this process; None where it is what it seems, root or not.
+    """The namespaces of this process; None where it is in none of a holder's.
 
     Also for a process that one inside has started.
     """
@@ -65,11 +65,11 @@ def outer_pid() -> int:
 
 
 def enter(run_dir: Path, *, detach: bool, shared: bool = True) -> None:
-    """Go on as root of the user namespace, in a process of its own.
+    """Continue as root of the user namespace, in a process of its own.
 
     The one that called it becomes the machine's view of the new one: it passes signals on and ends
     as that one does. With ``detach`` it ends at once. The network stays that of the machine.
-    Without ``shared``, nobody else may be in there.
+    Without ``shared``, no other process may be in there.
     """
     global _outer_pid, _use
     run_dir = run_dir.absolute()
@@ -105,14 +105,14 @@ def enter(run_dir: Path, *, detach: bool, shared: bool = True) -> None:
 
 
 def leave(run_dir: Path) -> None:
-    """Let the namespaces end if nobody else and no sandbox is left in them; we end with them."""
+    """Let the namespaces end if no other process or sandbox is left in them; we end with them."""
     global _use
     use, _use = _use, -1
     holder.leave(run_dir, use)
 
 
 def _is_alone(told: int) -> bool:
-    """Whether the process that stands in for us ended before the kernel was told what then."""
+    """Whether our stand-in ended before the kernel was told to signal us then."""
     waiting = select.poll()
     waiting.register(told, select.POLLIN)
     return bool(waiting.poll(0))
@@ -142,14 +142,14 @@ def _join(found: holder.Holder) -> None:
 
 
 def _stand_in(run_dir: Path, pid: int) -> None:
-    """Be there for the process inside until it ends, then end as it did."""
+    """Wait for the process inside, as its stand-in, then end as it did."""
     global _use
-    os.close(_use)  # the one inside has it too, and is the one who uses it
+    os.close(_use)  # the process inside has it too, and uses it
     _use = -1
     for number in RELAYED:
         signal.signal(number, lambda received, _: os.kill(pid, received))
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    # While its pid is still its own: what comes from now on has nobody to go to.
+    # While its pid is still its own: signals from now on have no receiver.
     for number in RELAYED:
         signal.signal(number, signal.SIG_IGN)
     _, status = os.waitpid(pid, 0)

@@ -51,13 +51,13 @@ def find_ids(kind: str, uid: int) -> IdRange:
             f"{ID_FILES[kind]} sets aside {found.count or 'no'} ids for the user {name}, and a "
             f"gateway that is not root needs {LEAST} or more",
             hint=f"sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {name} "
-            "(choose numbers that nobody else has there), or run k8e as root",
+            "(choose numbers that no other user has there), or run k8e as root",
         )
     return found
 
 
 def parse(text: str, owners: set[str]) -> list[IdRange]:
-    """The ranges of ``owners`` in the text of such a file; lines that make no sense are skipped."""
+    """The ranges of ``owners`` in the text of such a file; malformed lines are skipped."""
     found: list[IdRange] = []
     for line in text.splitlines():
         owner, _, numbers = line.strip().partition(":")
@@ -90,7 +90,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True)
 class Holder:
-    """A holder that runs."""
+    """A running holder."""
 
     pid: int
     started: int
@@ -98,19 +98,20 @@ class Holder:
 
 
 def ensure(run_dir: Path, *, shared: bool = True) -> tuple[Holder, int]:
-    """The holder of a run folder, which is made if there is none; one, whoever asks at once.
+    """The holder of a run folder, made if there is none; concurrent callers get the same one.
 
-    The number is a descriptor: while it is open, nobody lets that holder end. Without ``shared``
-    nobody else may use it.
+    The number is a descriptor: while it is open, the holder is not ended. Without ``shared``
+    no other process may use it.
 
     Raises:
-        Conflict: somebody else uses it.
+        Conflict: another process uses it.
     """
     with _alone(run_dir):
         use = _use(run_dir, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         if use is None:
             raise errors.Conflict(
-                f"the namespaces of {run_dir} are in use", hint="wait for who uses them"
+                f"the namespaces of {run_dir} are in use",
+                hint="wait until the other process is done",
             )
         try:
             return find(run_dir) or _make(run_dir), use
@@ -123,7 +124,7 @@ def find(run_dir: Path) -> Holder | None:
     """The holder of a run folder, if it runs."""
     with contextlib.suppress(*errors.UNREADABLE):
         found = Holder(**json.loads((run_dir / "holder.json").read_text("ascii")))
-        # One that has ended and that nobody has reaped yet has no namespaces any more.
+        # An unreaped zombie has no namespaces any more.
         alive = found.started and start_time(found.pid) == found.started
         if alive and Path(f"/proc/{found.pid}/ns/mnt").exists():
             return found
@@ -131,7 +132,7 @@ def find(run_dir: Path) -> Holder | None:
 
 
 def leave(run_dir: Path, use: int) -> None:
-    """Use a holder no more; it ends if nobody else does and no sandbox is left in it."""
+    """Stop using a holder; it ends if no other process uses it and no sandbox is left in it."""
     with contextlib.suppress(OSError), _alone(run_dir):
         if use >= 0:
             os.close(use)
@@ -144,11 +145,11 @@ def leave(run_dir: Path, use: int) -> None:
 
 
 def end(run_dir: Path) -> None:
-    """Let the holder end, and with it all that is in its namespaces; works twice."""
+    """End the holder, and with it everything in its namespaces; works twice."""
     with contextlib.suppress(OSError):
-        # First, as it takes a moment to end: nobody may enter it any more.
+        # First, as it takes a moment to end: no process may enter it any more.
         (run_dir / "holder.json").unlink(missing_ok=True)
-        # It reads one byte, and ends. Nobody waits for one that is not there.
+        # It reads one byte, and ends. Nothing waits for a reader that is not there.
         fd = os.open(run_dir / "holder.fifo", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(fd, "wb") as file:
             file.write(b"x")
@@ -165,7 +166,7 @@ def _alone(run_dir: Path) -> Generator[None]:
 
 
 def _use(run_dir: Path, how: int) -> int | None:
-    """A descriptor that says that the holder is in use; None where somebody else's forbids it."""
+    """A descriptor that marks the holder as in use; None if another process's lock forbids it."""
     fd = _open(run_dir / "holder.use")
     try:
         fcntl.flock(fd, how | fcntl.LOCK_NB)
@@ -206,13 +207,13 @@ def _make(run_dir: Path) -> Holder:
             tells.write(b"x")
             _await(said, "its mounts")
             found = _write_down(run_dir, pid)
-            # Only now: whoever is killed before leaves nobody whom none can find.
+            # Only now: a process that is killed before leaves no holder that cannot be found.
             tells.write(b"x")
             _await_end(said)
         except BrokenPipeError:
             raise _impossible("it cannot be made") from None
         finally:
-            # It has ended, or waits for what nobody will say any more.
+            # It has ended, or waits for a message that will never come.
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
     return found
@@ -234,7 +235,7 @@ def _pipe() -> Generator[tuple[FileIO, FileIO]]:
 
 
 def _await(said: FileIO, what: str) -> str:
-    """A line of the process that becomes the holder."""
+    """Read a line from the process that becomes the holder."""
     line = b""
     while not line.endswith(b"\n"):
         byte = _read(said)
@@ -248,13 +249,13 @@ def _await(said: FileIO, what: str) -> str:
 
 
 def _await_end(said: FileIO) -> None:
-    """Until the holder has its name, by which those who enter it know where they are."""
+    """Wait until the holder has its name, by which processes that enter recognise it."""
     if _read(said) != b"":
         raise _impossible("the program that keeps it cannot be started")
 
 
 def _read(said: FileIO) -> bytes | None:
-    """A byte; an empty one at the end, none if nothing comes."""
+    """Read a byte; empty at the end, None if nothing comes."""
     waiting = select.poll()
     waiting.register(said, select.POLLIN)
     return said.read(1) if waiting.poll(MAKE_SECONDS * 1000) else None
@@ -269,7 +270,7 @@ def _impossible(why: str) -> errors.RuntimeUnusable:
 
 
 def _map(kind: str, pid: int, own: int, others: IdRange) -> None:
-    """Let ids of the namespace mean ids of the machine: 0 the user, others what is set aside."""
+    """Map the namespace's ids to the machine's: 0 is the user, the others are subordinate ids."""
     program = shutil.which(f"new{kind}map", path=f"{os.environ.get('PATH', '')}:/usr/bin:/bin")
     if program is None:
         raise errors.RuntimeUnusable(
@@ -302,8 +303,8 @@ def _map(kind: str, pid: int, own: int, others: IdRange) -> None:
 def _be_maker(run_dir: Path, hears: int, says: int) -> None:
     """Make the namespaces; the first process in them is the holder."""
     try:
-        # Else it would keep the lock, and the other end of what it hears, from being let go of;
-        # and the holder would keep what somebody let us inherit.
+        # Otherwise it would keep the lock, and the other end of its pipe, open; and the holder
+        # would keep descriptors that we inherited.
         _close_all_but(hears, says)
         _check(_libc.unshare(CLONE_NEWUSER), "unshare")
         os.write(says, b"made\n")
@@ -338,20 +339,20 @@ def _close_all_but(*kept: int) -> None:
 
 
 def _hear(hears: int) -> None:
-    """Wait until we shall go on; who made us may be gone, and so are we then."""
+    """Wait for the parent's signal to continue; end if the parent is gone."""
     if not os.read(hears, 1):
         os._exit(1)
 
 
 def _be_holder(run_dir: Path, hears: int, says: int) -> None:
-    _hear(hears)  # who made us tells our pid first
+    _hear(hears)  # the parent tells our pid first
     os.setsid()
     os.chdir("/")
     # What the machine mounts later is seen in here; what is mounted in here stays.
     _mount(None, b"/", None, MS_REC | MS_SLAVE)
     _mount(b"/proc/self/ns/net", bytes(run_dir / WORLD), None, MS_BIND)
     _mount(b"proc", b"/proc", b"proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
-    # Whoever loses its parent in here is ours, and so is its end: the kernel sees to it.
+    # Orphans in here become our children, and end with us: the kernel sees to it.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     fifo = os.open(run_dir / "holder.fifo", os.O_RDWR)
     nothing = os.open(os.devnull, os.O_WRONLY)
@@ -361,7 +362,7 @@ def _be_holder(run_dir: Path, hears: int, says: int) -> None:
     program = shutil.which("head", path="/usr/bin:/bin") or "head"
     os.write(says, b"ready\n")
     _hear(hears)
-    # All descriptors but the first three close by themselves, and that of ``says`` tells of it.
+    # All descriptors but the first three close by themselves, and the end of ``says`` reports it.
     os.execve(program, [NAME, "-c", "1"], {})  # noqa: S606 - there is nothing for a shell
 
 

@@ -29,7 +29,7 @@ _started: list[subprocess.Popen[bytes]] = []
 
 
 def ensure(run_dir: Path) -> str:
-    """Connect the holder's network with the machine's; why that is not possible, or nothing."""
+    """Connect the holder's network with the machine's; return why that fails, or nothing."""
     if _runs(run_dir):
         return ""
     program = _program()
@@ -57,7 +57,7 @@ def ensure(run_dir: Path) -> str:
 
 
 def open_handle(run_dir: Path) -> int:
-    """A descriptor that can be read once the one that runs has ended; -1 where none runs."""
+    """A descriptor that becomes readable when the running one has ended; -1 where none runs."""
     if not _runs(run_dir):
         return -1
     try:
@@ -67,7 +67,7 @@ def open_handle(run_dir: Path) -> int:
 
 
 def facts() -> str:
-    """What it depends on whether that is possible."""
+    """The facts that decide whether that is possible."""
     return f"{_program()} {os.access(TUN, os.R_OK | os.W_OK)}"
 
 
@@ -76,7 +76,7 @@ def _program() -> str | None:
 
 
 def _runs(run_dir: Path) -> bool:
-    """Whether the one that we or an earlier gateway started is there."""
+    """Whether the one that this or an earlier gateway started runs."""
     with contextlib.suppress(OSError, ValueError, TypeError):
         pid, started = json.loads((run_dir / "tether.json").read_text("ascii"))
         # One that has ended has its number until its parent asks.
@@ -86,10 +86,10 @@ def _runs(run_dir: Path) -> bool:
 
 
 def _start(argv: list[str], run_dir: Path, file: Path) -> None:
-    """Start it, and wait until it says by its ``file`` that it is ready."""
+    """Start it, and wait until it reports by its ``file`` that it is ready."""
     with open(run_dir / "tether.log", "wb") as output:
-        # It reads what sandboxes send: the user's variables, and the secrets in them, are not for
-        # a program that one of them may take over.
+        # It reads packets of sandboxes and could be taken over, so it does not get the user's
+        # variables and the secrets in them.
         process = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
@@ -99,7 +99,8 @@ def _start(argv: list[str], run_dir: Path, file: Path) -> None:
             start_new_session=True,
         )
     _started.append(process)
-    # At once: two of them cannot serve one network, and who is killed now leaves this one behind.
+    # At once: two of them cannot serve one network, and a process that is killed now leaves this
+    # one behind.
     record = json.dumps([process.pid, start_time(process.pid)])
     (run_dir / "tether.json").write_text(record, "ascii")
     fd = os.pidfd_open(process.pid)
@@ -122,6 +123,6 @@ def _start(argv: list[str], run_dir: Path, file: Path) -> None:
 
 def _said(run_dir: Path) -> str:
     text = (run_dir / "tether.log").read_text("utf-8", "replace")
-    # It complains of a machine without a system log, too.
+    # It also complains of a machine without a system log.
     lines = [line for line in text.splitlines() if "syslog" not in line]
     return " ".join(" ".join(lines).split())[-200:] or "without a word"

@@ -1,1 +1,1 @@
-"""Runtimes launch guests. Everything else is said to the guest itself, over the link."""
+"""Runtimes launch guests. All further commands go to the guest itself, over the link."""

@@ -1,11 +1,11 @@
 """Blocks of a workspace that its sandbox cannot use, so that its image never grows beyond a bound.
 
-How much a file system has given to files does not bound its image: who deletes files and writes
-new ones gets other blocks, and those of the deleted files are given back to the disk later, when
-the journal is written and the kernel finds the time. So what a workspace may not have is taken by a
-file that the sandbox cannot see, its *ballast*. However quickly a sandbox deletes and writes, it
-gets the blocks that are left, again and again. The blocks of the ballast hold no data, neither in
-the workspace nor in its image.
+The blocks in use do not bound the size of an image: a program that deletes files and writes new
+ones gets other blocks, and those of the deleted files are given back to the disk later, when the
+journal is written and the kernel finds the time. So the blocks that a workspace may not have belong
+to a file that the sandbox cannot see, its *ballast*. However quickly a sandbox deletes and writes,
+it gets the blocks that are left, again and again. The blocks of the ballast hold no data, neither
+in the workspace nor in its image.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def find_handle(path: Path) -> bytes:
-    """What names a file within its file system, whatever part of that is mounted."""
+    """The handle of a file within its file system, whatever part of that is mounted."""
     room = ctypes.create_string_buffer(_HANDLE.size + _HANDLE_BYTES)
     _HANDLE.pack_into(room, 0, _HANDLE_BYTES, 0)
     _check(_libc.name_to_handle_at(_AT_FDCWD, bytes(path), room, ctypes.byref(ctypes.c_int()), 0))
@@ -73,7 +73,7 @@ class Ballast:
                 self._give_back(fd, before)
 
     def _give_back(self, fd: int, start: int) -> None:
-        """Give the disk what its blocks from ``start`` on had held, as files of the sandbox."""
+        """Give the disk back what its blocks from ``start`` on held, as files of the sandbox."""
         image = os.open(self._image, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             for offset, length in _extents(fd, start):
@@ -101,7 +101,7 @@ class Ballast:
 
 
 def _extents(fd: int, start: int) -> Generator[tuple[int, int]]:
-    """Where on its device the bytes of a file from ``start`` on are, and how many at each place."""
+    """The positions on its device of a file's bytes from ``start`` on, and the length of each."""
     while True:
         room = bytearray(_MAP.size + _EXTENTS * _EXTENT.size)
         _MAP.pack_into(room, 0, start, (1 << 63) - 1 - start, 0, 0, _EXTENTS, 0)

@@ -56,7 +56,7 @@ def hidden(entries: Iterable[str]) -> list[str]:
 
 
 def hidden_here() -> list[str]:
-    """The paths to hide on this host. Read anew each time: a module that is loaded adds some."""
+    """The paths to hide on this host. Read again each time: a module that is loaded adds some."""
     return hidden(os.listdir("/proc"))  # noqa: PTH208 - paths of thousands of processes take longer
 
 
@@ -91,8 +91,8 @@ READ_ONLY = "/proc/bus /proc/fs /proc/irq /proc/sys /proc/sysrq-trigger".split()
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Where the parts of one sandbox lie on the host."""
+class BundleLayout:
+    """The places on the host of the parts of one sandbox."""
 
     rootfs: Path
     bound: list[str]
@@ -114,7 +114,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Flavour:
-    """In what the runtimes differ."""
+    """The differences between the runtimes."""
 
     capabilities: list[str]
     id_base: int | None
@@ -156,12 +156,12 @@ class MemoryFolder:
 
     @property
     def inodes(self) -> int:
-        """How many files there may be in it."""
+        """How many files it may hold."""
         return max(LEAST_INODES, self.size // BYTES_PER_INODE)
 
     @property
     def bounds(self) -> list[str]:
-        """What bounds it, as options of a mount."""
+        """Its bounds, as options of a mount."""
         return [f"size={self.size}", f"nr_inodes={self.inodes}"]
 
 
@@ -192,7 +192,7 @@ def _tmpfs(folder: MemoryFolder) -> dict[str, Any]:
     }
 
 
-def _mounts(layout: Layout, flavour: Flavour, limits: Limits) -> list[dict[str, Any]]:
+def _mounts(layout: BundleLayout, flavour: Flavour, limits: Limits) -> list[dict[str, Any]]:
     mounts: list[dict[str, Any]] = [
         {
             "destination": "/proc",
@@ -235,7 +235,7 @@ def _mounts(layout: Layout, flavour: Flavour, limits: Limits) -> list[dict[str, 
 
 
 def make_resources(flavour: Flavour, limits: Limits) -> dict[str, Any]:
-    """What the kernel is to hold the sandbox to, as an OCI specification says it."""
+    """The limits of the kernel for a sandbox, as an OCI specification has them."""
     memory = limits.memory + flavour.memory_overhead
     return {
         "memory": {"limit": memory, "swap": memory},
@@ -245,7 +245,7 @@ def make_resources(flavour: Flavour, limits: Limits) -> dict[str, Any]:
     }
 
 
-def _process(layout: Layout, flavour: Flavour, *, limits_itself: bool) -> dict[str, Any]:
+def _process(layout: BundleLayout, flavour: Flavour, *, limits_itself: bool) -> dict[str, Any]:
     held = ("bounding", "effective", "permitted")
     python = ["/usr/bin/python3"] if layout.python is None else layout.python.argv
     locale = HOST_LOCALE if layout.python is None else IMAGE_LOCALE
@@ -270,7 +270,7 @@ def _process(layout: Layout, flavour: Flavour, *, limits_itself: bool) -> dict[s
 
 def make_config(
     sandbox_id: str,
-    layout: Layout,
+    layout: BundleLayout,
     flavour: Flavour,
     limits: Limits,
     network: str = "",

@@ -31,7 +31,7 @@ _FREEZER, _THAWED = "freezer.state", "THAWED"
 
 
 def root() -> Path:
-    """Below what our groups are: the root of all, or one that was given to a gateway's user."""
+    """The group above ours: the root of all, or one that was delegated to a gateway's user."""
     if rootless.inside() is None:
         return ROOT
     return cgroup.given() or NOWHERE
@@ -55,7 +55,7 @@ def hierarchies() -> list[Path]:
 
 
 def prepare() -> None:
-    """On v2, let groups below the root have limits; what fails here, a probe explains.
+    """On v2, enable limits for the groups below the root; a probe explains failures.
 
     Without root that was done before: now we are where processes outside have no number.
     """
@@ -79,7 +79,7 @@ def prepare() -> None:
 
 
 def weigh() -> None:
-    """Have the group of all sandboxes, with its weight; whoever starts a sandbox would make it too.
+    """Make the group of all sandboxes with its weight; otherwise the first program would make it.
 
     Where that is not possible, the host says who comes first.
     """
@@ -91,7 +91,7 @@ def weigh() -> None:
 
 
 def relative_weight() -> float | None:
-    """What all sandboxes together weigh, where another group weighs 1; None if none is held."""
+    """The weight of all sandboxes together, where another group has 1; None if none is set."""
     file, _, usual = _weight_file()
     with contextlib.suppress(OSError):
         return int(file.read_text("ascii")) / usual
@@ -99,14 +99,14 @@ def relative_weight() -> float | None:
 
 
 def _weight_file() -> tuple[Path, int, int]:
-    """Where the weight of all sandboxes is, what it shall be, and what other groups have."""
+    """The file with the weight of all sandboxes, its value, and that of other groups."""
     if is_unified():
         return root() / PARENT / "cpu.weight", V2_WEIGHT, 100
     return root() / "cpu" / PARENT / "cpu.shares", V1_WEIGHT, 1024
 
 
 def path_of(sandbox_id: str) -> str:
-    """What an OCI spec names as ``cgroupsPath``."""
+    """The ``cgroupsPath`` of an OCI spec."""
     return f"/{root().relative_to(ROOT) / PARENT / sandbox_id}"
 
 
@@ -135,7 +135,7 @@ _NO_LIMIT = ("", "max", "-1")
 
 
 def limit_of(sandbox_id: str, controller: str) -> str:
-    """The limit that the kernel holds for a sandbox, as it writes it; empty if there is none."""
+    """The limit that the kernel enforces for a sandbox, as it writes it; empty if there is none."""
     v2_name, v1_name = _LIMIT_FILES[controller]
     base, name = (root(), v2_name) if is_unified() else (root() / controller, v1_name)
     with contextlib.suppress(OSError):
@@ -145,7 +145,7 @@ def limit_of(sandbox_id: str, controller: str) -> str:
 
 
 def set_limits(sandbox_id: str, resources: dict[str, Any]) -> None:
-    """Hold a running sandbox to other ``resources``, which are written as in an OCI specification.
+    """Set other limits for a running sandbox; ``resources`` are those of an OCI specification.
 
     OSError where it uses more memory already than it may have from now on.
     """
@@ -186,7 +186,7 @@ def cpu_seconds(sandbox_id: str) -> float | None:
 
 
 def limit_sockets(sandbox_id: str, size: int) -> None:
-    """Bound what the kernel holds for a sandbox's sockets.
+    """Bound the kernel's memory for a sandbox's sockets.
 
     On v2 that is part of its memory; on v1 it would only be bounded for the whole host.
     """
@@ -199,7 +199,7 @@ def _set(file: Path, value: object) -> None:
 
 
 def limit_hits(sandbox_id: str) -> dict[str, int]:
-    """How often the kernel held a sandbox to a limit: killed for memory, refused a process."""
+    """How often a sandbox met a limit: a process killed for memory, or refused."""
     hits = {"memory": memory_limit_hits(sandbox_id), "pids": 0}
     base = root() if is_unified() else root() / "pids"
     with contextlib.suppress(OSError, ValueError):
@@ -224,7 +224,7 @@ def memory_limit_hits(sandbox_id: str) -> int:
 
 
 def remove(sandbox_id: str, seconds: float = REMOVE_SECONDS) -> None:
-    """Kill whatever is left in a sandbox's cgroups and remove them.
+    """Kill the remaining processes in a sandbox's cgroups and remove the cgroups.
 
     All that can be removed is, also where one cannot; then OSError.
     """
@@ -260,7 +260,7 @@ def what_is_left(sandbox_id: str) -> tuple[list[int], int]:
 
 
 def sweep(seconds: float = OLD_SECONDS) -> None:
-    """Remove cgroups of sandboxes in which nothing has been for long.
+    """Remove cgroups of sandboxes that have long been empty.
 
     A sandbox has a process from its first moment to its last, whichever gateway it belongs to, so
     an old group without one is what somebody failed to remove.

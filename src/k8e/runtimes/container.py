@@ -3,9 +3,10 @@
 Weaker than gVisor, since the sandbox talks to the host's own kernel; every sandbox has a user
 namespace with a uid range of its own, no capabilities for user code, and a system-call allow-list.
 
-The kernel counts what a user namespace takes (inotify instances and watches, among others) against
-the uid that made it, up to a limit per uid. Namespaces that ``runc`` makes are all root's: one
-sandbox could use up the whole host's share. So each is made by a uid of its sandbox's own range.
+The kernel counts some resources of a user namespace (inotify instances and watches, among others)
+against the uid that made it, up to a limit per uid. Namespaces that ``runc`` makes are all root's:
+one sandbox could use up the whole host's share. So each is made by a uid of its sandbox's own
+range.
 
 Only for one in which no program of a user's has run. Even so nothing on the way may be a link: the
 paths are looked up below the sandbox's own root, by a kernel call that refuses links.
@@ -90,7 +91,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def resize_folders(pid: int, started: int, folders: Iterable[MemoryFolder]) -> None:
-    """Give folders of the sandbox whose first process is ``pid`` their sizes."""
+    """Resize the memory folders of the sandbox whose first process is ``pid``."""
     with _closing(os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
         if start_time(pid) != started:  # the root is another one's, perhaps this host's own
             raise ProcessLookupError(f"process {pid} is not the sandbox's any more")
@@ -146,7 +147,7 @@ INSTALL = "run install.sh again; it installs runc"
 
 
 class Container(OciRuntime):
-    """Sandboxes by runc, or by crun where that one works."""
+    """Sandboxes of runc, or of crun where that works."""
 
     name = "container"
     title = "a container"

@@ -1,9 +1,9 @@
 """How much each workspace may still grow, so that all of them together fit on the disk.
 
 Workspaces are sparse images: together they may be promised more than the disk holds. A loop device
-that finds no room breaks the file system on it, and whose that is depends on luck. So what a
-workspace may not have is taken by a file *in* its image (``ballast``): what all of them may still
-take is never more than what is there. Who meets that bound gets ENOSPC from write(2), before
+that finds no room breaks the file system on it, and whose that is depends on luck. So the space
+that a workspace may not have is taken by a file *in* its image (``ballast``): all of them together
+may never take more than there is. A program that meets that bound gets ENOSPC from write(2), before
 anything is in the page cache, and others notice nothing. Since blocks that are freed inside are
 given back to the disk (``discard``), what a workspace holds is soon what it uses.
 
@@ -45,7 +45,7 @@ NICE = -10
 CHECK_SECONDS = 1.0  # between two looks at whether a file system has failed
 FULL_SECONDS = 0.2  # where nothing can be given, only room that comes back is worth a look
 GROWING = 1 << 20
-"""Bytes that a workspace has taken of late, if it is taken for one that goes on."""
+"""Bytes that a workspace has recently taken, if it counts as a growing one."""
 SHARES = 16
 """How many times as much of what is short goes to the one that grows most, as to one at rest."""
 HELD_BYTES = 4 << 20
@@ -58,7 +58,7 @@ _SYS = Path("/sys/fs/ext4")
 
 
 class Usage(NamedTuple):
-    """What a workspace holds at one moment, in bytes."""
+    """The size of a workspace at one moment, in bytes."""
 
     backed: int
     """What its image has on the disk."""
@@ -92,7 +92,7 @@ class Workspace:
     grant: int = 0
     """What it may grow by since ``usage``; all that is free where it is not bounded."""
     recent: float = 0.0
-    """Bytes that it has taken of late, of which half are forgotten every second."""
+    """Bytes that it has recently taken, of which half are forgotten every second."""
     seen_at: float = 0.0
     bounded: bool = False
     failed: bool = False
@@ -101,11 +101,11 @@ class Workspace:
 
     @property
     def held(self) -> bool:
-        """Whether it could grow by its own limit, and may not."""
+        """Whether it could grow by its own limit, but may not."""
         return self.bounded and self.grant < min(HELD_BYTES, self.usage.free)
 
     def measure(self) -> Usage:
-        """What it holds now; OSError if it is gone, and its device perhaps another's."""
+        """Its present usage; OSError if it is gone, and its device perhaps another's."""
         if os.stat(self.target).st_dev != self.device:  # noqa: PTH116 - done often
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
         told, backed = os.statvfs(self.target), os.stat(self.image).st_blocks * 512  # noqa: PTH116
@@ -125,7 +125,7 @@ class Workspace:
         return min(RESERVED, self.least // 4)
 
     def bound(self, grant: int) -> None:
-        """Let it grow by ``grant`` bytes from its ``usage`` on; the kernel counts from here."""
+        """Let it grow by ``grant`` bytes beyond its ``usage``; the kernel counts from here."""
         bounded = grant < self.usage.free
         if bounded or self.bounded:
             if self.ballast is None:
@@ -141,7 +141,7 @@ class Workspace:
         self.bounded, self.grant = bounded, grant
 
     def count_grant(self, before: Usage) -> None:
-        """Find what is left of what it was granted when it held what it did ``before``."""
+        """Compute what is left of its grant, which was made when it held ``before``."""
         if self.ballast is None:
             # The kernel's bound is a number of blocks to leave: what was taken is gone from it.
             self.grant = max(0, self.grant - (self.usage.used - before.used))
@@ -155,7 +155,7 @@ class Workspace:
 
 @dataclass(frozen=True)
 class Report(DiskReport):
-    """What there is on the disk, and when to look again."""
+    """The state of the disk, and when to look again."""
 
     another: int = FLOOR
     again: float = LATEST
@@ -163,7 +163,7 @@ class Report(DiskReport):
 
 
 class Growth:
-    """Shares what is free on a disk out among the workspaces on it. Used by several threads."""
+    """Divides the free space of a disk among the workspaces on it. Used by several threads."""
 
     def __init__(
         self,
@@ -204,7 +204,7 @@ class Growth:
         self._short.set()
 
     def forget(self, sandbox_id: str) -> None:
-        """A workspace is about to go. Before it is unmounted: its device may become another's."""
+        """Forget a workspace before it is unmounted: afterwards its device may become another's."""
         with self._lock:
             self._known.pop(sandbox_id, None)
 
@@ -218,12 +218,12 @@ class Growth:
         return found is not None and found.bounded and found.usage.free > HELD_BYTES
 
     def is_growing(self, sandbox_id: str) -> bool:
-        """Whether a workspace has taken room of late."""
+        """Whether a workspace has recently taken room."""
         found = self._known.get(sandbox_id)
         return found is not None and found.recent >= GROWING
 
     def watch(self, tell: Callable[[DiskReport], object]) -> Callable[[], None]:
-        """Share out again and again in a thread, which ``tell`` is called in; how to stop it.
+        """Share again and again in a thread, where ``tell`` is called; return how to stop it.
 
         A thread of its own, before others: while it waits, a quick writer is refused what there is.
         """
@@ -253,7 +253,7 @@ class Growth:
         return stop
 
     def share(self) -> Report:
-        """Measure all workspaces, and share out anew what is free."""
+        """Measure all workspaces, and divide the free space again."""
         with self._lock:
             return self._share()
 
@@ -287,7 +287,7 @@ class Growth:
         return found_now
 
     def _room(self, found: Iterable[Workspace], kept: int) -> tuple[int, int]:
-        """What is free on the disk, and what workspaces may grow by together."""
+        """The free space, and how much all workspaces together may grow."""
         free = disk.space(self._folder).free
         return free, free - kept - sum(item.usage.debt for item in found)
 
@@ -301,7 +301,7 @@ class Growth:
         item.count_grant(before)
 
     def _lower(self, found: Iterable[Workspace], grants: dict[str, int]) -> bool:
-        """First take away: between the look and now, some may have grown."""
+        """First lower the grants: some may have grown since they were measured."""
         lowered = False
         for item in found:
             if grants[item.sandbox_id] < item.grant or (
@@ -315,7 +315,7 @@ class Growth:
         return lowered
 
     def _raise(self, found: Iterable[Workspace], grants: dict[str, int], room: int) -> int:
-        """Then give, of what is left; the sum of what is promised now."""
+        """Then raise grants with what is left; return the sum of all grants."""
         found = list(found)
         promised = sum(min(item.grant, item.usage.free) for item in found)
         for item in found:
@@ -328,7 +328,7 @@ class Growth:
 
 
 def share_out(found: list[Workspace], room: int) -> dict[str, int]:
-    """What each workspace may grow by; together no more than ``room``.
+    """How much each workspace may grow; together no more than ``room``.
 
     All that they could want, if there is so much. Else first the floor, so that a neighbour who
     takes everything leaves each of them some; then for each some, for a sudden need, and most for
@@ -353,7 +353,7 @@ def share_out(found: list[Workspace], room: int) -> dict[str, int]:
 
 
 def _below_floor(found: Iterable[Workspace]) -> dict[str, int]:
-    """What each workspace may take however others grow."""
+    """How much each workspace may take however the others grow."""
     return {
         item.sandbox_id: min(item.usage.free, max(0, FLOOR - item.usage.used)) for item in found
     }
@@ -362,7 +362,7 @@ def _below_floor(found: Iterable[Workspace]) -> dict[str, int]:
 def level(
     wants: Mapping[str, int], room: int, shares: Mapping[str, int] | None = None
 ) -> dict[str, int]:
-    """``room`` for those who want some, by their ``shares``; none gets more than it wants."""
+    """Divide ``room`` by ``shares``; none gets more than it wants."""
     shares = shares or dict.fromkeys(wants, 1)
     found: dict[str, int] = {}
     left = sum(shares[name] for name in wants)
@@ -374,7 +374,7 @@ def level(
 
 
 def has_failed(node: str, target: str) -> bool:
-    """Whether a file system has given up writing, such as after an error of the disk below it."""
+    """Whether a file system refuses writes, such as after an error of the disk below it."""
     if os.statvfs(target).f_flag & os.ST_RDONLY:
         return True
     try:
@@ -388,7 +388,7 @@ def has_failed(node: str, target: str) -> bool:
 
 
 def _again(item: Workspace) -> float:
-    """When to look again, so that no workspace is refused room that there is."""
+    """When to look again, so that no workspace is refused room that exists."""
     if item.held:
         return FULL_SECONDS
     rate = RATE * (4 if item.recent >= GROWING else 1)
@@ -396,7 +396,7 @@ def _again(item: Workspace) -> float:
 
 
 def _open(sandbox_id: str, image: Path, target: Path, handle: bytes | None) -> Workspace | None:
-    """A workspace that is mounted; None if its growth cannot be bounded here."""
+    """A mounted workspace; None if its growth cannot be bounded here."""
     try:
         device = target.stat().st_dev
         node = _SYS / f"loop{os.minor(device)}"

@@ -56,7 +56,7 @@ def make_filter() -> bytes:
 
 
 def keep_native() -> None:
-    """From now on, nothing that this thread starts can make ``cpuid`` trap.
+    """Stop this thread, and every program that it starts, from making ``cpuid`` trap.
 
     Without the right to do so everything works as before, only slower.
     """

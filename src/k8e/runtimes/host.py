@@ -1,4 +1,4 @@
-"""This machine as the local runtimes see it: folders, uid ranges, root file system, guest file.
+"""This machine as the local runtimes use it: folders, uid ranges, root file system, guest file.
 
 Below the home of a user there is none where homes are closed, and that user may not make one. But
 the namespace of mounts is the gateway's own then: a folder that nobody needs shows the data folder.
@@ -46,7 +46,7 @@ def passage_of(settings: Settings) -> Path:
 
 
 def make_passage(settings: Settings) -> None:
-    """Mount it where it is needed and not there yet."""
+    """Mount it if it is needed and missing."""
     if rootless.inside() is None:
         return
     place = _place(settings)
@@ -70,7 +70,7 @@ def undo_passage(settings: Settings) -> None:
 
 
 def _place(settings: Settings) -> Path:
-    """A folder in which nothing of ours is."""
+    """An unused folder."""
     ours = (settings.home, settings.data_dir, settings.run_dir, Path.home())
     for place in PLACES:
         if place.is_dir() and not any(place in (path, *path.parents) for path in ours):
@@ -88,7 +88,7 @@ ENDLESS = 1 << 40
 
 
 def enlarge_kernel_tables() -> None:
-    """Where a table is smaller than sandboxes need it; nothing happens where we may not."""
+    """Enlarge tables that are smaller than sandboxes need; does nothing where we lack the right."""
     with contextlib.suppress(OSError, ValueError):
         before = int(OPEN_FILES.read_text("ascii"))
         if before < ENDLESS:
@@ -119,7 +119,7 @@ def _boot() -> str:
 
 @dataclass(frozen=True)
 class SandboxRecord:
-    """What is written down about a sandbox before anything of it exists."""
+    """The record of a sandbox, written before anything of it exists."""
 
     sandbox_id: str
     runtime: str
@@ -154,7 +154,7 @@ class SandboxRecord:
 
     @classmethod
     def load(cls, folder: Path) -> SandboxRecord | None:
-        """The record of a sandbox; None where it was only half made.
+        """The record of a sandbox; None if it was only half made.
 
         Raises:
             StateUnusable: a newer release made it, and might want it back.
@@ -176,7 +176,7 @@ class SandboxRecord:
         )
 
     def _checked(self, sandbox_id: str) -> SandboxRecord:
-        """This record, if it is one of ours: by it, processes are watched and folders mounted."""
+        """Return the record if it is one of ours: it says what to watch and to mount."""
         numbers = (self.pid, self.pid_started, 0 if self.id_base is None else self.id_base)
         texts: tuple[Any, ...] = (
             self.runtime,
@@ -251,12 +251,12 @@ class Host:
         self._making_python = threading.Lock()  # takes a second: launches without it go on
 
     def _kept(self) -> int:
-        """Bytes that are free and not for workspaces."""
+        """Free bytes that are not for workspaces."""
         missing = self.reserve.missing if self.reserve is not None else 0
         return self.settings.min_free_disk + missing
 
     def running(self) -> list[str]:
-        """The sandboxes whose processes are there, whoever made them."""
+        """The sandboxes whose main processes live, whichever gateway made them."""
         found = (SandboxRecord.load(folder) for folder in sorted(self.sandboxes.glob("sb-*")))
         return [item.sandbox_id for item in found if item is not None and item.is_running()]
 
@@ -288,7 +288,7 @@ class Host:
         self.roots.prepare(roots)
 
     def close(self) -> None:
-        """Give back what only matters while there are sandboxes."""
+        """Release resources that only matter while there are sandboxes."""
         self.roots.close()
         if not any(self.sandboxes.glob("sb-*")):
             # Also what runsc leaves: a network namespace without anything, to start programs in.
@@ -311,7 +311,7 @@ class Host:
         return {path.name for path in self.sandboxes.glob("sb-*")} | set(self.workspaces.names())
 
     def closed_folder(self) -> Path | None:
-        """A folder on the way to the data folder through which other uids may not pass."""
+        """A folder on the path to the data folder that is closed to other uids."""
         for path in self._way:
             if not os.stat(path).st_mode & 0o001:  # noqa: PTH116 - asked for each new session
                 return path
@@ -321,7 +321,7 @@ class Host:
         return self.sandboxes / sandbox_id
 
     def tool(self, name: str) -> str | None:
-        """The program ``name`` that install.sh brought, else the one on PATH."""
+        """The program ``name`` from install.sh, or else the one on PATH."""
         for home in self._homes:
             installed = f"{home}/bin/{name}"
             if os.access(installed, os.X_OK):
@@ -329,7 +329,7 @@ class Host:
         return shutil.which(name)
 
     def facts(self, names: tuple[str, ...]) -> str:
-        """The first of these tools that is here, as a probe knows it again."""
+        """The identity of the first of these tools that exists, for a probe to recognise it."""
         for name in names:
             path = self.tool(name)
             if path is not None:
@@ -342,8 +342,8 @@ class Host:
         whole = (folder for folder in folders if (folder / "node_modules/tsx").is_dir())
         return next(whole, None) or next((item for item in folders if item.is_dir()), None)
 
-    def layout(self, record: SandboxRecord) -> bundle.Layout:
-        """Where a sandbox's parts lie; makes the shared ones at first use."""
+    def layout(self, record: SandboxRecord) -> bundle.BundleLayout:
+        """The layout of a sandbox; makes the shared folders at first use."""
         with self._lock:
             if self._guest is None or not self._guest.exists():
                 self._guest = guest_package.pack_guest(
@@ -352,7 +352,7 @@ class Host:
                 self._locales = rootfs.archive(self.settings.data_dir / "locales")
         root, python = self._root(record)
         folder = self.folder(record.sandbox_id)
-        return bundle.Layout(
+        return bundle.BundleLayout(
             rootfs=root,
             bound=[] if record.root else rootfs.bound_folders(),
             guest=self._guest,
@@ -393,7 +393,7 @@ def file_facts(path: str) -> str:
 
 
 def kill_mentioning(word: str) -> list[int]:
-    """Kill what a gateway that died was still running for a sandbox, such as a ``runc run``.
+    """Kill the programs that a dead gateway was running for a sandbox, such as ``runc run``.
 
     An id, or a folder's name, is random: a command line that has it can only be about it. What
     comes back are those that did not end.

@@ -46,11 +46,11 @@ class Leftovers:
         return sandbox_id in self._known
 
     def listing(self) -> list[Leftover]:
-        """All that are left, the oldest first."""
+        """All leftovers, the oldest first."""
         return sorted(self._known.values(), key=lambda item: (item.since, item.sandbox_id))
 
     def load(self) -> None:
-        """Go on with what an earlier gateway could not remove."""
+        """Read what earlier gateways could not remove."""
         for file in self._sandboxes.glob(f"sb-*/{NOTE}"):
             with contextlib.suppress(*errors.UNREADABLE):
                 data: dict[str, Any] = json.loads(file.read_text("utf-8"))
@@ -74,7 +74,7 @@ class Leftovers:
 
 
 class RemovalRetries:
-    """Tries again to remove what is left, each after its own delay; one at a time."""
+    """Retries the removal of leftovers, each after its own delay; one at a time."""
 
     def __init__(
         self, leftovers: Leftovers, purge: Callable[[str], Coroutine[Any, Any, None]]
@@ -86,7 +86,7 @@ class RemovalRetries:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        """Begin with what an earlier gateway left."""
+        """Begin with the leftovers of earlier gateways."""
         self._leftovers.on_note.append(self._schedule)
         for item in self._leftovers.listing():
             self._schedule(item)

@@ -1,9 +1,9 @@
 """Locks on parts of files: memory of the kernel that no control group counts, and nothing bounds.
 
-A program may lock a million single bytes. Few need more than a handful, so whoever holds thousands
-is found here, by what the kernel tells of each open file. That is complete for locks that belong to
-a process: they are gone when it closes the file. Those that belong to an open file, which could be
-hidden in a socket, are refused by ``seccomp``.
+A program may lock a million single bytes. Few need more than a handful, so sandboxes with thousands
+are found here, from the kernel's description of each open file. That is complete for locks that
+belong to a process: they are gone when it closes the file. Those that belong to an open file, which
+could be hidden in a socket, are refused by ``seccomp``.
 
 What the kernel tells of a process is what it knows of its first thread. That one may have ended,
 and the others may have open files of their own: so every thread is asked, unless it shares the open
@@ -32,7 +32,7 @@ _MOST_BYTES = 16 << 20  # of what one open file tells; each lock is a line
 
 
 def find_greedy(sandbox_ids: Iterable[str]) -> dict[str, str]:
-    """Which of these sandboxes hold more locks than anybody needs, with the reason to end them."""
+    """The sandboxes that hold more locks than any program needs, with the reason to end them."""
     if count_on_host() <= MOST:
         return {}
     found: dict[str, str] = {}
@@ -44,7 +44,7 @@ def find_greedy(sandbox_ids: Iterable[str]) -> dict[str, str]:
 
 
 def count_on_host(most: int = MOST) -> int:
-    """How many locks there are on this host; at most a few more than ``most``."""
+    """The number of locks on this host, counted up to a little more than ``most``."""
     count = 0
     with open(LOCKS, "rb", buffering=0) as file:  # in small pieces: a large buffer stops nobody
         while count <= most and (data := file.read(1 << 16)):
@@ -53,7 +53,7 @@ def count_on_host(most: int = MOST) -> int:
 
 
 def count_held(pids: Iterable[int], most: int = MOST) -> int:
-    """How many of them these processes hold; it stops counting when there are ``most``."""
+    """The number of locks that these processes hold, counted up to ``most``."""
     count = 0
     asked: list[int] = []  # threads with different open files, in the kernel's order
     for pid in pids:
@@ -67,7 +67,7 @@ def count_held(pids: Iterable[int], most: int = MOST) -> int:
 
 
 def _is_new(asked: list[int], thread: int) -> bool:
-    """Whether none of ``asked`` has the open files of ``thread``, which then becomes one of them.
+    """Whether no thread in ``asked`` shares the open files of ``thread``, which is added to it.
 
     One that has ended meanwhile, or a kernel that does not compare, is no reason to leave one out.
     """

@@ -1,4 +1,4 @@
-"""What this machine has, and limits of sessions that are more than that.
+"""Limits of sessions that exceed this machine's resources.
 
 Such a limit breaks nothing, and a template may be meant for larger machines; so it is accepted,
 with a warning that it holds nothing back here.
@@ -17,7 +17,7 @@ _USUAL = Limits()
 
 
 def excess(limits: Limits, data_dir: Path) -> str:
-    """The limits that were asked for and that nobody can reach on this machine, in words."""
+    """The limits that cannot be reached on this machine, in words."""
     asked = {name: value for name, value in vars(limits).items() if value != getattr(_USUAL, name)}
     told: list[str] = []
     for name in ("cpus", "memory", "disk", "pids"):
@@ -33,7 +33,7 @@ def excess(limits: Limits, data_dir: Path) -> str:
 
 
 def _has(name: str, data_dir: Path) -> float:
-    """How much of something there is in all; 0 where that cannot be found out."""
+    """The total of a resource; 0 if it cannot be found out."""
     try:
         if name == "cpus":
             return os.cpu_count() or 0

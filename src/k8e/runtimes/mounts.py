@@ -56,7 +56,7 @@ def make_shared_mount(folder: Path) -> None:
 
 
 def bind(source: Path, target: Path) -> None:
-    """Show what is mounted on ``source`` on ``target`` too: the same file system, not a copy.
+    """Mount the file system of ``source`` on ``target`` too: the same one, not a copy.
 
     A ``source`` that is a link is refused: a sandbox may have had a hand in it.
     """
@@ -103,7 +103,7 @@ def mount_image(image: Path, target: Path, flags: int, options: str = "") -> Non
 
 
 def removed_images(folder: Path) -> dict[str, str]:
-    """Images of ``folder`` that were removed and are still in use, each with its loop device."""
+    """Images of ``folder`` that were removed but are still in use, each with its loop device."""
     found: dict[str, str] = {}
     for file in Path("/sys/block").glob("loop*/loop/backing_file"):
         with contextlib.suppress(OSError):  # detached just now

@@ -1,4 +1,4 @@
-"""Finding out what works here by trying it: a real sandbox with every limit, in bounded time."""
+"""Probes: a real sandbox with every limit, started in bounded time to see what works here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LIMITS = Limits(cpus=1, memory=128 * MIB, pids=64, disk=8 * MIB)
 
 
 class ProbeLauncher(Protocol):
-    """The part of a runtime that a probe uses."""
+    """The functions of a runtime that a probe uses."""
 
     name: str
 
@@ -46,7 +46,7 @@ async def version_of(program: str) -> str:
 
 
 async def try_launch(runtime: ProbeLauncher, network: str = "") -> Support:
-    """Start a sandbox, bind it, run a program in it, and look at each promise."""
+    """Start a sandbox, bind it, run a program in it, and check each promise."""
     began = time.monotonic()
     spec = SandboxSpec(
         sandbox_id=new_id("sb"), limits=_LIMITS, runtime=runtime.name, network=network
@@ -77,7 +77,7 @@ async def _features(guest: Guest) -> list[Feature]:
 
 
 def _limit(controller: str, sandbox_id: str) -> Feature:
-    """Whether the kernel holds a limit of the sandbox's."""
+    """Check that the kernel enforces a limit of the sandbox."""
     name = f"{controller} limit"
     value = cgroups.limit_of(sandbox_id, controller)
     if value:

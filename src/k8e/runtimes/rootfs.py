@@ -81,7 +81,7 @@ def make_skeleton(folder: Path) -> Path:
 
 
 def bound_folders() -> list[str]:
-    """What the host lends, read-only: ``/usr`` and the top folders that are no links into it."""
+    """The host's folders, read-only: ``/usr`` and the top folders that are not links into it."""
     return [
         "/usr",
         *(

@@ -1,9 +1,9 @@
 """The system calls that programs in the ``container`` runtime may make. gVisor needs no such list.
 
-An allow-list: what is not named here fails with EPERM, and what the list does not know because it
-is newer than the list fails with ENOSYS (runc sees to that). Left out on purpose: namespaces,
-mounts, modules, keyrings, bpf, perf, userfaultfd, io_uring, handles, clocks, quotas, swap, secret
-memory (it splits the pages of the whole kernel), and filters of a program's own.
+An allow-list: calls that are not named here fail with EPERM, and calls that are newer than the list
+with ENOSYS (runc sees to that). Left out on purpose: namespaces, mounts, modules, keyrings, bpf,
+perf, userfaultfd, io_uring, handles, clocks, quotas, swap, secret memory (it splits the pages of
+the whole kernel), and filters of a program's own.
 
 Calls that lead to many different things are allowed by their arguments: ``socket`` by family, type
 and protocol, ``setsockopt``, ``prctl``, ``fcntl`` and ``ioctl`` by option. The kernel looks at the
@@ -120,12 +120,12 @@ def _argument(index: int, value: int, op: str = "SCMP_CMP_EQ", **more: int) -> d
 
 
 def _is(index: int, value: int, mask: int = _INT) -> dict[str, Any]:
-    """That an argument is ``value``, in the bits of ``mask``."""
+    """The condition that an argument is ``value``, in the bits of ``mask``."""
     return _argument(index, mask, "SCMP_CMP_MASKED_EQ", valueTwo=value)
 
 
 def blocks(numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """The same numbers as few pairs of value and mask: each rule costs every start of a sandbox."""
+    """The same numbers as few pairs of value and mask: each rule slows every start of a sandbox."""
     left, found = set(numbers), list[tuple[int, int]]()
     for first in sorted(left):
         if first not in left:
@@ -182,7 +182,7 @@ def _socket_rules() -> list[dict[str, Any]]:
 
 
 def _own_filters() -> list[dict[str, Any]]:
-    """What a program hears that wants to filter its own calls: that this kernel cannot."""
+    """The answer to a program that wants to filter its own calls: that this kernel cannot."""
     return [
         _answer("seccomp", ENOSYS),
         _answer("prctl", EINVAL, _is(0, _SET_SECCOMP)),

@@ -1,4 +1,4 @@
-"""Running the runtimes' own programs. One helper, so that every failure tells the whole story."""
+"""Running the runtimes' own programs, with errors that tell the whole story."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOG_TAIL = 600  # bytes of a tool's output that an error repeats
 
 
 class Starter:
-    """A thread that starts programs; they inherit what ``prepare`` changes of that thread.
+    """A thread that starts programs; they inherit changes that ``prepare`` makes to the thread.
 
     With it, the event loop does not stand still until a program has been started.
     """
@@ -88,7 +88,7 @@ async def run_tool(argv: list[str], *, log: Path, seconds: float, starter: Start
 
 
 def tail(log: Path, start: int = 0) -> str:
-    """The end of what was written to ``log`` since ``start``, on one line."""
+    """The end of the output in ``log`` since ``start``, on one line."""
     try:
         with open(log, "rb") as file:
             size = file.seek(0, os.SEEK_END)

@@ -58,10 +58,10 @@ class Uids:
         self._bases: dict[str, int] = {}
 
     def load(self, recorded: Mapping[str, int]) -> None:
-        """Go on with what a gateway before us gave; ``recorded`` is what sandboxes say they have.
+        """Take over the ranges of earlier gateways; ``recorded`` is from sandboxes' records.
 
         It cannot fail: where nothing can be claimed, sandboxes without uids of their own still can
-        be had, and whoever takes a range is told.
+        be had, and taking a range fails with the reason.
         """
         self._bases.update(recorded)
         try:
@@ -79,7 +79,7 @@ class Uids:
             log.warning("%s", error)
 
     def take(self, sandbox_id: str) -> int:
-        """A range that no other sandbox of this host has: its first uid."""
+        """Take a range that no other sandbox of this host has; return its first uid."""
         with self._locked():
             base = self._unclaimed()
             if base is None:
@@ -95,7 +95,7 @@ class Uids:
     def share(self, sandbox_id: str, owner: str) -> int:
         """The range of ``owner``, for another sandbox that uses the same files.
 
-        It is free again when none of them has it any more.
+        It is free again when no sandbox has it any more.
         """
         with self._locked():
             base = self._bases.get(owner)
@@ -105,7 +105,7 @@ class Uids:
             return self._claim(sandbox_id, base)
 
     def free(self, sandbox_id: str) -> None:
-        """Nothing is left of the sandbox. Needs no lock, so that it never waits."""
+        """Free a sandbox's range when nothing of it is left. Needs no lock, so it never waits."""
         base = self._bases.pop(sandbox_id, None)
         with contextlib.suppress(OSError):  # then it leads nowhere from now on
             for claimed, name in list(self._names()):
@@ -146,7 +146,7 @@ class Uids:
         return base
 
     def _remove_stale(self) -> None:
-        """Forget sandboxes that somebody removed and could not say so, such as a killed gateway."""
+        """Forget sandboxes that were removed without freeing their range, as if by a crash."""
         gone = list(self._gone())
         # Also a folder that somebody else removed does not end its processes.
         used = {uid for _, uids in _processes() for uid in uids} if gone else set[int]()
@@ -160,7 +160,7 @@ class Uids:
                 yield base, self._path(sandbox_id, base)
 
     def _claimed(self) -> Iterator[tuple[int, str, Path]]:
-        """Each claim: the range, the sandbox, and where that has its folder."""
+        """All claims: the range, the sandbox, and its folder."""
         for base, sandbox_id in self._names():
             with contextlib.suppress(OSError):  # freed meanwhile, or no link
                 yield base, sandbox_id, self._path(sandbox_id, base).readlink()
@@ -176,7 +176,7 @@ class Uids:
 
     @contextlib.contextmanager
     def _locked(self) -> Generator[None]:
-        """Be the only one on this host who gives out ranges."""
+        """Be the only process on this host that gives out ranges."""
         try:
             with _opened(self._claims) as fd:
                 _lock(fd)
@@ -207,7 +207,7 @@ def _opened(folder: Path) -> Generator[int]:
 
 
 def _lock(fd: int) -> None:
-    """Wait for the lock, but not for ever: whoever has it may have been stopped."""
+    """Wait for the lock, but not for ever: its holder may have been stopped."""
     deadline = time.monotonic() + LOCK_SECONDS
     while True:
         try:

@@ -42,7 +42,7 @@ KEEP_EMPTY = 16  # prepared images; clients choose sizes, so there may be any nu
 
 
 def round_up(size: int) -> int:
-    """The size that a workspace of ``size`` really has."""
+    """The actual size of a workspace of ``size``."""
     return size if size <= SIZE_STEP else -(-size // SIZE_STEP) * SIZE_STEP
 
 
@@ -52,7 +52,7 @@ class Workspaces:
     def __init__(
         self, folder: Path, *, in_memory: bool = False, growth: Growth | None = None
     ) -> None:
-        """``in_memory`` is for who may not mount an image: a file system there has limits too."""
+        """``in_memory`` is for gateways that may not mount images: its size is limited too."""
         self._folder = folder
         self._in_memory = in_memory
         self.growth = growth if growth is not None else Growth(folder)
@@ -78,7 +78,7 @@ class Workspaces:
         os.chown(target, owner, owner)
 
     def adopt(self, sandboxes: Path) -> None:
-        """Go on with workspaces that are mounted below ``sandboxes`` since a gateway before us."""
+        """Take over workspaces below ``sandboxes`` that an earlier gateway mounted."""
         for point in mounts.mounts_below(sandboxes):
             sandbox_id = point.relative_to(sandboxes).parts[0] if point != sandboxes else ""
             image = self.image(sandbox_id)
@@ -90,14 +90,14 @@ class Workspaces:
     def replace(
         self, sandbox_id: str, target: Path, *, size: int, owner: int, inodes: int = 0
     ) -> None:
-        """Mount an empty workspace of another size; nobody has used the one that is there."""
+        """Mount an empty workspace of another size in place of an unused one."""
         self.growth.forget(sandbox_id)
         mounts.unmount_top(target)
         self.remove(sandbox_id)
         self.mount(sandbox_id, target, size=size, owner=owner, inodes=inodes)
 
     def heal(self, sandbox_id: str, target: Path) -> None:
-        """Mount a repaired copy instead of a workspace whose file system has failed.
+        """Mount a repaired copy in place of a workspace whose file system has failed.
 
         The kernel lets nothing be written to a file system that it gave up, remounted or not, and
         may still write parts of it out: so the image is copied before e2fsck looks at it, and the
@@ -141,7 +141,7 @@ class Workspaces:
         _remove_mount(image.with_suffix(".mnt"))
 
     def in_use(self) -> dict[str, str]:
-        """Sandboxes whose workspace is gone, but not for somebody else who has it mounted.
+        """Removed sandboxes whose workspace is still mounted by another program.
 
         A program that made a mount namespace meanwhile, such as a service of the host, has a copy
         of all mounts in there; the room on the disk is free again when it ends.
@@ -150,18 +150,18 @@ class Workspaces:
         return {Path(name).stem: device for name, device in found.items()}
 
     def names(self) -> list[str]:
-        """The sandboxes that have an image, a half-copied one included."""
+        """The sandboxes that have an image, including half-copied ones."""
         return sorted({path.stem for path in self._folder.glob("sb-*")})
 
     def sweep(self) -> None:
-        """Remove what is left of images that a killed gateway was making or mounting."""
+        """Remove what a killed gateway left of images that it was making or mounting."""
         for folder in self._folder.glob("*.mnt"):
             _remove_mount(folder)
         for image in self._folder.glob("empty-*.tmp"):
             image.unlink()
 
     def _mount_image(self, sandbox_id: str, target: Path) -> None:
-        """Mount the files of a workspace, without what else is in its image."""
+        """Mount the files of a workspace, without the rest of its image."""
         image = self.image(sandbox_id)
         with _whole(image.with_suffix(".mnt")) as whole:
             mounts.mount_image(image, whole, _FLAGS, _OPTIONS)
@@ -170,7 +170,7 @@ class Workspaces:
         self.growth.add(sandbox_id, image, target, handle)
 
     def _find_ballast(self, image: Path, target: Path) -> bytes | None:
-        """The ballast of a workspace that is mounted, which can only be seen in the whole."""
+        """The ballast of a mounted workspace, which is visible only in the whole image."""
         device = f"/dev/loop{os.minor(target.stat().st_dev)}"
         try:
             with _whole(image.with_suffix(".mnt")) as whole:
@@ -268,7 +268,7 @@ def _make_filesystem(image: Path, size: int, inodes: int) -> None:
 
 
 def _repair(image: Path) -> None:
-    """Have the journal of a file system replayed, and everything in order again."""
+    """Replay the journal of a file system, and repair it."""
     path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
     done = subprocess.run(
         ["e2fsck", "-f", "-y", str(image)],
@@ -282,7 +282,7 @@ def _repair(image: Path) -> None:
 
 
 def _copy_sparse(source: Path, target: Path) -> None:
-    """Copy only what is data; a gigabyte of empty file system is about a megabyte."""
+    """Copy only data; a gigabyte of empty file system is about a megabyte."""
     scratch = target.with_suffix(".tmp")
     with open(source, "rb") as reader, open(scratch, "wb") as writer:
         size = os.fstat(reader.fileno()).st_size

@@ -1,4 +1,4 @@
-"""Adoption: a gateway takes over the sandboxes that the one before it left, or removes them."""
+"""Adoption: a gateway takes over the sandboxes of the gateway before it, or removes them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ AT_ONCE = 4
 
 
 async def adopt(store: SessionStore, runtimes: Runtimes) -> list[tuple[Session, Guest]]:
-    """The sessions that live on, parents first; what is half made or without session is removed."""
+    """The adopted sessions, parents first; half-made and ownerless sandboxes are removed."""
     guests = {guest.sandbox_id: guest for guest in await runtimes.adopt()}
     adopted: dict[str, tuple[Session, Guest]] = {}
     offset = live.boot_offset()  # once: children live as long as their parents, to the microsecond
@@ -56,9 +56,9 @@ async def adopt(store: SessionStore, runtimes: Runtimes) -> list[tuple[Session, 
 
 
 async def finish_policies(store: SessionStore, network: Network, alive: Mapping[str, Live]) -> None:
-    """Bind what a gateway before us had written down, and perhaps not told the kernel.
+    """Finish changes of policy that an earlier gateway wrote down but may not have applied.
 
-    Before anybody is served: what a session says that it may reach, and what it does, is the same.
+    Before any client is served: a session's recorded policy and the one in force are the same then.
     """
     for session in store.half_allowed():
         live = alive.get(session.session_id)
@@ -69,7 +69,7 @@ async def finish_policies(store: SessionStore, network: Network, alive: Mapping[
             words, policy = await network.read(words)
             await network.bind(session.sandbox_id, policy)
         except (errors.K8eError, OSError) as error:
-            # Which of both policies it has is not known; so it has none.
+            # It is unknown which of the two policies is in force, so it gets none.
             log.error("session %s has no network now: %s", session.session_id, error)
             words = (NONE,)
             await network.bind(session.sandbox_id, Policy())
@@ -78,7 +78,7 @@ async def finish_policies(store: SessionStore, network: Network, alive: Mapping[
 
 
 async def _end_all(guests: list[Guest]) -> None:
-    """End sandboxes without a session: half-made ones, and those that waited in a pool."""
+    """End sandboxes without a session: half-made ones, and members of the warm pool."""
     gate = asyncio.Semaphore(AT_ONCE)
 
     async def end(guest: Guest) -> None:
@@ -98,7 +98,7 @@ async def _purge_orphans(runtimes: Runtimes, owned: set[str]) -> None:
 
 @contextlib.contextmanager
 def _logged(message: str, sandbox_id: str) -> Generator[None]:
-    """One sandbox that resists must not keep a gateway from serving the others."""
+    """Log a failure of one sandbox, so that the gateway can serve the others."""
     try:
         with contextlib.suppress(NotRemoved):  # logged already, and tried again
             yield

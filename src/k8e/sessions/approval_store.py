@@ -1,6 +1,7 @@
-"""Where approvals are written down: what every store of them does, and SQLite in the data folder.
+"""Stores of approvals: the interface, and SQLite in the data folder.
 
-A file of its own: it is written seldom, and must be on the disk before anybody acts on it.
+A file of its own: it is written seldom, and an
+approval must be on the disk before a client acts on it.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class Approval:
     reason: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """What a client may see."""
+        """The fields that a client may see."""
         return {
             "approval_id": self.approval_id,
             "session_id": self.session_id,
@@ -142,7 +143,7 @@ class ApprovalStore(Protocol):
         ...
 
     def forget_oldest(self, sandbox_id: str, now: float, how_many: int) -> Awaitable[None]:
-        """Remove a sandbox's oldest approvals among those that can no longer be used."""
+        """Remove a sandbox's oldest approvals that can no longer be used."""
         ...
 
     def forget(self, before: float) -> Awaitable[None]:
@@ -161,7 +162,7 @@ class SqliteApprovalStore:
 
     def __init__(self, path: Path) -> None:
         self.on_change: list[Callable[[str], None]] = []
-        # What was used stays used, also after a power failure.
+        # A used approval stays used, also after a power failure.
         self._db = database.connect(path, MIGRATIONS, durable=True)
         # An older release wrote dates alone.
         self._db.execute(

@@ -72,7 +72,7 @@ class Approver:
             await self._store.set_approver(salt, digest)
 
     async def check(self, secret: str) -> None:
-        """Return if the secret is right."""
+        """Return if the secret is right; raise if not."""
         if not secret:
             raise errors.Denied(
                 "this needs the approver's secret",
@@ -102,7 +102,7 @@ class Approver:
         if len(self._wrong) >= MAX_WRONG:
             raise errors.LimitExceeded(
                 f"{MAX_WRONG} wrong secrets within {WRONG_SECONDS:g} s",
-                hint="wait a minute; somebody may be guessing",
+                hint="wait a minute; another client may be guessing",
             )
 
 
@@ -252,7 +252,7 @@ class Approvals:
     ) -> Approval:
         """Decide yes or no, once.
 
-        With the approver's role, on anybody's action; else as the gateway's owner, with the
+        With the approver's role, on any caller's action; else as the gateway's owner, with the
         approver's secret. Where there is no such secret, the decision is only advisory.
         """
         _check_text(reason or "-", "the reason", MAX_REASON)
@@ -295,14 +295,14 @@ class Approvals:
     # Finding.
 
     async def get(self, principal: Principal, approval_id: str) -> Approval:
-        """Get one of the caller's own approvals; an approver gets anybody's."""
+        """Get one of the caller's own approvals; an approver gets any."""
         found = await self._store.get(approval_id)
         if found is None or not _may_see(principal, found):
             raise _not_found(approval_id)
         return await self._seen(found)
 
     async def _own(self, principal: Principal, approval_id: str) -> Approval:
-        """Get an approval that the caller itself asked for; to see another's is not enough."""
+        """Get an approval that the caller asked for; seeing another caller's is not enough."""
         found = await self._store.get(approval_id)
         if found is None or found.owner != principal.name:
             raise _not_found(approval_id)
@@ -325,14 +325,14 @@ class Approvals:
         return [await self._seen(item) for item in found]
 
     async def _seen(self, approval: Approval) -> Approval:
-        """An approval as it is now: it may have expired, or an approver been set up."""
+        """An approval as it is now: it may have expired, or an approver been set up since."""
         told = live.date_of(approval.deadline, approval.expires_at)
         approval = replace(approval, expires_at=told)
         if approval.status in (PENDING, APPROVED) and approval.deadline <= live.boot_time():
             return replace(approval, status=EXPIRED)
         binding = await self.approver.configured()
         if approval.status == APPROVED and approval.advisory and binding:
-            # Anybody could say this yes before there was an approver.
+            # Before there was an approver, any caller could have given this yes.
             return replace(approval, status=EXPIRED)
         return replace(approval, advisory=not binding) if approval.status == PENDING else approval
 
@@ -347,14 +347,15 @@ class Approvals:
         """Delete a session's approvals, and end all waits for them."""
         try:
             self._store.forget_sandbox(session.sandbox_id)
-        except sqlite3.Error:  # nobody can act on them: sandboxes have their ids once
+        except sqlite3.Error:  # no one can act on them: sandboxes' ids are not used again
             log.exception("approvals of session %s could not be removed", session.session_id)
-        for approval_id in list(self._waiting):  # those of other sessions find nothing changed
+        # Waits for other sessions' approvals find nothing changed.
+        for approval_id in list(self._waiting):
             self._wake(approval_id)
 
 
 def _fair(waiting: list[PendingApproval]) -> list[str]:
-    """The approvals that fit into one answer: each owner's oldest, then the second, and so on.
+    """Approvals that fit into one answer: each owner's oldest, then the second, and so on.
 
     So a caller with many long requests cannot hide those of others.
     """

@@ -56,7 +56,7 @@ _MAX_LINE = 64 << 10  # a name has 4096 bytes, each of them four characters when
 
 
 class TarListing:
-    """What tar says while it packs: counts the names, and keeps all else."""
+    """Reads tar's listing while it packs: counts the names, and keeps everything else."""
 
     def __init__(self) -> None:
         self.files = 0
@@ -84,9 +84,9 @@ class TarListing:
 async def pack(
     opening: Open, take: Take, hear: Take, listing: TarListing, *, partly: bool = False
 ) -> str:
-    """Pack the workspace; ``take`` gets the archive, ``hear`` all else. What is worth a warning.
+    """Pack the workspace; ``take`` gets the archive, ``hear`` the listing; return a warning or "".
 
-    ``partly`` is for a workspace that is broken: what cannot be read is left out, and told.
+    ``partly`` is for a broken workspace: unreadable files are left out, and reported.
     """
 
     async def listen(data: bytes) -> None:
@@ -149,7 +149,7 @@ T = TypeVar("T")
 
 
 class _Threaded:
-    """A file that one thread works on."""
+    """A file with a thread of its own."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="blob")
@@ -183,7 +183,7 @@ class _Threaded:
 
     @property
     def digest(self) -> str:
-        """Of everything that was written or read so far."""
+        """The digest of all bytes that were written or read so far."""
         return f"sha256:{self._hash.hexdigest()}"
 
 
@@ -208,7 +208,7 @@ class Writer(_Threaded):
             await self._flush()
 
     async def commit(self) -> None:
-        """Put it where it can be found, durably."""
+        """Put it under its final name, durably."""
         await self._flush()
         await self._do(self._keep)
 
@@ -241,7 +241,7 @@ class Writer(_Threaded):
 
 
 class BlobReader(_Threaded):
-    """A blob that is read from its beginning; it may be deleted meanwhile."""
+    """Reads a blob from its beginning; the blob may be deleted meanwhile."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -269,7 +269,7 @@ class BlobReader(_Threaded):
 
 
 def sync_folder(folder: Path) -> None:
-    """Let a new or vanished name survive a power failure."""
+    """Make new and removed names survive a power failure."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -278,7 +278,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def sweep(folder: Path, known: set[str]) -> set[str]:
-    """Remove unknown and half-written blobs; the names of those that are left."""
+    """Remove unknown and half-written blobs; return the names of the others."""
     found = {path.name for path in folder.iterdir() if not path.is_dir()}
     for name in found - known:
         try:

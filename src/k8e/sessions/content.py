@@ -1,7 +1,7 @@
-"""What a new session's workspace begins with: a snapshot, files, folders and git repositories.
+"""First content of a session's workspace: a snapshot, files, folders and git repositories.
 
 Everything is done in the sandbox, with the rights of its user and under the session's own egress
-policy, before anybody else can use it. What fails, fails the creation as a whole.
+policy, before a client can use it. A failure fails the creation as a whole.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Furnisher:
-    """Puts into new sandboxes what their sessions asked for."""
+    """Fills new sandboxes with the content that their sessions asked for."""
 
     def __init__(self, network: Network, snapshots: Snapshots) -> None:
         self._network = network
         self._snapshots = snapshots
 
     def check(self, owner: str, spec: SessionSpec) -> None:
-        """Refuse what cannot be done, before anything is started for it."""
+        """Refuse content that cannot be made, before anything is started for it."""
         if spec.snapshot:
             self._snapshots.get_content(owner, spec.snapshot)
         if spec.manifest and not spec.manifest.entries:
             raise errors.InvalidRequest("a manifest is a list of entries")
 
     async def furnish(self, session: Session, guest: Guest) -> Session:
-        """Fill the workspace of a sandbox before its session starts; the session to be stored."""
+        """Fill the workspace before the session starts; return the session to store."""
         room = _Room(guest, self._network)
         if session.spec.snapshot:
             await self._snapshots.unpack(session.owner, session.spec.snapshot, room.open)
@@ -59,7 +59,7 @@ class Furnisher:
 
 
 class _FirstContent(Course):
-    """Tells what a sandbox was refused while it was being furnished."""
+    """Collects the refusals of a sandbox while it is being furnished."""
 
     def __init__(self, network: Network, sandbox_id: str) -> None:
         self._network = network
@@ -130,7 +130,7 @@ async def _write(room: _Room, entry: Entry) -> None:
 
 
 async def _clone(room: _Room, entry: Entry) -> None:
-    """Fetch one commit of a repository: what a branch, a tag or a commit id names."""
+    """Fetch one commit of a repository: that of a branch, a tag or a commit id."""
     await room.ask({"op": "mkdir", "path": _path(entry)})
     git = _Git(room, entry)
     # With no templates there are no hooks, and less to write.
@@ -141,7 +141,7 @@ async def _clone(room: _Room, entry: Entry) -> None:
 
 
 class _Git:
-    """Git in the folder of one entry, until its time is over."""
+    """Runs git in the folder of one entry, within a time limit."""
 
     def __init__(self, room: _Room, entry: Entry) -> None:
         self._room = room

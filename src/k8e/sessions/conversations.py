@@ -1,9 +1,9 @@
-"""Conversations: each has one sandbox at a time, whoever asks for it how often.
+"""Conversations: each has one sandbox at a time, however often its clients ask for it.
 
 A conversation belongs to a tenant of an owner. Its row names the session that is meant to be its
-sandbox, and is written before that session is made: so of twenty who ask at once, over any number
-of gateways, one chooses the session and the others join it. What a session says of its
-conversation stands in its labels, so that nothing is looked up to show one.
+sandbox, and is written before that session is made: so of twenty concurrent requests, over any
+number of gateways, one chooses the session and the others join it. A session has the names of its
+conversation in its labels, so that showing a session needs no look-up.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ CONVERSATION_LABEL, USER_LABEL = "k8e/conversation", "k8e/user"
 MAX_NAME = 128
 KEEP_SECONDS = 30 * 24 * 3600.0
 """How long a conversation without a sandbox is remembered."""
-SWEEP_EVERY = 256  # claims, between two looks for conversations that are forgotten
-SWEPT = 512  # of them that are looked at in one go
+SWEEP_EVERY = 256  # claims, between two searches for conversations that can be forgotten
+SWEPT = 512  # of them that are examined at once
 MAX_SWAPS = 8
 """Attempts to give a conversation another session: each fails because another caller's did not."""
 # No slash: they name folders and objects of a storage, too.
@@ -64,13 +64,13 @@ class Conversation:
 
 
 class ConversationStore(Protocol):
-    """Where conversations are written down; one for all gateways that share it."""
+    """The store of conversations, shared by all gateways that use one database."""
 
     async def claim(self, wanted: Conversation, instead_of: str = "") -> Conversation:
-        """Give a conversation its session, in one step; the row that stands afterwards.
+        """Give a conversation its session, in one step; return the row that won.
 
         With ``instead_of``, only in the place of that session; without, only where there is no
-        row. Whoever gets a row with another session than the wanted one came too late.
+        row. A caller that gets a row with another session than the wanted one came too late.
         """
         ...
 
@@ -85,7 +85,7 @@ class ConversationStore(Protocol):
         ...
 
     async def evict(self, owner: str) -> None:
-        """Forget all conversations of an owner that is gone."""
+        """Forget all conversations of an owner that was removed."""
         ...
 
     def close(self) -> None: ...
@@ -152,7 +152,7 @@ class SqliteConversations:
 
 
 def check_name(value: str, what: str) -> str:
-    """``value`` if it can be the id of a conversation or a user."""
+    """Return ``value`` if it can be the id of a conversation or a user."""
     if not _NAME.fullmatch(value):
         raise errors.InvalidRequest(
             f"{what} {value[:80]!r} cannot be used",
@@ -163,7 +163,7 @@ def check_name(value: str, what: str) -> str:
 
 
 class Conversations:
-    """The rules: which session is a conversation's sandbox."""
+    """The rules that decide which session is a conversation's sandbox."""
 
     def __init__(
         self, store: ConversationStore, find: Callable[[str, str], Session | None]
@@ -176,7 +176,7 @@ class Conversations:
     async def session_id(
         self, owner: str, tenant: str, conversation_id: str, user_id: str, options: str = ""
     ) -> str:
-        """The session that is this conversation's sandbox, or is to be made as that.
+        """The id of the conversation's session, which may still have to be made.
 
         Raises:
             Conflict: the conversation has a sandbox that is another user's, or was asked to be
@@ -218,7 +218,7 @@ class Conversations:
                 await self._store.remove(known)
 
     async def evict(self, owner: str) -> None:
-        """Forget the conversations of an owner that is gone."""
+        """Forget the conversations of an owner that was removed."""
         await self._store.evict(owner)
 
     def close(self) -> None:

@@ -31,14 +31,14 @@ BIND_SECONDS = 10.0
 """That sandboxes from the pool have to become a session's; another one is started then."""
 CLAIMS_MOST = 2
 """Sandboxes from the pool that are tried: if it is the session's fault, others would fail too."""
-LOG_SECONDS = 0.05  # until a line of the log is written that whoever asked need not wait for
+LOG_SECONDS = 0.05  # until a line of the log is written; no caller waits for it
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Kinship:
-    """What a sub-agent's session gets from another one beside its specification."""
+    """What a sub-agent's session inherits beside its specification."""
 
     parent: Session
     cwd: str
@@ -47,7 +47,7 @@ class Kinship:
 
 @dataclass(frozen=True)
 class SandboxTerms:
-    """What a sandbox gets with its session that is no part of the specification."""
+    """Terms of a sandbox that come from its session but are no part of the specification."""
 
     policy: Policy
     secrets: dict[str, str] = field(repr=False)
@@ -55,7 +55,7 @@ class SandboxTerms:
 
 
 class SessionMaker:
-    """Makes sessions, each in a task of its own, so that a caller who leaves half makes none."""
+    """Makes sessions, each in a task of its own: one who disconnects leaves no half-made one."""
 
     def __init__(
         self,
@@ -79,14 +79,14 @@ class SessionMaker:
         self._secrets = secrets
         self._on_made = on_made
         self._creating: dict[str, asyncio.Task[Session]] = {}
-        self._holders: dict[str, QuotaHolder] = {}  # by the same keys: for whom
+        self._holders: dict[str, QuotaHolder] = {}  # by the same keys: the holders
 
     def holders(self) -> Iterable[QuotaHolder]:
         """The holders for whom sessions are being made."""
         return self._holders.values()
 
     def count(self, prefix: str = "") -> int:
-        """How many are being made under keys that begin with ``prefix``; not those that live."""
+        """The number of sessions that are being made under keys that begin with ``prefix``."""
         return sum(key.startswith(prefix) for key in self._holders)
 
     def task(self, key: str) -> asyncio.Task[Session] | None:
@@ -119,10 +119,10 @@ class SessionMaker:
         self._creating.pop(key, None)
         self._holders.pop(key, None)
         if not task.cancelled():
-            task.exception()  # every caller may have left; the error was theirs
+            task.exception()  # every caller may have disconnected; the error was theirs
 
     async def stop(self) -> None:
-        """Give up what is being made, and wait until nothing is left of it."""
+        """Cancel the creation under way, and wait until nothing is left of it."""
         tasks = list(self._creating.values())
         for task in tasks:
             task.cancel()
@@ -151,20 +151,20 @@ class SessionMaker:
         if _can_be_meant_by_others(spec) or auto or kin:
             session, guest = await self._make_written(session, terms, kin, claim=kin is None)
         elif (guest := await self._claim(session, terms)) is not None:
-            # Written once, when it is complete. Whoever is killed before that leaves a sandbox of
-            # no session, like those that wait, and the next gateway removes it.
+            # Written once, when it is complete. A gateway that is killed before that leaves a
+            # sandbox without a session, like those of the pool, and the next gateway removes it.
             session = replace(session, sandbox_id=guest.sandbox_id, phase=Phase.ACTIVE)
             await self._or_discard(guest, self._write(session))
         else:
             session, guest = await self._make_written(session, terms, None, claim=False)
         if kin is None:
-            # One that waited has an id of its own, not the one that was meant for a new one.
+            # A sandbox of the pool has an id of its own, not the one that was meant for a new one.
             warm = session.sandbox_id != planned
             metrics.observe_claim(time.monotonic() - began, warm=warm)
-        # What egress tells, it tells of sandboxes. Nobody waits for this.
+        # Egress knows sandboxes only, so this links the two in the log. No caller waits for it.
         said = "session %s is sandbox %s", session.session_id, session.sandbox_id
         asyncio.get_running_loop().call_later(LOG_SECONDS, log.info, *said)
-        self._holders.pop(key, None)  # it is counted as one that lives from here on
+        self._holders.pop(key, None)  # from here on it counts as a session that lives
         return await self._on_made(session, guest)
 
     async def _plan(
@@ -218,7 +218,7 @@ class SessionMaker:
     async def _give_sandbox(
         self, session: Session, terms: SandboxTerms, kin: Kinship | None, claim: bool
     ) -> tuple[Session, Guest]:
-        """A sandbox for this session alone: one that waited, or a new one; bound and furnished."""
+        """A sandbox for this session alone, from the pool or new; bound and furnished."""
         # A child needs the workspace of its parent, and with it the uids of its parent.
         guest = await self._claim(session, terms) if claim else None
         if guest is None:
@@ -233,7 +233,7 @@ class SessionMaker:
         return session, guest
 
     async def _claim(self, session: Session, terms: SandboxTerms) -> Guest | None:
-        """A sandbox that waited, bound to this session; None if there is none in good health."""
+        """A sandbox of the pool, bound to this session; None if there is no healthy one."""
         recipe = launch.of_session(session.spec, session.runtime)
         now = asyncio.get_running_loop().time
         until = now() + BIND_SECONDS
@@ -262,7 +262,7 @@ class SessionMaker:
     ) -> None:
         """Give a sandbox its policy and its session, both at once; neither runs anything.
 
-        Until then the kernel refuses everything, and nobody can ask the guest for a program.
+        Until then the kernel refuses everything, and no client can ask the guest for a program.
         """
         spec, cwd = session.spec, kin.cwd if kin else ""
         env, secrets = {**spec.env, **terms.secrets}, hidden(terms.secrets)
@@ -276,10 +276,10 @@ class SessionMaker:
             if bound.cancel():
                 await asyncio.wait([bound])
             elif not bound.cancelled():
-                bound.exception()  # told, or less than what is being told
+                bound.exception()  # refused, or less than what is being refused
 
     async def _or_discard(self, guest: Guest, work: Awaitable[T]) -> T:
-        """What ``work`` gives; if it fails, nothing is left of the sandbox."""
+        """The result of ``work``; if it fails, discard the sandbox."""
         try:
             return await work
         except BaseException:
@@ -288,5 +288,5 @@ class SessionMaker:
 
 
 def _can_be_meant_by_others(spec: SessionSpec) -> bool:
-    """Whether a second call can mean the same session, or making it takes long."""
+    """Whether a second call can refer to the same session, or making it takes long."""
     return bool(spec.session_id or spec.request_id or spec.snapshot or spec.manifest)

@@ -1,4 +1,4 @@
-"""How many sandboxes are kept ready: as many as were claimed at once of late, within bounds."""
+"""Demand for ready sandboxes: as many as were recently claimed at once, within bounds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST = 1000
 
 @dataclass(frozen=True)
 class Sizes:
-    """Between which numbers of ready sandboxes a pool may choose."""
+    """The bounds between which a pool chooses its number of ready sandboxes."""
 
     min: int
     max: int
@@ -43,10 +43,10 @@ def check_total(least: int, total: int) -> None:
 
 
 def share(total: int, wishes: Sequence[tuple[int, int]]) -> list[int]:
-    """How many of ``total`` each gets who wishes for at least so many, and would like so many.
+    """Divide ``total``: each pool has a minimum, and a number that it would like to have.
 
-    What all want at least comes first. Then nobody gets more than another, unless that one has all
-    that it wishes for; what cannot be divided goes to those who come first.
+    The minima come first. Then none gets more than another, unless that one has as many as it would
+    like; a remainder goes to the first ones.
     """
     least = _level([least for least, _ in wishes], total)
     more = [most - given for (_, most), given in zip(wishes, least, strict=True)]
@@ -66,7 +66,7 @@ def _level(wishes: list[int], total: int) -> list[int]:
 
 
 class Demand:
-    """The claims of late, and the greatest rush among them."""
+    """The recent claims, and the greatest rush among them."""
 
     def __init__(self) -> None:
         self._claims: deque[float] = deque()
@@ -88,7 +88,7 @@ class Demand:
         return self._rushes[0][1] if self._rushes else 0
 
     def newest(self) -> float:
-        """When the last claim was; 0 if there is none of late."""
+        """The time of the last claim; 0 if there is no recent one."""
         return self._claims[-1] if self._claims else 0.0
 
     def forgets_at(self) -> float:

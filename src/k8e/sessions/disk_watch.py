@@ -25,7 +25,7 @@ RESCUE_SECONDS = 5.0  # between two tries to save what a broken workspace holds
 LEAST = 8 << 20  # bytes that a new workspace must be able to take
 HELD = (
     "the disk of the gateway is nearly full, so /workspace cannot grow now; delete files in it, or "
-    "have whoever runs the gateway make room"
+    "ask the gateway's operator to make room"
 )
 FAILED = (
     "the file system of /workspace met an error of the disk below it and takes no more writes; it "
@@ -70,7 +70,7 @@ class DiskWatch:
             if reserve is not None and reserve.missing and spare > 0:
                 reserve.fill(spare)
             now = [report.held, report.failed, report.free <= report.kept]
-            if now != before or report.failed:  # most looks find what the one before found
+            if now != before or report.failed:  # most rounds find what the one before found
                 before[:] = now
                 loop.call_soon_threadsafe(news.put_nowait, report)
 
@@ -94,7 +94,7 @@ class DiskWatch:
         held = set(report.held)
         for live in list(self._live.values()):
             sandbox_id = live.session.sandbox_id
-            # A session that does not grow need not know.
+            # A session that does not grow need not hear of it.
             if sandbox_id in held - self._held_back and self._disk.is_growing(sandbox_id):
                 self._held_back.add(sandbox_id)
                 self._events.write(live.session, "workspace.held", message=HELD)
@@ -104,7 +104,7 @@ class DiskWatch:
         self._held_back &= {live.session.sandbox_id for live in self._live.values()}
 
     async def _rescue(self, report: DiskReport) -> None:
-        """Save what broken workspaces hold, then repair them or end their sessions."""
+        """Save the files of broken workspaces, then repair them or end their sessions."""
         by_sandbox = {live.session.sandbox_id: live for live in self._live.values()}
         now = asyncio.get_running_loop().time()
         for sandbox_id in report.failed:
@@ -164,7 +164,7 @@ class DiskWatch:
             raise disk.nearly_full(report.free, report.kept + LEAST, told)
 
     def describe(self) -> dict[str, Any]:
-        """What an operator may know: sizes in bytes, and how many workspaces are affected."""
+        """Figures for operators: sizes in bytes, and how many workspaces are affected."""
         report, reserve = self._disk.report, self._machine.reserve
         found = disk.space(self._machine.settings.data_dir)
         told = {

@@ -1,9 +1,10 @@
 """Events of sessions, for people and audits: a file of JSON lines for each, read in pages.
 
-A file is named after the session's sandbox, which has an id that is never used twice: whoever gets
-the same session id later gets none of these events. Each event is one ``write(2)``, so a gateway
-that is killed loses none. Numbers go up by one: what begins above 1 was cut, and a gap is an event
-that could not be written (a full disk), which the log tells too.
+A file is named after the
+session's sandbox, which has an id that is never used twice: a later session with the same id gets
+none of these events. Each event is one ``write(2)``, so a gateway that is killed loses none.
+Numbers go up by one: what begins above 1 was cut, and a gap is an event that could not be written
+(a full disk), which the log tells too.
 
 Files are read one at a time, the newest first, and no more of them than a page needs.
 """
@@ -31,7 +32,7 @@ _CURSOR = re.compile(r"([0-9]{1,12}\.[0-9]{6})/([0-9a-z-]{1,64})/([0-9]{1,18})")
 
 
 class EventPosition(NamedTuple):
-    """Where an event belongs among those of all sessions."""
+    """The position of an event among those of all sessions."""
 
     at: float
     name: str
@@ -51,7 +52,7 @@ class EventPage(NamedTuple):
 
 
 def parse_cursor(text: str) -> EventPosition | None:
-    """Where a page ends; None for the newest page."""
+    """The position where a page ends; None for the newest page."""
     if not text:
         return None
     found = _CURSOR.fullmatch(text)
@@ -69,7 +70,7 @@ def read_page(paths: Iterable[Path], count: int, before: EventPosition | None) -
     more = False
     for modified, path in dated:
         if len(found) > count and modified < found[0][0].at:
-            break  # all that follow are older than what was found
+            break  # all that follow are older than those that were found
         for item in _events(path, before):
             heapq.heappush(found, item)
             if len(found) > count + 1:  # one more, to know whether there are more
@@ -132,7 +133,7 @@ class Log:
         self._size = 0
         try:
             self._begin()
-        except OSError as error:  # what is to be written says so again, or finds it mended
+        except OSError as error:  # the next write reports it again, or finds it repaired
             log.error("%s cannot be opened: %s", path.name, error)
 
     def _begin(self) -> None:
@@ -146,7 +147,7 @@ class Log:
             os.close(self._fd)
 
     def _recover(self) -> None:
-        """Find out where a gateway before us stopped; half a line is none."""
+        """Find out where an earlier gateway stopped; half a line does not count."""
         data = os.pread(self._fd, self._size, 0)
         whole = data.rfind(b"\n") + 1
         if whole < len(data):
@@ -161,7 +162,7 @@ class Log:
     def remember(self, exec_id: str, *, ended: bool) -> None:
         self.execs[exec_id] = ended
         if len(self.execs) > REMEMBERED:
-            # Of one that runs the end is still to be noted, however many began after it.
+            # The end of a running exec is still to be noted, however many began after it.
             over = next((known for known, done in self.execs.items() if done), None)
             if over is not None or len(self.execs) > UNFINISHED:
                 del self.execs[over or next(iter(self.execs))]
@@ -202,9 +203,9 @@ class Events:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._open: dict[str, Log] = {}  # of the sessions that live, by sandbox
+        self._open: dict[str, Log] = {}  # of live sessions, by sandbox
         self._ahead: dict[str, Log] = {}  # of the sandboxes that wait for one
-        self._reading = asyncio.Lock()  # many files are read for one at a time
+        self._reading = asyncio.Lock()  # when many files are read, one is read at a time
         self.observers: list[Observer] = []
         """Told of every event, and of what is none; the audit trail is one."""
         self.gates: list[Callable[[], None]] = []
@@ -213,7 +214,7 @@ class Events:
     # Writing.
 
     def admit(self) -> None:
-        """Refuse what is about to begin, if nothing could be written down of it."""
+        """Refuse an operation that is about to begin, if its events could not be written down."""
         for gate in self.gates:
             gate()
 
@@ -222,14 +223,14 @@ class Events:
 
         ``kind`` is a constant like ``noun.verb``. Texts are cut at 1 KiB, lists at 32 items. Never
         pass values of environment variables, contents of files or input. It does not fail: a disk
-        that is full must not stop whoever could make room.
+        that is full must not stop operations that make room.
         """
         if not _ENVELOPE.isdisjoint(fields):
             raise TypeError(f"an event has {', '.join(sorted(_ENVELOPE))} already")
         self._write(session, kind, fields)
 
     def tell(self, session: Session, kind: str, /, **fields: Any) -> None:
-        """Let observers know of what its owner need not read among the events."""
+        """Tell observers of something that is not among the events that its owner reads."""
         for observe in self.observers:
             observe(session, kind, fields, None)
 
@@ -247,7 +248,7 @@ class Events:
             if opened is not None:
                 opened.add(session.session_id, kind, fields)
                 return
-            # Of one that does not live here: nobody will say when to close it.
+            # The session does not live here, so no one would say when to close its file.
             with contextlib.closing(Log(self._path(session.sandbox_id))) as opened:
                 opened.add(session.session_id, kind, fields)
         except OSError as error:
@@ -291,7 +292,7 @@ class Events:
         return first
 
     def seq(self, session: Session) -> int:
-        """The number of the newest event of a session that lives."""
+        """The number of the newest event of a live session."""
         opened = self._open.get(session.sandbox_id)
         return opened.seq if opened is not None else 0
 
@@ -309,23 +310,23 @@ class Events:
     # Lives.
 
     def expect(self, sandbox_id: str) -> None:
-        """A sandbox waits for a session, which shall not have to wait for a new file."""
+        """Prepare the file of a waiting sandbox, so that its session need not wait for it."""
         self._ahead[sandbox_id] = Log(self._path(sandbox_id))
 
     def expect_no_more(self, sandbox_id: str) -> None:
-        """A sandbox that waited for a session ends without one."""
+        """Remove the file of a sandbox that ends without a session."""
         waiting = self._ahead.pop(sandbox_id, None)
         if waiting is not None:
             waiting.close()
             self._path(sandbox_id).unlink(missing_ok=True)
 
     def begin(self, session: Session) -> None:
-        """A session lives in this gateway: keep its file open."""
+        """Keep the file of a session open that lives in this gateway."""
         waiting = self._ahead.pop(session.sandbox_id, None)
         self._open[session.sandbox_id] = waiting or Log(self._path(session.sandbox_id))
 
     def end(self, session: Session, reason: str) -> None:
-        """A session is over, and what ran in it."""
+        """Close the file of a session that is over."""
         if session.sandbox_id not in self._open:  # it died with the gateway before us
             self.begin(session)
         for exec_id in self.unfinished(session):
@@ -339,12 +340,12 @@ class Events:
         self._path(sandbox_id).unlink(missing_ok=True)
 
     def start(self, known: Iterable[str]) -> None:
-        """Make the folder; remove what belongs to none of the ``known`` sandboxes."""
+        """Make the folder; remove files of sandboxes that are not ``known``."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
         kept = {self._path(sandbox_id).name for sandbox_id in known}
         for path in self._folder.iterdir():
             if path.name not in kept:
-                with contextlib.suppress(OSError):  # a folder, perhaps: somebody else's
+                with contextlib.suppress(OSError):  # perhaps a folder of another program
                     path.unlink()
 
     def close(self) -> None:
@@ -359,7 +360,7 @@ class Events:
             opened.close()
 
     def _path(self, sandbox_id: str) -> Path:
-        # Whoever looks for what is left of a sandbox, by its id, means other things than this.
+        # Searches for the remains of a sandbox, by its id, do not mean this file.
         return self._folder / f"{sandbox_id.removeprefix('sb-')}.jsonl"
 
     # Reading.
@@ -386,7 +387,7 @@ def _open(path: Path) -> int:
 
 
 def _append(fd: int, line: bytes) -> int:
-    """How much of a line could be written; less than all of it on a full disk."""
+    """Write a line; return how many bytes were written, which a full disk makes fewer."""
     try:
         return os.write(fd, line)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Operations on a guest that can be awaited, and programs that the gateway runs by them.
+"""Operations on a guest that can be awaited, and programs that the gateway runs through them.
 
 Credit counts bytes, and a hostile guest sends one in each frame: as objects, a megabyte of these
 takes 150. So small frames wait as the bytes that they came as.
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from k8e.sessions.service import Sessions
 
 
-SMALL = 2 << 10  # bytes of a body that is rather copied than kept as an object
+SMALL = 2 << 10  # bytes of a body above which it is kept as an object and not copied
 TOGETHER = 64 << 10  # bytes of small frames in one piece
 
 QueuedFrame = tuple[int, int, bytes]
 
 
 class FrameQueue:
-    """Kind, channel and body of frames; the first that was put is the first to be taken."""
+    """Frames in the order of their arrival: kind, channel and body."""
 
     __slots__ = ("_at", "_items", "size")
 
@@ -51,7 +51,7 @@ class FrameQueue:
 
     def put(self, kind: int, channel: int, body: bytes) -> None:
         self.size += wire.HEADER_SIZE + len(body)
-        if len(body) > SMALL or not self._items:  # one that waits alone needs no copy
+        if len(body) > SMALL or not self._items:  # a frame that waits alone needs no copy
             self._items.append((kind, channel, body))
             return
         piece = self._items[-1]
@@ -91,7 +91,7 @@ Open = Callable[[dict[str, Any], FrameSink], Awaitable[Operation]]
 
 
 class Frame(NamedTuple):
-    """What a guest says in an operation."""
+    """One frame of a guest in an operation."""
 
     kind: int
     body: bytes
@@ -128,11 +128,11 @@ class GuestExchange:
         self._some.set()
 
     def _failure(self, error: Exception) -> Exception:
-        """What is raised for an error that the guest told."""
+        """The exception for an error that the guest reported."""
         return error
 
     async def receive(self) -> Frame:
-        """The next frame; an ERROR is raised."""
+        """The next frame; an ERROR is raised as an exception."""
         if not self._frames:
             self._some.clear()
             await self._some.wait()
@@ -157,7 +157,7 @@ class GuestExchange:
             self.send(wire.CREDIT, wire.CREDIT_BODY.pack(count))
 
     async def upload(self, data: bytes) -> dict[str, Any]:
-        """Send ``data`` as fast as the guest takes it; what the guest says in the end."""
+        """Send ``data`` as fast as the guest takes it; return the guest's final answer."""
         room = wire.WINDOW
         at = 0
         while at < len(data):
@@ -176,7 +176,7 @@ class GuestExchange:
 
 
 def granted(frame: Frame) -> int:
-    """How many bytes more a frame lets us send."""
+    """How many more bytes a frame lets us send."""
     if frame.kind == wire.CREDIT and len(frame.body) == wire.CREDIT_BODY.size:
         return wire.CREDIT_BODY.unpack(frame.body)[0]
     return 0
@@ -250,7 +250,7 @@ async def run(
     Args:
         opening: what starts it.
         argv: the program and its arguments; no shell is involved.
-        seconds: after which it is killed.
+        seconds: the time after which it is killed.
         env: variables beside those of the session.
         cwd: where it starts; relative to the workspace.
         feed: gives its standard input.
@@ -270,8 +270,8 @@ async def run(
         "stdin": feed is not None,
         "kill_on_disconnect": True,
         "own": True,  # it is not in the session's transcript
-        "most_output": 1 << 62,  # what we asked for is no flood
-        "kill_on_loss": True,  # a gateway that dies is the only one who would ever read it
+        "most_output": 1 << 62,  # output that we asked for is no flood
+        "kill_on_loss": True,  # only a gateway that has died could ever read it
     }
     try:
         async with asyncio.timeout(seconds + GRACE), _Exec(opening, call) as running:
@@ -314,12 +314,12 @@ def _ended(body: bytes) -> ProgramEnd:
 
 def _denied(denial: dict[str, Any]) -> str:
     host = str(denial.get("name") or denial.get("address"))
-    # A question for a name has the resolver's port, which says nothing.
+    # Name look-ups have the resolver's port, which means nothing to the user.
     return host if denial.get("protocol") == "dns" else f"{host}:{denial.get('port')}"
 
 
 class Tail:
-    """The last words of a program."""
+    """The last output of a program."""
 
     def __init__(self) -> None:
         self._data = b""
@@ -331,14 +331,14 @@ class Tail:
         self._data = (self._data + data)[-TAIL:]
 
     def text(self) -> str:
-        """On one line, with nothing in it that a terminal would act on."""
+        """The text on one line, without characters that a terminal would act on."""
         lines = self._data.decode("utf-8", "replace").splitlines()
         joined = "; ".join(line.strip() for line in lines if line.strip())
         return "".join(char if char.isprintable() else "\ufffd" for char in joined)
 
 
 class GuestOSError(Exception):
-    """A system call failed inside the sandbox. Never one of ours: our paths concern no client."""
+    """A system call failed inside the sandbox. Never one of ours: clients get no paths of ours."""
 
     def __init__(self, error: OSError) -> None:
         super().__init__(error.strerror or str(error))

@@ -1,6 +1,7 @@
-"""Where exposed ports are written down, so that their URLs outlive a gateway: SQLite, for us alone.
+"""Store of exposed ports, so that their URLs outlive a gateway: SQLite, for its user alone.
 
-A file of its own: it holds tokens, and belongs to no table of sessions that others may read.
+A file of
+its own: it holds tokens, which must not be in a table of sessions that others may read.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ MIGRATIONS = (
         PRIMARY KEY (session_id, port)
     ) STRICT;
     """,
-    # What was exposed before gets a random one as well: its cookies have to be asked for again.
+    # Ports exposed before get a random one as well: their visitors need new cookies.
     """
     ALTER TABLE exposures ADD COLUMN cookie_key TEXT NOT NULL DEFAULT '';
     UPDATE exposures SET cookie_key = lower(hex(randomblob(25)));
@@ -40,13 +41,13 @@ TOKEN_BYTES = 25  # 200 bits, 40 letters and digits
 
 
 def new_token() -> str:
-    """A token that a double click selects, and that no URL has to quote."""
+    """A token that a double click selects, and that needs no quoting in a URL."""
     return base64.b32encode(secrets.token_bytes(TOKEN_BYTES)).decode().lower()
 
 
 @dataclass(frozen=True)
 class Exposure:
-    """A port of a session's sandbox, and where it can be reached."""
+    """A port of a session's sandbox, and the address where it can be reached."""
 
     session_id: str
     sandbox_id: str

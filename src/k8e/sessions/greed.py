@@ -1,7 +1,7 @@
-"""Ends sessions whose sandbox takes more of the host than any limit of the kernel counts.
+"""Ends sessions whose sandbox uses resources of the host that no limit of the kernel counts.
 
-What that is, and how it is found, the session's runtime knows: with ``container`` it is locks on
-files; gVisor keeps everything in memory that is counted.
+The session's runtime knows which resources these are and how to find them: with ``container`` it is
+locks on files; gVisor keeps everything in memory that is counted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SECONDS = 2.0
 
 
 class GreedWatch:
-    """Looks at the sandboxes of ``live``, as long as it runs."""
+    """Searches the sandboxes of ``live`` for such use, for as long as it runs."""
 
     def __init__(
         self,

@@ -1,14 +1,14 @@
-"""The journal: what operations on a guest leave in the events of their session.
+"""The journal: the entries that operations on a guest leave in the events of their session.
 
 What a guest says about the end of an operation is checked here: it is hostile, and auditors read
 this.
 
-It is told with the end of a run and noted in the session's events, whatever the guest says of that
-end, and though it says nothing: a guest is hostile, and auditors read this.
+The end of a run is noted in the session's events, with what the gateway itself has observed, even
+if the guest lies about that end or reports none: a guest is hostile, and auditors read this.
 
-To write down who runs what takes as long as all else that a gateway does for a short command. So
-it is done while the guest starts the command, and until then the call stays here: whoever is
-killed in between leaves it to the next gateway, which writes it down.
+Noting an exec takes as long as everything else that a gateway does for a short command. So it is
+done while the guest starts the command. Until then the call stays here: if the gateway is killed in
+between, the next one notes it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from k8e.sessions.network import Network
 
 
 class ExecObserver:
-    """Observes one exec, from now to its end."""
+    """Observes one exec from now until its end."""
 
     def __init__(self, network: Network, live: Live) -> None:
         self._network = network
@@ -46,11 +46,11 @@ class ExecObserver:
 
     @property
     def saw_something(self) -> bool:
-        """Whether there is anything to note that the guest could not tell the next gateway."""
+        """Whether it saw something that the guest could not tell the next gateway."""
         return self._until > self._mark or bool(self._limits)
 
     def amend(self, body: bytes) -> bytes:
-        """An EXIT with the refusals since this began, and the limits that were met."""
+        """Add the refusals since the start and the limits that were met to an EXIT."""
         self._look()
         lacks = self._network.lacks(self._live.session)
         body = self._network.add_denials(body, self._denials, lacks)
@@ -58,11 +58,11 @@ class ExecObserver:
         return body
 
     def note(self, events: Events, exec_id: str) -> None:
-        """Write down what was seen, once it is known how the exec ended."""
+        """Note what was observed, once it is known how the exec ended."""
         if not self._looked:  # there was no EXIT
             self._look()
         live = self._live
-        _note_refusals(self._network, events, live, self._mark)  # of what nobody waited for
+        _note_refusals(self._network, events, live, self._mark)  # refusals that belong to no exec
         if self._until > self._mark:
             count = self._until - self._mark
             fields = {"exec_id": exec_id, "count": count, "denials": self._denials}
@@ -80,20 +80,20 @@ class ExecObserver:
 def note_limits(
     events: Events, session: Session, met: Iterable[dict[str, Any]], **fields: Any
 ) -> None:
-    """One row for each limit. The gateway itself has found the words."""
+    """Note each limit in a row of its own. The wording is the gateway's, not the guest's."""
     for item in met:
         events.write(session, "limit.reached", **fields, **item)
 
 
 def note_rest(network: Network, events: Events, live: Live) -> None:
-    """Note what was refused to a session and is in no row: its last network is about to go."""
+    """Note refusals that are in no row yet, before the session's last network is removed."""
     sandbox_id = live.session.sandbox_id
     network.take_in()
     _note_refusals(network, events, live, network.mark(sandbox_id))
 
 
 def _note_refusals(network: Network, events: Events, live: Live, until: int) -> None:
-    """Note refusals up to ``until`` that were not noted yet: no exec is known for them."""
+    """Note refusals up to ``until`` that were not noted yet and belong to no known exec."""
     before = live.refusals_noted
     if until <= before:
         return
@@ -109,8 +109,8 @@ Ended = Callable[[int, bytes], None]
 """Called with the last frame of an operation; the kind is 0 if its caller left before."""
 
 
-class Entry(NamedTuple):
-    """What notes the start and the end of an operation, where these are noted."""
+class JournalEntry(NamedTuple):
+    """The functions that note the start and the end of an operation, where these are noted."""
 
     start: Callable[[], None] | None = None
     """To be called when it begins."""
@@ -119,19 +119,19 @@ class Entry(NamedTuple):
 
 def entry_for(
     events: Events, session: Session, call: dict[str, Any], observer: ExecObserver
-) -> Entry:
-    """What to note of an operation; gives an exec or a context its id, where it has none."""
+) -> JournalEntry:
+    """The entry of an operation; gives an exec or a context an id where it has none."""
     if call["op"] == "exec":
         exec_id = call["id"] = call.get("id") or os.urandom(8).hex()
         ended = partial(_exec_ended, events, session, exec_id, observer)
-        return Entry(partial(_exec_started, events, session, call), ended)
+        return JournalEntry(partial(_exec_started, events, session, call), ended)
     if call["op"] == "attach":
-        return Entry(ended=partial(attached, events, session, str(call.get("id")), observer))
+        return JournalEntry(ended=partial(attached, events, session, str(call.get("id")), observer))
     note = _ENTRIES.get(call["op"])
-    return Entry(ended=note(events, session, call)) if note is not None else _NO_ENTRY
+    return JournalEntry(ended=note(events, session, call)) if note is not None else _NO_ENTRY
 
 
-_NO_ENTRY = Entry()
+_NO_ENTRY = JournalEntry()
 
 
 # Execs.
@@ -157,7 +157,7 @@ def recovered(events: Events, session: Session, call: dict[str, Any], *, after: 
 
 
 def can_be_asked_for(call: dict[str, Any], kind: int, observer: ExecObserver) -> bool:
-    """Whether the guest can tell all of this end again: what the gateway saw, it cannot."""
+    """Whether the guest can report all of this end again; what the gateway saw, it cannot."""
     return kind == wire.EXIT and not observer.saw_something and not call.get("tty")
 
 
@@ -188,7 +188,7 @@ def _exec_ended(
 
 
 def ending_of(told: dict[str, Any]) -> dict[str, Any]:
-    """How an exec ended, in words that we know and numbers that can be."""
+    """How an exec ended, in known words and plausible numbers only."""
     code, status, duration = told.get("code"), told.get("status"), told.get("duration_ms")
     if type(code) is not int or not 0 <= code < 1 << 16 or status not in STATUSES:
         return {"status": "failed", "error": errors.GuestFailed.code}
@@ -225,7 +225,7 @@ def _written(events: Events, session: Session, call: dict[str, Any]) -> Ended:
 
 
 def _read_end(events: Events, session: Session, call: dict[str, Any]) -> Ended:
-    """Of a read, observers are told; ``body`` is what the guest said first."""
+    """Tell observers of a read; ``body`` is the guest's first answer."""
     path = _text(call.get("path"))
 
     def ended(kind: int, body: bytes) -> None:
@@ -238,7 +238,7 @@ def _read_end(events: Events, session: Session, call: dict[str, Any]) -> Ended:
 
 
 def _told(kind_of_event: str, *names: str) -> Callable[..., Ended]:
-    """Tell observers of a change when the guest says that it made it."""
+    """Tell observers of a change when the guest reports it as made."""
 
     def begin(events: Events, session: Session, call: dict[str, Any]) -> Ended:
         fields = {name: call.get(name) for name in names}
@@ -262,7 +262,7 @@ def _text(value: Any) -> str | None:
 
 
 def _changed(kind_of_event: str, *names: str) -> Callable[..., Ended]:
-    """Note a change when the guest says that it made it."""
+    """Note a change when the guest reports it as made."""
 
     def begin(events: Events, session: Session, call: dict[str, Any]) -> Ended:
         fields = {name: _text(call.get(name)) for name in names}
@@ -301,7 +301,7 @@ _SEPARATOR = "\0"
 
 
 class Intent(NamedTuple):
-    """An exec that was perhaps sent."""
+    """An exec that may have been sent."""
 
     act: Act | None
     """On whose behalf."""
@@ -327,7 +327,7 @@ class Intents:
         self._end = min(max(_USED.unpack_from(self._memory)[0], _USED.size), SIZE)
 
     def left(self) -> Iterator[Intent]:
-        """What a gateway before us has not noted; call ``forget`` when that is done."""
+        """Execs that an earlier gateway did not note; call ``forget`` when they are noted."""
         at, end = _USED.size, self._end
         while self._memory is not None and at + _ENTRY.size <= end:
             head, body = _ENTRY.unpack_from(self._memory, at)
@@ -338,7 +338,7 @@ class Intents:
             yield _read_intent(told, self._memory[at - body : at])
 
     def forget(self, end: int = 0) -> None:
-        """Erase all intents, and users' code with them: they are noted; up to ``end`` if given."""
+        """Erase all intents, and users' code with them; up to ``end`` if given."""
         if self._memory is not None:
             end = end or self._end
             _USED.pack_into(self._memory, 0, _USED.size)
@@ -348,7 +348,7 @@ class Intents:
     def keep(
         self, act: Act | None, session_id: str, seq: int, body: bytes, note: Callable[[], None]
     ) -> Callable[[], None]:
-        """Keep a call until the answer is called, which notes it; if it is too long, do so now."""
+        """Keep a call until the answer is called, which notes it; note a long one at once."""
         told = _SEPARATOR.join((session_id, str(seq), *(act.caller if act is not None else ())))
         head = told.encode("utf-8", "replace")
         entry = _ENTRY.pack(len(head), len(body)) + head + body
@@ -357,7 +357,7 @@ class Intents:
             note()
             return _nothing
         self._memory[at:end] = entry
-        # Only now, so that whatever is counted is whole.
+        # Only now, so that every call that is counted is whole.
         _USED.pack_into(self._memory, 0, end)
         self._end = end
         self._waiting += 1

@@ -22,7 +22,7 @@ from k8e.templates import Template
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that a sandbox is made of; those of one recipe are interchangeable."""
+    """Everything that a sandbox is made of; sandboxes of one recipe are interchangeable."""
 
     template: str
     runtime: str
@@ -53,7 +53,7 @@ class Launcher:
         data_dir: Path = Path("/"),
         min_free: int = 0,
     ) -> None:
-        """Ahead of sessions, nothing is started that would leave less than ``min_free`` bytes."""
+        """Ahead of sessions, none is started that would leave less than ``min_free`` bytes."""
         self._data_dir, self._min_free = data_dir, min_free
         self._runtimes = runtimes
         self._network = network
@@ -61,7 +61,7 @@ class Launcher:
         cpus = os.cpu_count() or 1
         # One more would only make each of them slower.
         self._gate = asyncio.Semaphore(max(2, cpus))
-        # Whoever makes a session meanwhile needs a CPU too.
+        # Sessions that are made meanwhile need a CPU too.
         self._ahead = asyncio.Semaphore(max(1, cpus - 1))
         self._removing = asyncio.Semaphore(max(4, 2 * cpus))
 
@@ -72,9 +72,9 @@ class Launcher:
             return await self._launch(recipe, sandbox_id, workspace_of)
 
     async def prepare(self, recipe: Recipe) -> tuple[Guest, tuple[str, ...]]:
-        """A sandbox that only needs to be bound: what can be done without a session is done.
+        """A sandbox that only needs to be bound; all work that needs no session is done.
 
-        With it comes what of the recipe's warmth could not be had, and why.
+        Returned with the interpreters and modules of the recipe that it lacks, and why.
         """
         disk.refuse_if_full(self._data_dir, self._min_free, "sandboxes that wait need")
         await self._runtimes.all[recipe.runtime].fetch(recipe.rootfs)
@@ -98,7 +98,7 @@ class Launcher:
                 await self._network.detach(guest.sandbox_id)
 
     def suits(self, wanted: Recipe, waiting: Recipe) -> bool:
-        """Whether a sandbox that waits can be given the limits of another recipe."""
+        """Whether a waiting sandbox can be given the limits of another recipe."""
         runtime = self._runtimes.all[wanted.runtime]
         return runtime.can_change(waiting.limits, wanted.limits)
 

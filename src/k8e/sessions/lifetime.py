@@ -1,7 +1,7 @@
 """Lifetimes of sessions: they end when idle or expired, by their owner, or with their owner.
 
-A principal's name is never given to another one. So nobody could use what is left, or end it; and
-what runs on for nobody is a risk for all.
+A principal's name is never given to another one. So no client could use or end the sessions that a
+removed principal leaves; and sandboxes that run without an owner are a risk for all.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from k8e.sessions.subagents import Children
 from k8e.sessions.tasks import Spawn, Tasks
 
 DEATH_NOTICE = 2.0  # seconds between the loss of a link and the news that the sandbox died
-PING_SECONDS = 15.0  # that a busy sandbox may need for the least of answers
+PING_SECONDS = 15.0  # seconds that a busy sandbox may need for the simplest answer
 
 End = Callable[[Live, str], Awaitable[None]]
 
 
 class LifetimeWatch:
-    """Decides when a session has to end, and has it ended."""
+    """Decides when a session has to end, and ends it."""
 
     def __init__(self, spawn: Spawn, end: End) -> None:
         self._spawn = spawn
         self._end = end
 
     def start(self, session: Session, guest: Guest) -> Live:
-        """A live session; its lifetime is watched from :meth:`watch` on."""
+        """Begin with a live session; its lifetime is watched from :meth:`watch` on."""
         return Live(session, guest, on_due=self._on_due, on_overdue=self._on_overdue)
 
     def watch(self, live: Live) -> None:
@@ -87,12 +87,12 @@ class LifetimeWatch:
         self._spawn(self._check_guest(live))
 
     async def _check_guest(self, live: Live) -> None:
-        """End a session whose guest does not answer: a program can stop what starts others."""
+        """End a session whose guest does not answer: a program can stop it from starting others."""
         turns = live.turns
         try:
             connected = await live.guest.connect()
             await link.request(connected, {"op": "ping"}, seconds=PING_SECONDS)
-        except (errors.K8eError, OSError):  # the latter is what a guest may call its failure
+        except (errors.K8eError, OSError):  # a guest may report its failure as the latter
             if live.ending is None and live.turns == turns:
                 await self._end(live, "its guest stopped answering")
 
@@ -116,7 +116,7 @@ KEEP_ENDED = 24 * 3600.0  # seconds that an ended session can still be asked abo
 
 
 class SessionEnder:
-    """Ends sessions of ``live``, which is the gateway's own table of them."""
+    """Ends sessions of ``live``, the gateway's own table of them."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class SessionEnder:
         """Called with each session that has ended."""
 
     async def end(self, live: Live, reason: str) -> None:
-        """End a session once, however many ask for it."""
+        """End a session once, however many callers ask for it."""
         if live.ending is None:
             live.ending = asyncio.create_task(self._end(live, reason))
         await asyncio.shield(live.ending)
@@ -143,15 +143,16 @@ class SessionEnder:
     async def _end(self, live: Live, reason: str) -> None:
         session_id = live.session.session_id
         if reason != BY_OWNER:
-            act.begin(None)  # a timer or a watcher: whoever started that does not do this
+            act.begin(None)  # a timer or a watcher, which does not do this itself
         log.info("session %s ends: %s", session_id, reason)
         live.stop()
-        # Not awaited: neither a full disk nor a database that is away keeps anybody from it.
+        # Not awaited: neither a full disk nor an unreachable database may delay it.
         with contextlib.suppress(sqlite3.Error):
-            self._store.begin_end(session_id, reason)  # a gateway after us would go on with it
+            # Otherwise a gateway after us would resume it.
+            self._store.begin_end(session_id, reason)
         try:
             await self._remove(live, reason)
-        except NotRemoved as error:  # its owner is rid of it; somebody goes on with the rest
+        except NotRemoved as error:  # its owner is rid of it; a background task removes the rest
             live.left = error.message
         except Exception:
             # Its owner is rid of it; the next start of a gateway tries again to remove the rest.
@@ -185,7 +186,7 @@ class SessionEnder:
         for operation in list(live.running):
             try:
                 operation.fail(errors.SandboxDied(reason))
-            except Exception:  # one client's trouble is no other's
+            except Exception:  # one client's failure must not affect the others
                 log.exception("an operation of session %s", live.session.session_id)
 
     async def _forget(self, live: Live, reason: str) -> None:
@@ -209,7 +210,7 @@ EndSession = Callable[[Live, str], Coroutine[Any, Any, None]]
 
 
 class Evictions:
-    """Remembers owners that are gone, and removes what belongs to them."""
+    """Remembers removed owners, and removes their sessions and data."""
 
     def __init__(
         self, live: dict[str, Live], snapshots: Snapshots, secrets: Secrets, end: EndSession
@@ -222,16 +223,16 @@ class Evictions:
         self._tasks = Tasks()
 
     async def evict(self, owner: str, reason: str) -> int:
-        """End all sessions of an owner, also those that are being made; how many there were.
+        """End all sessions of an owner, also those that are being made; return how many there were.
 
-        Once begun it is done to the end, though whoever asked for it goes away: a key may delete
+        Once begun it runs to the end, even if its caller disconnects: a key may delete
         itself.
         """
         self._gone.add(owner)
         return await self._tasks.to_the_end(self._evict(owner, reason))
 
     async def _evict(self, owner: str, reason: str) -> int:
-        self._secrets.evict(owner)  # first: no session gets one any more
+        self._secrets.evict(owner)  # first, so that no session gets one any more
         found = [live for live in self._live.values() if live.session.owner == owner]
         async with asyncio.TaskGroup() as group:
             for live in found:
@@ -240,24 +241,24 @@ class Evictions:
         return len(found)
 
     async def check(self, live: Live) -> None:
-        """Refuse a session that was being made when its owner went."""
+        """Refuse a session that was being made when its owner was removed."""
         if live.session.owner in self._gone:
             await self._end(live, "its owner is gone")
-            raise errors.Denied("whoever asked for this session is not known any more")
+            raise errors.Denied("the principal that asked for this session was removed")
 
     def check_owner(self, owner: str) -> None:
-        """Refuse what an owner began to store who is gone by now, and remove it."""
+        """Refuse and remove data of an owner who was removed while it was being stored."""
         if owner in self._gone:
             self._secrets.evict(owner)
-            raise errors.Denied("whoever asked for this is not known any more")
+            raise errors.Denied("the principal that asked for this was removed")
 
     async def sweep(self, gone: set[str]) -> None:
-        """Remove what a gateway before us left of owners of whom we know that they are gone.
+        """Remove what an earlier gateway left of owners that are known to be removed.
 
-        Not of everybody whom nobody knows: the list of keys may have been lost, and put back later.
+        Not of all unknown owners: the list of keys may have been lost, and put back later.
         """
         owners = {live.session.owner for live in self._live.values()}
         owners |= self._snapshots.owners() | self._secrets.owners()
         for owner in sorted(owners & gone):
-            log.warning("%s is no more, so what it left is removed", owner)
+            log.warning("%s was removed, so its sessions and data are removed too", owner)
             await self.evict(owner, "its owner is gone")

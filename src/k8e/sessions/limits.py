@@ -1,8 +1,8 @@
-"""Limits that a session has met, as they are told with the end of a run and noted in its events.
+"""Limits that a session has met, as reported with the end of a run and noted in its events.
 
-The guest says what it sees of its own sandbox, the kernel what it refused or killed. The guest is
-hostile, but may say of itself what it likes: only known names count, and every number of a limit of
-the session is ours.
+The guest reports what it sees in its own sandbox, the kernel what it refused or killed. The guest
+is hostile, and may lie about itself: only known names count, and the numbers of limits are the
+gateway's own.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ TIMEOUT = "timeout"
 """The limit that a run has of its own."""
 DISK = "disk"
 FLAGS = {"open_files": "--open-files", "output": "--max-output"}
-BYTES_PER_INODE = 8192  # where the limit does not say it
+BYTES_PER_INODE = 8192  # where the limit has no unit of its own
 _SIZES = ("memory", "disk", "output")
 _ALL_WELL = wire.pack({"code": 0})[len(wire.pack({})) :]
 """How the EXIT of most programs says that nothing is wrong."""
-_TIMED_OUT = b"timed_out"  # a program may end well when it is told to end
+_TIMED_OUT = b"timed_out"  # a program may end well after it is told to end
 
 
 def describe(limits: Limits, name: str) -> dict[str, Any]:
-    """One limit that was met: its name, its value, and how to have more of it."""
+    """Describe one limit that was met: its name, its value, and how to get more."""
     value: int = getattr(limits, name) or limits.disk // BYTES_PER_INODE
     text = f"{value / MIB:g} MiB" if name in _SIZES else f"{value:,}"
     met = MET[name].format(value=text)
@@ -47,14 +47,14 @@ def describe(limits: Limits, name: str) -> dict[str, Any]:
 
 
 def describe_full_disk() -> dict[str, Any]:
-    """That a workspace is full before its own limit: the disk below it has no more."""
+    """Explain that a workspace is full before its own limit, because the disk below it is."""
     met = "/workspace cannot grow, because the disk of the gateway is nearly full"
-    more = "delete files in it, or have whoever runs the gateway make room"
+    more = "delete files in it, or ask the gateway's operator to make room"
     return {"limit": DISK, "value": 0, "message": f"limit {DISK}: {met}; {more}"}
 
 
 def describe_timeout(seconds: Any) -> dict[str, Any]:
-    """The time limit of a run that has met it; ``seconds`` is what its guest says that it was."""
+    """Describe the time limit that a run has met; ``seconds`` is the guest's word for it."""
     known: float = seconds if type(seconds) in (int, float) and 0 < seconds <= MAX_TIMEOUT else 0
     text = f" ({known:g} s)" if known else ""
     met = f"the run took longer than it may{text}, and was stopped"
@@ -70,7 +70,7 @@ class LimitWatch:
     """Finds out which limits a live session has met since the last look."""
 
     def __init__(self, count_hits: Callable[[], Mapping[str, int]], limits: Limits) -> None:
-        """``count_hits`` says how often the sandbox was held to each limit so far."""
+        """``count_hits`` returns how often each limit of the sandbox was met so far."""
         self._count_hits = count_hits
         self._limits = limits
         self._seen: Mapping[str, int] = {}
@@ -78,18 +78,18 @@ class LimitWatch:
         """Whether its workspace may grow by less than it could: the gateway's disk has no more."""
 
     def catch_up(self) -> None:
-        """Leave out what happened before now: another gateway has told it."""
+        """Skip what happened before now: another gateway has reported it."""
         self._seen = self._count_hits()
 
     def news(self) -> list[str]:
-        """The limits to which the sandbox was held since the last look."""
+        """The limits that the sandbox has met since the last call."""
         now = self._count_hits()
         found = [name for name, count in now.items() if count > self._seen.get(name, 0)]
         self._seen = now
         return found
 
     def amend(self, body: bytes) -> bytes:
-        """An EXIT with the limits that the program may have failed for."""
+        """Add the limits that the program may have failed for to an EXIT."""
         return self.examine(body)[0]
 
     def examine(self, body: bytes) -> tuple[bytes, list[dict[str, Any]]]:
@@ -98,7 +98,7 @@ class LimitWatch:
             return body, []
         try:
             told = wire.unpack_dict(body)
-        except wire.WireError:  # whoever reads it will say so; the kernel's word counts anyway
+        except wire.WireError:  # its reader will report that; the kernel's count is valid anyway
             return body, self.tell(self.news())
         said: Any = told.pop("limits", None)
         met = self.tell([*self.news(), *(said if isinstance(said, list) else ())])
@@ -109,7 +109,7 @@ class LimitWatch:
         return wire.pack({**told, "limits": met} if met else told), met
 
     def tell(self, names: Iterable[Any]) -> list[dict[str, Any]]:
-        """Limits that were met, each once, for people and programs."""
+        """The limits that were met, each once, for people and programs."""
         known = dict.fromkeys(name for name in names if isinstance(name, str) and name in MET)
         for name in known:
             metrics.count_limit(name)

@@ -21,7 +21,7 @@ from k8e.sessions.limits import LimitWatch
 LONGEST_NAP = 60.0
 """Seconds: timers of the event loop stand still while a machine sleeps, so none is set for long."""
 DRIFT = 2.0
-"""Seconds that a date which was written down may be off before it is told anew."""
+"""Seconds that a stored date may be off before it is computed again."""
 
 
 def boot_time() -> float:
@@ -29,18 +29,18 @@ def boot_time() -> float:
 
 
 def boot_offset() -> float:
-    """The difference between a deadline and a date (Unix time), as the machine's date is now."""
+    """The difference between a deadline and a Unix time, by the machine's present date."""
     return boot_time() - time.time()
 
 
 def date_of(deadline: float, told: float = 0) -> float:
-    """The date of a deadline; the one ``told`` before, unless the machine's date was set."""
+    """The date of a deadline; the one ``told`` before, unless the machine's date was changed."""
     date = deadline - boot_offset()
     return told if abs(date - told) < DRIFT else date
 
 
 FIRST_ANSWER = 30.0
-"""Seconds that a guest has to answer a call at all, before it is checked whether it lives."""
+"""Seconds that a guest has to answer a call, before the gateway checks whether it lives."""
 IDLE = "it was idle"
 """Why a session ends that is not used."""
 EXIT_GRACE = 10.0
@@ -55,7 +55,7 @@ class RunningOperation(Protocol):
 
     @property
     def answered(self) -> bool:
-        """Whether the guest has said anything yet."""
+        """Whether the guest has answered at all."""
         ...
 
     def fail(self, error: errors.K8eError) -> None:
@@ -64,7 +64,7 @@ class RunningOperation(Protocol):
 
 
 class Live:
-    """One live session. Its owner is told, by ``on_due`` and ``on_overdue``, when to look at it."""
+    """One live session. It calls ``on_due`` and ``on_overdue`` when its owner has to examine it."""
 
     def __init__(
         self,
@@ -103,13 +103,13 @@ class Live:
         self._on_due = on_due
         self._on_overdue = on_overdue
         self._timer: asyncio.TimerHandle | None = None
-        # One for all operations: most end long before anybody has to look at them.
+        # One timer for all operations: most end long before it fires.
         self._check_timer: asyncio.TimerHandle | None = None
 
     # Operations.
 
     def began(self, operation: RunningOperation, timeout: float) -> None:
-        """An operation runs; ``timeout`` is an exec's own, 0 for none."""
+        """Note that an operation runs; ``timeout`` is an exec's own, 0 for none."""
         self._watch_until(operation, FIRST_ANSWER, timeout)
 
     def _watch_until(self, operation: RunningOperation, seconds: float, timeout: float) -> None:
@@ -134,7 +134,7 @@ class Live:
             self._check_at(first)
 
     def _check(self, operation: RunningOperation, timeout: float) -> None:
-        """Time has passed: an answered operation gets the time that it asked for."""
+        """Examine the operations after a while; an answered one gets the time that it asked for."""
         if operation.answered and not timeout:
             self.running[operation] = (math.inf, 0)
             return
@@ -153,7 +153,7 @@ class Live:
         self.touch()
 
     def touch(self) -> None:
-        """It was seen to be in use just now, and its parent with it."""
+        """Note that it is in use now, and its parent with it."""
         self._last_active = boot_time()
         if self.parent is not None:
             self.parent.touch()
@@ -181,13 +181,13 @@ class Live:
             parent.children.add(self)
 
     def leave(self) -> None:
-        """Leave the parent, which is idle from now on at the earliest."""
+        """Leave the parent, whose idle time begins now at the earliest."""
         if self.parent is not None:
             self.parent.children.discard(self)
             self.parent.touch()
 
     def turn(self, phase: Phase) -> None:
-        """It is paused, or active again, from now on."""
+        """Note that it is paused, or active again, from now on."""
         self.session = replace(self.session, phase=phase)
         self.turns += 1
         self.touch()
@@ -196,7 +196,7 @@ class Live:
     # Time.
 
     def schedule(self) -> None:
-        """Wake up when the session may have expired."""
+        """Set a timer for the moment when the session may have expired."""
         self.unschedule()
         now = boot_time()
         idle_from = now if self.in_use else self._last_active
@@ -210,7 +210,7 @@ class Live:
             self._timer = None
 
     def why_over(self) -> str:
-        """Why the session has to end now; empty if it has not."""
+        """Why the session has to end now; empty if it need not."""
         now = boot_time()
         if now >= self.session.deadline:
             return "its lifetime was over"
@@ -219,7 +219,7 @@ class Live:
         return ""
 
     def stop(self) -> None:
-        """Stop looking after it, without ending it."""
+        """Stop watching it, without ending it."""
         self.unschedule()
         if self._check_timer is not None:
             self._check_timer.cancel()
@@ -231,7 +231,7 @@ ANSWER_SECONDS = 15.0
 
 
 async def count_background_runs(guest: Guest, seconds: float = ANSWER_SECONDS) -> int:
-    """Ask the guest; one that does not answer, or answers nonsense, does nothing useful."""
+    """Ask the guest; a guest that does not answer, or answers nonsense, has none that count."""
     try:
         async with asyncio.timeout(seconds):
             connected = await guest.connect()

@@ -1,4 +1,4 @@
-"""What sessions may reach: egress as sessions use it, on hosts where it works and where not."""
+"""Networks of sessions: egress as sessions use it, on hosts where it works and where not."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ RESTORE_SECONDS = 5.0
 
 
 class Network:
-    """Gives sandboxes a network with a policy; where it cannot, they have none, and it says why."""
+    """Gives sandboxes a network with a policy; where that fails, says why they have none."""
 
     def __init__(self, settings: Settings) -> None:
         self.reason = "egress is not running"
@@ -57,7 +57,7 @@ class Network:
         self._quiet = _is_quiet(self._usual)
         self._closed = False
         self._trying = asyncio.Lock()
-        self._tried = ("", 0.0)  # on which facts, and until when that is believed
+        self._tried = ("", 0.0)  # the facts that this rests on, and until when it is believed
         self._way_out = -1  # a handle of the program that carries packets without root
         self._restored_at = 0.0
         self._restoring: asyncio.Future[None] | None = None
@@ -102,7 +102,7 @@ class Network:
             self._ask_indexes()
 
     def _watch_way_out(self) -> None:
-        """Notice when the program ends that carries all packets, and start another one."""
+        """Start the program that carries all packets again when it ends."""
         self._let_go_of_way_out()
         loop = asyncio.get_running_loop()
         handle = pasta.open_handle(self._settings.run_dir)
@@ -115,7 +115,7 @@ class Network:
     def _lose_way_out(self) -> None:
         log.warning("pasta, which carries the packets of sandboxes, has ended")
         self._let_go_of_way_out()
-        # One that ends again and again is not started all the time.
+        # One that ends again and again is not restarted without a break.
         loop = asyncio.get_running_loop()
         due = max(loop.time(), self._restored_at + RESTORE_SECONDS)
         loop.call_at(due, self._restore_way_out)
@@ -140,7 +140,7 @@ class Network:
         self._watch_way_out()
 
     async def try_again(self, *, at_once: bool = False) -> None:
-        """Have a network after all, where there is none and that may have changed."""
+        """Try to start the network where there was none and something may have changed."""
         if not self.reason or self._closed:
             return
         async with self._trying:
@@ -155,7 +155,7 @@ class Network:
                 tell()
 
     def lacks(self, session: Session) -> str:
-        """Why a session has no network though it was to have one; empty for all others."""
+        """Why a session has no network though it should; empty for all others."""
         if self._egress is not None and self._egress.knows(session.sandbox_id):
             return ""
         asked = session.spec.allowed_hosts
@@ -182,7 +182,7 @@ class Network:
     # Policies.
 
     async def read(self, words: tuple[str, ...] | None) -> tuple[tuple[str, ...], Policy]:
-        """What a client asks for, as words and as a policy; None is the operator's usual one."""
+        """What a client asks for, as words and as a policy; None is the operator's default."""
         asked = words is not None
         words = (words if asked else self._usual) or (NONE,)
         if self.reason and not _is_quiet(words):
@@ -205,7 +205,7 @@ class Network:
         return self._defaults
 
     async def _default_rules(self) -> tuple[Rule, ...]:
-        """What ``default`` allows: the operator's hosts, and the package indexes of this host."""
+        """The rules of ``default``: the operator's hosts, and the package indexes of this host."""
         cache = self._settings.data_dir / "indexes.json"
         return (*self._own_rules(), *await asyncio.to_thread(presets.default_rules, cache))
 
@@ -233,7 +233,7 @@ class Network:
 
     @contextlib.asynccontextmanager
     async def lent(self) -> AsyncGenerator[str]:
-        """A network that leads nowhere, to try a runtime with; empty where there is none."""
+        """A network that leads nowhere, to probe a runtime with; empty where there is none."""
         sandbox_id = new_id("probe")
         path = await self.attach(sandbox_id)
         try:
@@ -244,27 +244,27 @@ class Network:
     # Denials.
 
     def mark(self, sandbox_id: str) -> int:
-        """A point in time, for ``denials_since``: how often a sandbox was refused something."""
+        """A mark for ``denials_since``: how often a sandbox was refused something so far."""
         return self._egress.denied(sandbox_id) if self._egress is not None else 0
 
     def denials_since(
         self, sandbox_id: str, mark: int, until: int | None = None
     ) -> list[dict[str, Any]]:
-        """What was refused between two marks, or from one until now."""
+        """The refusals between two marks, or from one until now."""
         if self._egress is None:
             return []
         return self._egress.denials_since(sandbox_id, mark, until)
 
     def take_in(self) -> None:
-        """Hear all that the kernel has refused: only then the next mark is true."""
+        """Read all refusals that the kernel has reported: only then the next mark is exact."""
         if self._egress is not None:
             self._egress.drain()
 
     @staticmethod
     def add_denials(body: bytes, found: list[dict[str, Any]], lacks: str = "") -> bytes:
-        """An EXIT with what was ``found``; as it is where that is nothing.
+        """Add refusals to an EXIT; unchanged if there are none.
 
-        ``lacks`` is why there is no network: nobody saw what a program tried, but if it failed,
+        ``lacks`` is why there is no network: no one saw what a program tried, but if it failed,
         that may be why.
         """
         if not found and b"denials" not in body and not lacks:
@@ -276,7 +276,8 @@ class Network:
             # A guest has no say in this.
             return wire.pack({**told, "denials": found})
         except wire.WireError:
-            return body  # the guest is hostile; who reads it will say so, who notes asks us
+            # The guest is hostile; the reader of this frame checks it, and the journal asks us.
+            return body
 
     def describe(self, session: Session) -> dict[str, Any]:
         """What a session may reach, and what it was refused."""

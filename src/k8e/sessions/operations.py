@@ -1,8 +1,8 @@
 """Operations on a session's guest: checked, started, relayed without being decoded, and noted.
 
 Between the arrival of a client's frame and the guest, a call passes ``gateway/frames.py``, which
-finds the session; this module, from ``Operations.open_now`` on; and the link. What an operation
-leaves in the events is ``journal.py``'s to say.
+finds the session; this module, from ``GuestOperations.open_now`` on; and the link. ``journal.py``
+decides what an operation leaves in the events.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ KNOWN = "known are python, bash and node"
 
 
 def check_id(name: Any, what: str) -> None:
-    """Refuse what is no id; an empty one is chosen by the guest."""
+    """Refuse a malformed id; an empty one is chosen by the guest."""
     name = name or ""
     if (
         not isinstance(name, str)
@@ -71,7 +71,7 @@ def _check_new(call: dict[str, Any]) -> None:
 
 
 def check_run(call: dict[str, Any]) -> None:
-    """Refuse a run in a context that asks for what only a new program has."""
+    """Refuse a run in a context that asks for options of a new program."""
     check_id(call["context"], "a context id")
     if not call["context"]:
         raise errors.InvalidRequest("the context id is missing")
@@ -88,7 +88,7 @@ def check_run(call: dict[str, Any]) -> None:
     _check_new(call)
 
 
-# What clients send has no static type; everything is checked here.
+# Values from clients have no static type; everything is checked here.
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownMemberType=false
 
@@ -98,8 +98,8 @@ OPERATIONS = frozenset(
     "mkdir symlink chmod connect ping foreground type dismiss".split()
 ).union(CONTEXT_OPERATIONS)
 """What a client may ask of a guest; ``bind`` is the gateway's alone."""
-# What ends each kind of operation, seen from the client: operations not named here are answered
-# by their RESULT alone.
+# The frame that ends each kind of operation, seen from the client: operations not named here are
+# answered by their RESULT alone.
 _STREAMS = {
     "exec": (wire.EXIT,),
     "attach": (wire.EXIT,),
@@ -111,7 +111,8 @@ _STREAMS = {
 }
 _ENDED_TWICE = ("write", "connect")
 _COUNTED = (wire.STDIN, wire.DATA)
-# What a client may send to each kind of operation; one wrong frame would cost all its link.
+# The frames that a client may send to each kind of operation; one wrong frame would cost all its
+# link.
 _EXEC_FEED = frozenset((wire.STDIN, wire.STDIN_END, wire.CREDIT))
 _FROM_CLIENT = {
     "exec": _EXEC_FEED,
@@ -143,7 +144,7 @@ MAX_TYPED = 1 << 20
 
 
 def check(call: dict[str, Any]) -> dict[str, Any]:
-    """``call`` if a guest may see it; InvalidRequest otherwise."""
+    """Return ``call`` if a guest may see it; raise InvalidRequest otherwise."""
     op = call.get("op")
     if op not in OPERATIONS:
         raise errors.InvalidRequest(f"unknown operation {op!r}")
@@ -164,7 +165,7 @@ def check(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_target(host: Any, port: Any) -> None:
-    """Refuse what is not a port on a sandbox's own loopback; the guest does the same."""
+    """Refuse addresses other than a port on the sandbox's own loopback; the guest does the same."""
     try:
         ports.check_port(port)
         ports.loopback_addresses(host)
@@ -229,7 +230,7 @@ def check_limits(call: dict[str, Any], limits: Limits) -> None:
     """Refuse a checked call that asks for more than its session may have.
 
     Of all that an exec can be asked for, only this is a limit of the session: the others bound
-    what is kept and how long it runs, and what holds CPU, memory and disk does not ask.
+    what is kept and how long it runs, and the limits of CPU, memory and disk hold anyway.
     """
     if call.get("most_output", 0) > limits.output:
         raise errors.LimitExceeded(
@@ -256,10 +257,10 @@ def _check_code(call: dict[str, Any]) -> None:
 
 
 class Course:
-    """What the gateway does when an operation ends: three steps, always in this order."""
+    """The gateway's part in the end of an operation: three steps, always in this order."""
 
     def amend_exit(self, body: bytes) -> bytes:
-        """First, and only for an EXIT: add what the guest does not know."""
+        """First, and only for an EXIT: add what the guest cannot know."""
         return body
 
     def before_answer(self, operation: Operation, kind: int, body: bytes) -> None:
@@ -273,7 +274,7 @@ class Operation:
     """One running call. Frames come to ``on_frame``; the last one is END, EXIT, ERROR or RESULT."""
 
     def __init__(self, op: str, on_frame: FrameSink, course: Course | None = None) -> None:
-        """``course`` is what the gateway does when it ends; nothing, if it is left out."""
+        """``course`` is the gateway's part in its end; None for nothing."""
         self.done = False
         self.told = b""
         """What the guest said first."""
@@ -287,7 +288,7 @@ class Operation:
         self._deadline: asyncio.TimerHandle | None = None
 
     def answer_within(self, seconds: float, error: errors.K8eError) -> None:
-        """Fail with ``error`` unless the guest, which keeps the time itself, says something."""
+        """Fail with ``error`` unless the guest, which keeps the time itself, answers."""
         loop = asyncio.get_running_loop()
         self._deadline = loop.call_later(seconds, self._give_up, error)
 
@@ -302,13 +303,13 @@ class Operation:
 
     @property
     def answered(self) -> bool:
-        """Whether the guest has said anything yet."""
+        """Whether the guest has answered at all."""
         return self._results > 0
 
     # From the guest.
 
     def receive(self, kind: int, body: bytes) -> None:
-        """Pass a frame on; WireError where the guest sends what only fills a client's memory."""
+        """Pass a frame on; WireError for frames that would only fill a client's memory."""
         if self.done:
             return
         if kind == wire.CREDIT:
@@ -374,7 +375,7 @@ class Operation:
         self._channel.send(kind, body)
 
     def cancel(self) -> None:
-        """The client is gone or no longer interested; what that means is the guest's to know."""
+        """Tell the guest that the client has left; what follows is the guest's decision."""
         if not self.done:
             if self._channel is not None:
                 self._channel.send(wire.CANCEL)
@@ -396,10 +397,10 @@ class Operation:
 
 SAFER = ("attach", "interrupt_context", "remove", "remove_context", "signal")
 """Operations that end programs, make room or show what happened: done though no row can tell."""
-EVERYTHING = 1 << 62  # a number of a byte that no output reaches: its reader gets the exit alone
+EVERYTHING = 1 << 62  # a number that no output reaches: its reader gets the exit alone
 ANSWER_SECONDS = 15.0
 WAIT_GRACE = 5.0
-"""Seconds that a guest has to say that nobody came, after the time for that is over."""
+"""Seconds that a guest has to report that no server came, after the time for that is over."""
 MOST_WATCHED = 1024
 """Execs of one session whose end is waited for though their clients have left. That of further ones
 is noted with the session's: a guest that never ends any must not fill the gateway."""
@@ -408,11 +409,11 @@ is noted with the session's: a guest that never ends any must not fill the gatew
 def _unanswered(call: dict[str, Any]) -> errors.TimedOut:
     return errors.TimedOut(
         f"the sandbox did not say whether port {call['port']} listens after {call['wait']:g} s",
-        hint="look whether the session is paused, or too busy: get_session(session_id)",
+        hint="check whether the session is paused, or too busy: get_session(session_id)",
     )
 
 
-class Operations:
+class GuestOperations:
     """Starts operations on the guests of all sessions."""
 
     def __init__(
@@ -425,15 +426,15 @@ class Operations:
         on_dead: Callable[[Live, str], Awaitable[None]],
         on_lost: Callable[[Live, Operation], None],
     ) -> None:
-        """How it asks and tells the table of sessions.
+        """The functions are its connection to the table of sessions.
 
         Args:
             events: where operations are noted.
-            network: what refuses connections, which is told with an exec's end.
+            network: refuses connections; its refusals are reported with an exec's end.
             intents: execs that are being sent, for the next gateway.
             own: finds a caller's live session, or raises why there is none.
             on_dead: ends a session whose sandbox was found dead, before anything was started.
-            on_lost: is told of each operation whose link is gone.
+            on_lost: called with each operation whose link is gone.
         """
         self._events = events
         self._network = network
@@ -486,7 +487,7 @@ class Operations:
         connected = live.guest.link
         if connected is None:
             return None
-        connected.check_room()  # before anything is noted that would never end
+        connected.check_room()  # before an entry is noted that would never end
         return self.start(live, connected, call, on_frame)
 
     def start(
@@ -496,7 +497,7 @@ class Operations:
 
         The order matters:
 
-        1. The observer begins to look: what is refused or met from here on belongs to the exec.
+        1. The observer begins: refusals and met limits from here on belong to the exec.
         2. The journal says what it will note, and gives an exec its id.
         3. The operation is refused if its row in the audit trail could not be written.
         4. The session is in use: it is not idle, and its guest has to answer.
@@ -536,9 +537,9 @@ class Operations:
         body: bytes,
         start: Callable[[], None] | None,
     ) -> Callable[[], None] | None:
-        """Make sure that what runs will be noted, by this gateway or the next one.
+        """Make sure that the exec will be noted, by this gateway or the next one.
 
-        What comes back is to be done when the call was sent.
+        The result is to be called when the call was sent.
         """
         if start is None:
             return None
@@ -553,11 +554,11 @@ class Operations:
         return ExecObserver(self._network, live)
 
     async def catch_up(self, live: Live) -> None:
-        """Note what ended in a session while no gateway looked; go on waiting for the rest."""
+        """Note execs that ended while no gateway was connected; keep waiting for the others."""
         await catch_up(self._events, live, partial(self.observe, live))
 
     def recover(self, find: Callable[[str], Session | None]) -> None:
-        """Note the execs that a killed gateway had perhaps sent, and not noted."""
+        """Note the execs that a killed gateway may have sent, and did not note."""
         for intent in self._intents.left():
             session = find(intent.session_id)
             if session is None:
@@ -595,9 +596,10 @@ class _SessionCourse(Course):
         return self._observer.amend(body)
 
     def before_answer(self, operation: Operation, kind: int, body: bytes) -> None:
-        """Note the end: what is answered has been noted.
+        """Note the end, so that an answered operation is always noted.
 
-        Except for what the guest can tell the next gateway as well, should this one die before.
+        Except for ends that the guest can also report to the next gateway, should this one die
+        before.
         """
         if self._ended is None:
             return
@@ -642,7 +644,7 @@ def watch(live: Live, connected: Link, exec_id: str, ended: Ended, witness: Exec
             live.watched -= 1
 
     waiting = Operation("attach", lambda kind, body: None, _WatchCourse(live, ended, witness))
-    # Of its output it gets nothing, and it holds nothing up: an exec that was left is a ring.
+    # It gets none of the output, and blocks nothing: an exec without clients is a ring.
     call = {"op": "attach", "id": exec_id, "seq": EVERYTHING, "window": 1}
     try:
         waiting.attach(connected.open(call, waiting.receive, lost))
@@ -651,7 +653,7 @@ def watch(live: Live, connected: Link, exec_id: str, ended: Ended, witness: Exec
 
 
 async def catch_up(events: Events, live: Live, new_witness: Callable[[], ExecObserver]) -> None:
-    """Note what ended while no gateway ran, and wait for the background execs that go on."""
+    """Note execs that ended while no gateway ran, and wait for the background execs that go on."""
     session = live.session
     waiting = set(events.unfinished(session))
     if not waiting:
@@ -662,7 +664,7 @@ async def catch_up(events: Events, live: Live, new_witness: Callable[[], ExecObs
         for item in told["execs"]:
             if item["id"] not in waiting:
                 continue
-            waiting.discard(item["id"])  # a guest may tell of one many times
+            waiting.discard(item["id"])  # a guest may report an end many times
             if item["code"] is not None:
                 events.exec_finished(session, item["id"], **journal.ending_of(item))
             elif item["background"] or item.get("ring") is True:  # others wait for their readers

@@ -1,7 +1,8 @@
-"""Pausing sessions: their programs stand still and use no CPU, until they are resumed.
+"""Pausing sessions: their programs stand still and use no CPU until they are resumed.
 
 A session that is written down as paused may still be about to be frozen, or just have been thawed:
-whoever adopts it freezes it again. The other way round, a frozen sandbox is never taken for active.
+the gateway that adopts it freezes it again. The other way round, a frozen sandbox is never taken
+for active.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ class Pauses:
 
 
 async def _all(work: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Do all of it at once and to the end; then fail with the first failure."""
+    """Wait for all of them to the end; then raise the first failure."""
     for item in await asyncio.gather(*work, return_exceptions=True):
         if isinstance(item, BaseException):
             raise item

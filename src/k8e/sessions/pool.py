@@ -1,11 +1,11 @@
 """The warm pool: sandboxes that wait for sessions, for each template and runtime that is used.
 
-A member was never anybody's, is given to one session and never comes back. It has a network that
-leads nowhere and a workspace that is empty; what makes it somebody's (environment, limits, policy)
-is bound when it is claimed.
+A member has never been used, is given to one session and never comes back. It has a network that
+leads nowhere and an empty workspace; its session's environment, limits and policy are bound when it
+is claimed.
 
-Those of the default template, of templates that ask for it, and of what sessions were made from of
-late.
+The pool keeps sandboxes of the default template, of templates that ask for it, and of recipes that
+sessions were made from of late.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class PoolRoom(Protocol):
     """The room that all template pools of a gateway share: how many sandboxes may wait in all."""
 
     def share_of(self, shelf: TemplatePool) -> int:
-        """How many of them one template pool may have."""
+        """The number of sandboxes that one template pool may have."""
         ...
 
     def make_room(self, shelf: TemplatePool) -> int:
@@ -125,7 +125,7 @@ class TemplatePool:
     def take(self, *, again: bool = False) -> Guest | None:
         """Give a ready sandbox to the caller; None if there is none.
 
-        Who takes ``again``, because the one before was no good, is no new demand.
+        Taking ``again``, because the one before was unusable, is not new demand.
         """
         if not again:
             self._demand.claimed(time.monotonic())
@@ -154,7 +154,7 @@ class TemplatePool:
             self.fill()
 
     def fill(self) -> None:
-        """Start the sandboxes that are missing, and discard those that are too many."""
+        """Start missing sandboxes, and discard surplus ones."""
         self._unplan()
         if self._closed:
             return
@@ -194,7 +194,7 @@ class TemplatePool:
         self._wake_at(min(now + seconds, self._due))
 
     def _plan_to_forget(self) -> None:
-        """Schedule the next look for when past demand, which keeps the pool large, has faded."""
+        """Schedule a look for the time when past demand, which keeps the pool large, has faded."""
         if self._timer is None and self.target > self.sizes.min:
             self._wake_at(self._demand.forgets_at())
 
@@ -226,7 +226,7 @@ class TemplatePool:
         self._ready[guest] = asyncio.create_task(self._watch(guest))
         self._changed.set()
         if had_failed:
-            self._wake_at(time.monotonic())  # the first one was a try; now the others may start
+            self._wake_at(time.monotonic())  # the first start was a trial; now the others may start
 
     def _failed(self, why: str) -> None:
         self.failure = why
@@ -265,7 +265,7 @@ class TemplatePool:
         self._start(self._launcher.discard(guest), self._leaving)
 
     def close(self) -> None:
-        """Stop keeping sandboxes; :meth:`closed` waits until those that there were are gone."""
+        """Stop keeping sandboxes; :meth:`closed` waits until they are removed."""
         self._closed = True
         self._unplan()
         self._changed.set()
@@ -459,7 +459,7 @@ class PoolPolicy:
         except errors.K8eError as error:  # its sessions will say so too
             log.warning("no sandbox of template %s is kept ready: %s", template.name, error)
             return
-        if not self._is_current(template):  # whoever changed it has called this again
+        if not self._is_current(template):  # the code that changed it has called this again
             return
         if template.name == DEFAULT_TEMPLATE:
             self._usual_runtime = runtime.name
@@ -468,7 +468,7 @@ class PoolPolicy:
         if sizes.min > self._pool.total > 0:
             told = "template %s wants %d ready sandboxes, all together may have %d (K8E_POOL_TOTAL)"
             log.warning(told, template.name, sizes.min, self._pool.total)
-        # If there is a pool already, an operator or a claim made it, and knows better.
+        # If there is a pool already, an operator or a claim made it, and has precedence.
         if sizes.min and not self._pool.keeps(recipe):
             self._pool.keep(recipe, sizes, after=after)
 
@@ -522,7 +522,7 @@ class PoolPolicy:
     def claim(self, recipe: Recipe, *, again: bool = False) -> Guest | None:
         """Claim a ready sandbox for a session like this, whatever its limits.
 
-        Where there is none, the next claim may find one. ``again`` if the one before was no good.
+        If there is none, the next claim may find one. ``again`` if the one before was unusable.
         """
         if not self._pool.keeps(recipe):
             try:

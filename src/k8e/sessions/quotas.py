@@ -1,8 +1,8 @@
-"""How many sessions a principal and a tenant may have, and how quickly they may make them.
+"""Quotas: how many sessions a principal and a tenant may have, and how quickly they may make them.
 
-Limits of one session are the kernel's to hold; these are the gateway's, so that nobody takes all of
-it. A tenant is a label inside a principal: whoever chooses another label still meets the limits of
-the principal.
+The kernel enforces the limits of one session; the gateway enforces these, so that no caller takes
+all of it. A tenant is a label inside a principal: choosing another label does not get around the
+limits of the principal.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOST_BUCKETS = 10_000  # of those who made a session within the last period
 
 
 class QuotaHolder(NamedTuple):
-    """Whose session it is."""
+    """The principal and the tenant of a session."""
 
     owner: str
     tenant: str
@@ -42,18 +42,18 @@ class Quota:
 
 @dataclass(frozen=True)
 class QuotaBound:
-    """One quota, of whom it is, and how it is raised."""
+    """One quota: its holder, and how it is raised."""
 
     whose: str
     quota: Quota
     raised_by: tuple[str, str]
     """The settings of its two numbers."""
     remedy: str = ""
-    """What the operator can do about too many sessions, if that is no setting."""
+    """What the operator can do about too many sessions, if that is not a setting."""
 
 
 class Bucket:
-    """Counts what happens against a rate: full at first, it fills up again as time goes by."""
+    """A token bucket: full at first, it fills up again as time goes by."""
 
     def __init__(self, now: float) -> None:
         self._taken = 0.0
@@ -69,7 +69,7 @@ class Bucket:
         self._taken += 1
 
     def is_full(self, now: float) -> bool:
-        """Whether nothing of it was taken within a period."""
+        """Whether nothing was taken from it within a period."""
         return now - self._at >= PERIOD
 
     def _refill(self, rate: int, now: float) -> None:
@@ -78,7 +78,7 @@ class Bucket:
 
 
 class Quotas:
-    """Admits new sessions, or says which limit is in the way."""
+    """Admits new sessions, or names the limit that prevents it."""
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
         self._of_principal = Quota(
@@ -92,19 +92,19 @@ class Quotas:
         """How many sessions a principal may have by its key; 0 where that says nothing."""
 
     def admit(self, principal: Principal, tenant: str, alive: Iterable[QuotaHolder]) -> None:
-        """Count a session that is about to be made; LimitExceeded if it may not be."""
+        """Count a session that is about to be made; LimitExceeded if a quota forbids it."""
         holder = QuotaHolder(principal.name, tenant)
         mine = [item for item in alive if item.owner == holder.owner]
         here = sum(item.tenant == tenant for item in mine)
         general, special = self._bounds(principal, tenant)
         _check_sessions(general, len(mine))
         _check_sessions(special, here)
-        # Workspaces are sparse: what one is given is not there before it is used.
+        # Workspaces are sparse: their space is not taken before it is used.
         disk.refuse_if_full(self._data_dir, self._min_free, "new sessions need")
         self._count(holder, general, special)
 
     def most_of(self, session: Session) -> Most:
-        """How many sessions the holder of one may have at once, wherever they are."""
+        """How many sessions a holder may have at once, over all gateways."""
         general, special = self._bounds(Principal(session.owner), session.spec.tenant)
         return Most(general.quota.sessions, special.quota.sessions)
 
@@ -135,7 +135,7 @@ class Quotas:
                     f"or have the gateway's operator raise {bound.raised_by[1]}",
                 )
             taken.append(bucket)
-        for bucket in taken:  # not before both allow it: what is refused costs nothing
+        for bucket in taken:  # only when both quotas allow it: a refusal costs nothing
             bucket.take()
 
     def _bucket(self, key: QuotaHolder, now: float) -> Bucket:

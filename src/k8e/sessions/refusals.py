@@ -1,4 +1,4 @@
-"""Why sessions refuse what is asked of them, in words that several parts use."""
+"""Refusals that several parts of the sessions share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from k8e.sessions.store import Elsewhere
 
 
 def not_found(session_id: str, why: str = "") -> errors.SessionNotFound:
-    """No such session, or not the caller's, or it ended; ``why`` tells the latter."""
+    """No such session, or another caller's, or it has ended; ``why`` explains the last."""
     # K8E's clients look for the words "not found".
     text = f"session {session_id[:80]} not found" + (f" ({why})" if why else "")
     return errors.SessionNotFound(text, hint="k8e sandbox sessions lists yours")
@@ -22,7 +22,7 @@ def paused(session_id: str) -> errors.SessionPaused:
 
 
 def elsewhere(session_id: str, other: Elsewhere) -> errors.SessionElsewhere:
-    """The session is one of another gateway, which alone can reach its sandbox."""
+    """The session belongs to another gateway, which alone can reach its sandbox."""
     where = f"gateway {other.name} ({other.address or 'which has no address for other machines'})"
     return errors.SessionElsewhere(
         f"session {session_id} runs on {where}",
@@ -33,7 +33,7 @@ def elsewhere(session_id: str, other: Elsewhere) -> errors.SessionElsewhere:
 
 
 def check_same(session: Session, spec: SessionSpec) -> None:
-    """A repeated request must be the same in all: an old session may have had weaker limits."""
+    """Refuse a repeated request that differs: the existing session may have weaker limits."""
     if session.spec != spec:
         raise errors.Conflict(
             f"request id {spec.request_id!r} was used for a different session",
@@ -48,7 +48,7 @@ def check_standing(
     content: SessionSpec | None,
     template: str = "",
 ) -> None:
-    """A tenant's standing session must be as it is asked for, in what was asked for."""
+    """Refuse a tenant's standing session that differs from the request."""
     tenant = known.spec.tenant
     if runtime and runtime != known.runtime:
         raise errors.Conflict(
@@ -81,7 +81,7 @@ def check_standing(
 
 
 def _has_content(made: SessionSpec, asked: SessionSpec) -> bool:
-    """Whether a session was made with the content that is asked for; any will do for none."""
+    """Whether a session has the content that is asked for; any will do if none is."""
     if not asked.snapshot and not asked.manifest:
         return True
     return (asked.snapshot, asked.manifest) == (made.snapshot, made.manifest)

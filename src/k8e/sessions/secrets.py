@@ -1,13 +1,12 @@
 """Secrets of users: set, listed by name, deleted, and given to sessions as variables.
 
-A secret belongs to a principal and one of its tenants. No call ever gives a value back; who may
-run programs in a session that got one can of course print it.
+A secret belongs to a principal and one of its tenants. No call ever returns a value; of course a
+program in a session that got it can print it.
 
 Values are encrypted by ChaCha20-Poly1305, each bound to its place, so that rows cannot be swapped.
-The key is a file beside the database, or one that the operator names (K8E_SECRETS_KEY_FILE): a
-copy of the database alone tells nothing.
-
-A file of its own: it is written seldom, and what was deleted must be gone.
+The key is a file beside the database, or one that the operator names (K8E_SECRETS_KEY_FILE): a copy
+of the database alone is useless. A file of its own: it is written seldom, and deleted values must
+be gone.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class Secret:
     updated_at: float
 
     def to_json(self) -> dict[str, Any]:
-        """What its owner may see."""
+        """The fields that its owner may see."""
         return {
             "name": self.name,
             "key": self.key,
@@ -70,7 +69,7 @@ class Secret:
 
 
 class SecretStore:
-    """The secrets of one gateway; what is kept of a value is for :mod:`k8e.sessions.secrets`."""
+    """The secrets of one gateway; their values are opened by :mod:`k8e.sessions.secrets` alone."""
 
     def __init__(self, path: Path) -> None:
         self._db = database.connect(path, MIGRATIONS, durable=True)
@@ -80,7 +79,7 @@ class SecretStore:
         self._db.close()
 
     def put(self, secret: Secret, value: bytes) -> None:
-        """Write a value down, in the place of the one before."""
+        """Store a value, in place of an older one."""
         self._db.execute(
             "INSERT INTO secrets (owner, tenant, name, key, value, created_at, updated_at)"
             " VALUES (?,?,?,?,?,?,?) ON CONFLICT DO UPDATE SET value=excluded.value,"
@@ -103,7 +102,7 @@ class SecretStore:
         return None if row is None else bytes(row[0])
 
     def listing(self, owner: str, tenant: str = "") -> list[Secret]:
-        """What an owner has, by tenant and name; of one tenant, if it is given."""
+        """The secrets of an owner, by tenant and name; of one tenant, if it is given."""
         condition, values = "owner=?", (owner,)
         if tenant:
             condition, values = "owner=? AND tenant=?", (owner, tenant)
@@ -115,7 +114,7 @@ class SecretStore:
         return int(self._db.execute(query, (owner,)).fetchone()[0])
 
     def delete(self, owner: str, tenant: str, name: str, key: str = "") -> int:
-        """Remove a secret, or one value of it; how many values there were."""
+        """Remove a secret, or one value of it; return how many values there were."""
         condition, values = "owner=? AND tenant=? AND name=?", [owner, tenant, name]
         if key:
             condition, values = f"{condition} AND key=?", [*values, key]
@@ -136,10 +135,10 @@ class SecretStore:
         return self._db.execute("SELECT 1 FROM secrets LIMIT 1").fetchone() is None
 
     def _sweep(self) -> None:
-        """Leave nothing of old values in the log of changes either."""
+        """Remove old values from the write-ahead log as well."""
         self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
-    # What shows that a key is the right one.
+    # The proof that a key is the right one.
 
     def proof(self) -> bytes | None:
         row = self._db.execute("SELECT proof FROM cipher").fetchone()
@@ -175,14 +174,14 @@ class Secrets:
     # Managing.
 
     async def set(self, owner: str, tenant: str, name: str, key: str, value: str) -> Secret:
-        """Keep a value, in the place of the one before; sessions that have that one keep it."""
+        """Store a value in place of an older one; sessions that have the old one keep it."""
         _check_place(tenant, name, key)
         data = _checked_value(value)
         cipher = await self._cipher()
         known = self._store.value(owner, tenant, name, key) is not None
         if not known and self._store.count(owner) >= MAX_SECRETS:
             raise errors.LimitExceeded(
-                f"there are {MAX_SECRETS} secrets, the most that one may have",
+                f"there are {MAX_SECRETS} secrets already, the most that one owner may have",
                 hint="k8e secret delete NAME removes one",
             )
         nonce = random.token_bytes(_NONCE_BYTES)
@@ -193,11 +192,11 @@ class Secrets:
         return made
 
     def listing(self, owner: str, tenant: str = "") -> list[Secret]:
-        """The names and keys of secrets; their values are never told."""
+        """The names and keys of secrets, without their values."""
         return self._store.listing(owner, check_tenant(tenant) if tenant else "")
 
     def delete(self, owner: str, tenant: str, name: str, key: str = "") -> int:
-        """Remove a secret, or one value of it; how many values are gone."""
+        """Remove a secret, or one value of it; return how many values were removed."""
         _check_place(tenant, name, key or name)
         gone = self._store.delete(owner, tenant, name, key)
         if not gone:
@@ -208,7 +207,7 @@ class Secrets:
         return gone
 
     def evict(self, owner: str) -> None:
-        """Remove the secrets of an owner who may not come back."""
+        """Remove the secrets of an owner that was removed."""
         self._store.evict(owner)
 
     def owners(self) -> set[str]:
@@ -274,7 +273,7 @@ class Secrets:
         return ChaCha20Poly1305(key)
 
     def _prove(self, cipher: ChaCha20Poly1305) -> None:
-        """Refuse another key than the one of before: nothing would be readable afterwards."""
+        """Refuse a key that is not the one of before: no secret could be read with it."""
         proof = self._store.proof()
         if proof is None or self._store.is_empty():
             nonce = random.token_bytes(_NONCE_BYTES)
@@ -322,7 +321,7 @@ def _new_key(path: Path) -> bytes:
 
 
 def _place(owner: str, tenant: str, name: str, key: str) -> bytes:
-    """What a value is bound to; none of the parts can have a NUL in it."""
+    """The associated data of a value; none of the parts can have a NUL in it."""
     return "\0".join((owner, tenant, name, key)).encode("utf-8", "surrogateescape")
 
 
@@ -337,7 +336,7 @@ def _checked_value(value: str) -> bytes:
         raise errors.InvalidRequest("the value is empty", hint="pass it on stdin")
     if "\0" in value or not database.is_text(value):
         raise errors.InvalidRequest(
-            "the value is no text without NUL bytes, so no variable can have it",
+            "the value is not text, or has a NUL byte, so a variable cannot hold it",
             hint="encode it, for example with base64",
         )
     data = value.encode()
@@ -351,5 +350,5 @@ def _shown(name: str, key: str) -> str:
 
 
 def hidden(values: Mapping[str, str]) -> tuple[str, ...]:
-    """What of a session's secrets its transcript must not show."""
+    """The values of a session's secrets that its transcript must not show."""
     return tuple(dict.fromkeys(values.values()))

@@ -27,7 +27,7 @@ from k8e.sessions.launch import Launcher
 from k8e.sessions.lifetime import BY_OWNER, Evictions, LifetimeWatch, SessionEnder
 from k8e.sessions.live import Live
 from k8e.sessions.network import Network
-from k8e.sessions.operations import Operations
+from k8e.sessions.operations import GuestOperations
 from k8e.sessions.pause import Pauses
 from k8e.sessions.pool import PoolPolicy, WarmPool
 from k8e.sessions.quotas import QuotaHolder, Quotas
@@ -41,7 +41,7 @@ from k8e.settings import Settings
 
 log = logging.getLogger(__name__)
 
-COUNT_SECONDS = 5.0  # that a guest may need to list its programs for somebody who looks
+COUNT_SECONDS = 5.0  # that a guest may need to list its programs for a client
 END_SECONDS = 10.0  # that a creation waits for the end of the session whose id it asks for
 
 
@@ -60,7 +60,7 @@ class Make(Protocol):
 
 
 class StandingSessions:
-    """The one session that each tenant gets when it names none."""
+    """The standing sessions: one for each tenant, used when it names none."""
 
     def __init__(
         self,
@@ -73,19 +73,19 @@ class StandingSessions:
         """``make`` makes a session if the gateway, its quotas and its disk allow another one."""
         self._runtimes = runtimes
         self._templates = templates
-        # Each run that names no session looks here, so it costs no query.
+        # Each run that names no session comes here, so it costs no query.
         self._live: dict[tuple[str, str], Live] = {}  # by owner and tenant
         self._maker = maker
         self._make = make
         self._store = store
 
     def begin(self, live: Live) -> None:
-        """Remember a session that lives from now on, if it is a standing one."""
+        """Remember a live session, if it is a standing one."""
         if live.session.auto:
             self._live[live.session.owner, live.session.spec.tenant] = live
 
     def forget(self, session: Session) -> None:
-        """A session has ended; its tenant may have the next one already."""
+        """Forget a session that has ended; its tenant may have the next one already."""
         key = session.owner, session.spec.tenant
         known = self._live.get(key)
         if known is not None and known.session.session_id == session.session_id:
@@ -100,7 +100,7 @@ class StandingSessions:
         content: SessionSpec | None = None,
         template: str = "",
     ) -> Session | None:
-        """The default session of a tenant, if it has a live one; it must be as it is asked for."""
+        """A tenant's live standing session, if there is one and it matches the request."""
         asked = self._runtimes.resolve(runtime)
         live = self._live.get((principal.name, tenant))
         if live is None or live.ending is not None:
@@ -109,7 +109,7 @@ class StandingSessions:
         return live.session
 
     async def of_fields(self, principal: Principal, fields: dict[str, Any]) -> Session:
-        """The session of a tenant that names none, as a client describes it; from its template."""
+        """A tenant's standing session, from a client's fields and, for the rest, a template."""
         asked = self._maker.with_defaults(SessionSpec.from_json(fields))
         known = self._find(principal, asked)
         if known is not None:
@@ -119,12 +119,12 @@ class StandingSessions:
     async def get(
         self, principal: Principal, asked: SessionSpec, spec: SessionSpec | None = None
     ) -> Session:
-        """The session that a tenant gets when it names none; made at first use.
+        """A tenant's standing session; made at first use.
 
         Args:
-            principal: whose it is.
-            asked: what it has to be like.
-            spec: what it is made of, if that is more.
+            principal: its owner.
+            asked: the properties that it must have.
+            spec: its specification, if that says more.
         """
         spec = self._maker.with_defaults(spec or asked)
         known = self._find(principal, asked)
@@ -167,7 +167,7 @@ class Sessions:
         runtimes: Runtimes,
         snapshots: SnapshotStore | None = None,
     ) -> None:
-        """``snapshots`` has their rows where several gateways share them."""
+        """``snapshots`` holds their rows where several gateways share them."""
         self.runtimes = runtimes
         self._settings = settings
         self._store = store
@@ -221,7 +221,7 @@ class Sessions:
         self._lifetimes = LifetimeWatch(self._tasks.spawn, self._ender.end)
         self._greed = GreedWatch(runtimes, self._live, self._ender.end)
         self._intents = Intents(settings.run_dir / "intents")
-        self.operations = Operations(
+        self.operations = GuestOperations(
             self.events,
             self._network,
             self._intents,
@@ -239,7 +239,7 @@ class Sessions:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
-        """Adopt what is there, then serve until the block ends; sandboxes stay when it does."""
+        """Adopt existing sandboxes, then serve until the block ends; sandboxes outlive it."""
         catching_up: list[asyncio.Task[None]] = []
         try:
             await self.templates.start()
@@ -277,14 +277,14 @@ class Sessions:
             self._intents.close()
 
     async def _adopt(self) -> list[asyncio.Task[None]]:
-        """Take over what the last gateway left; the tasks that find out what happened meanwhile."""
+        """Take over the last gateway's sessions; return tasks that note what happened meanwhile."""
         tasks: list[asyncio.Task[None]] = []
         self.events.start(self._store.sandboxes())
         self.operations.recover(self._store.get)
         before = self._store.unended()
         for session, guest in await adoption.adopt(self._store, self.runtimes):
             live = self._begin(session, guest)
-            live.has_background = True  # perhaps: it will be asked
+            live.has_background = True  # it may have some: it will be asked
             live.limits.catch_up()
             if live.paused:
                 self._pauses.freeze_again(live)
@@ -301,7 +301,7 @@ class Sessions:
         return tasks
 
     def _catch_up(self, live: Live) -> asyncio.Task[None]:
-        """Note what ended while no gateway looked."""
+        """Note what ended while no gateway was watching."""
         return self._tasks.spawn(self.operations.catch_up(live))
 
     def sandboxes(self) -> set[str]:
@@ -316,11 +316,11 @@ class Sessions:
             yield QuotaHolder(session.owner, session.spec.tenant)
 
     def count(self) -> int:
-        """Sessions that exist or are being made."""
+        """The number of sessions that exist or are being made."""
         return len(self._live) + self._maker.count()
 
     def warning(self, session: Session) -> str:
-        """What a client must know about a session whose sandbox is weaker than the usual ones."""
+        """A warning for clients of a session whose sandbox is weaker than usual."""
         told = [self.runtimes.warning(named=bool(session.spec.runtime))]
         if lacks := self._network.lacks(session):
             told.append(f"this session has no network: {lacks}")
@@ -328,7 +328,7 @@ class Sessions:
         return "; ".join(filter(None, told))
 
     def weaker(self, session: Session) -> str:
-        """What to say of a session that was made while a stronger runtime did not work."""
+        """A warning about a session that was made while a stronger runtime did not work."""
         stronger = self.runtimes.stronger(session.runtime)
         if stronger is None or session.spec.runtime or self._settings.default_runtime:
             return ""
@@ -347,7 +347,7 @@ class Sessions:
         return session
 
     def refuse_if_elsewhere(self, session: Session) -> None:
-        """Refuse what only the gateway of a session can tell."""
+        """Refuse a call that only the gateway of a session can answer."""
         other = self._store.elsewhere(session)
         if other is not None:
             raise refusals.elsewhere(session.session_id, other)
@@ -375,13 +375,13 @@ class Sessions:
         return [item for item in found if not tenant or item.spec.tenant == tenant]
 
     async def all_events(self, principal: Principal, limit: int = 0, cursor: str = "") -> EventPage:
-        """What happened in all sessions of a caller, also in those that ended not long ago."""
+        """Events of all sessions of a caller, also of those that ended not long ago."""
         return await self.events.read_all(self._store.sandboxes(principal.name), limit, cursor)
 
     # Creating.
 
     async def create(self, principal: Principal, spec: SessionSpec) -> Session:
-        """A new session; the one of before if the request id was used for the same request."""
+        """A new session, or the existing one if the request id was used for the same request."""
         spec = self._maker.with_defaults(spec)
         key = ""
         if spec.request_id:
@@ -489,7 +489,7 @@ class Sessions:
             return live.session, policy.words()
 
     async def pause(self, principal: Principal, session_id: str) -> None:
-        """Stop everything in a session, and in its children, where it is."""
+        """Freeze a session and its children."""
         live = self._own(principal, session_id)
         before = live.paused
         await self._pauses.pause(live)
@@ -515,7 +515,7 @@ class Sessions:
         return self.runtimes.leftovers()
 
     async def removals(self) -> list[dict[str, Any]]:
-        """What is left of sandboxes that have ended, also where only time can help."""
+        """Remains of sandboxes that have ended, also those that only time can remove."""
         disks = await self.runtimes.held_disks()
         told = [{"sandbox_id": name, "what": what} for name, what in disks.items()]
         return [asdict(item) for item in self.leftovers()] + told
@@ -525,7 +525,7 @@ class Sessions:
         return self._network.support()
 
     async def try_network_again(self) -> None:
-        """Have a network now, where there was none before and that has changed."""
+        """Start the network now, if there was none before and the reason may be gone."""
         await self._network.try_again(at_once=True)
 
     def _has_network_now(self) -> None:
@@ -561,7 +561,7 @@ class Sessions:
         return live.session
 
     async def destroy(self, principal: Principal, session_id: str) -> str:
-        """End a session; what of its sandbox could not be removed yet, in words, mostly nothing."""
+        """End a session; return what of its sandbox could not be removed yet, mostly nothing."""
         live = self._live.get(session_id)
         if live is None or live.session.owner != principal.name:
             found = self._store.get(session_id, principal.name)
@@ -573,13 +573,13 @@ class Sessions:
         return live.left
 
     def _lost(self, session: Session) -> None:
-        """Another gateway has ended a session of ours, since it took this one for dead."""
+        """Drop a session of ours that another gateway, which took this one for dead, has ended."""
         live = self._live.get(session.session_id)
         if live is not None and live.session.sandbox_id == session.sandbox_id:
             self._tasks.spawn(self._ender.end(live, session.ended_reason))
 
     async def destroy_all(self, reason: str) -> None:
-        """End every session, for a gateway that is told to leave nothing."""
+        """End every session, for a gateway that must leave nothing behind."""
         await self._maker.stop()
         for live in list(self._live.values()):
             await self._ender.end(live, reason)

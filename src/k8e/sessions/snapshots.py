@@ -211,7 +211,7 @@ MAX_DIGEST = 200  # characters
 
 
 class Source(Protocol):
-    """What snapshots need to know of sessions."""
+    """The functions of sessions that snapshots need."""
 
     def get(self, principal: Principal, session_id: str) -> Session: ...
 
@@ -260,7 +260,7 @@ class Snapshots:
         if self._shared:
             self._folder.mkdir(mode=0o700, exist_ok=True)
         if not self._folder.is_dir():
-            return  # nobody has ever saved anything
+            return  # no snapshot was ever saved here
         known = {item.blob: item for item in self._store.with_blobs()}
         found = await asyncio.to_thread(archives.sweep, self._folder, set(known))
         for blob in set(known) - found:
@@ -322,7 +322,7 @@ class Snapshots:
     ) -> tuple[Snapshot, str]:
         """Save a session's workspace; return the snapshot, and a warning or an empty text.
 
-        ``partly`` leaves out what cannot be read, where a workspace is broken.
+        ``partly`` leaves out unreadable files of a broken workspace.
         """
         self._source.get(principal, session_id)
         turn = self._turns.setdefault(session_id, asyncio.Lock())
@@ -399,7 +399,7 @@ class Snapshots:
         """Delete one; readers that have it open can go on reading."""
         found = self.get(owner, name)
         await self._store.delete(owner, name)
-        if not self._store.place(found):  # else its gateway sweeps it away when it starts
+        if not self._store.place(found):  # otherwise its gateway removes it when it starts
             await self._remove(found.blob)
 
     async def evict(self, owner: str) -> None:
@@ -415,7 +415,7 @@ class Snapshots:
     # K8E's registry.
 
     async def put(self, owner: str, name: str, layers: Sequence[str]) -> Snapshot:
-        """Remember a name for content that is kept elsewhere."""
+        """Store a name for content that is kept elsewhere."""
         before = self._store.get(owner, check_snapshot_name(name))
         if before is not None and before.blob:
             raise errors.Conflict(
@@ -445,7 +445,7 @@ class Snapshots:
                     return await reader.read(count)
 
                 await archives.unpack(opening, feed)
-                while await reader.read(MIB):  # tar may leave the end to us
+                while await reader.read(MIB):  # tar may leave the end of the archive unread
                     pass
         except FileNotFoundError:
             self.get(owner, name)  # it was deleted just now, or replaced
@@ -455,7 +455,7 @@ class Snapshots:
         if reader.digest != found.digest:
             raise errors.ToolFailed(
                 f"the archive of snapshot {name!r} is damaged: it is not what was saved",
-                hint="delete it, and save it anew",
+                hint="delete it, and save it again",
             )
 
 
@@ -465,7 +465,7 @@ class _Quota:
     def __init__(
         self, disk: int, left: Callable[[], int], writing: Counter[str], owner: str
     ) -> None:
-        # Small files need headers and padding; names that are long need more.
+        # Small files need headers and padding; long names need more.
         self._limit = disk + disk // 2 + 16 * MIB
         self._disk = disk
         self._left = left
@@ -497,7 +497,7 @@ class _Quota:
             )
 
     def hear(self, count: int) -> None:
-        """Count names and errors too: they are not stored, but must not be endless."""
+        """Count names and error lines too: they are not stored, but must not be endless."""
         self._heard += count
         if self._heard > self._limit:
             raise errors.LimitExceeded("the sandbox lists more files than its disk can hold")
@@ -510,7 +510,7 @@ def _disk(error: OSError) -> errors.K8eError:
     """An error of the gateway's own files, without its paths: those are not for clients."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return errors.LimitExceeded(
-            "the gateway's disk is full", hint="delete snapshots, or ask whoever runs the gateway"
+            "the gateway's disk is full", hint="delete snapshots, or ask the gateway's operator"
         )
     log.error("a snapshot could not be written", exc_info=error)
     return errors.K8eError(f"the snapshot could not be written: {error.strerror}")

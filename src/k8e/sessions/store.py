@@ -1,7 +1,7 @@
-"""Where sessions are written down: what every store of them does, and SQLite in the data folder.
+"""Stores of sessions: the interface, and SQLite in the data folder.
 
 Reads answer at once, on the event loop. A write takes its place among the others when it is asked
-for; its caller awaits the commit before it tells anybody.
+for; its caller awaits the commit before it tells a client.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ MIGRATIONS = (
     ALTER TABLE sessions ADD COLUMN rebinding INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE sessions ADD COLUMN ending TEXT NOT NULL DEFAULT '';
     """,
-    # Of those that live, one has an id; what has ended keeps its row, whoever has the id next.
+    # An id is unique among live sessions; an ended session keeps its row, even if the id is used
+    # again.
     """
     CREATE TABLE sessions_5 (
         sandbox_id    TEXT PRIMARY KEY,
@@ -103,7 +104,7 @@ class Elsewhere(NamedTuple):
 
 
 class Most(NamedTuple):
-    """How many sessions a principal and one of its tenants may have over all gateways; 0: any."""
+    """The session limits of a principal and one of its tenants over all gateways; 0: any number."""
 
     principal: int = 0
     tenant: int = 0
@@ -132,7 +133,7 @@ class SessionStore(Protocol):
         ...
 
     def half_allowed(self) -> list[Session]:
-        """Its sessions of which it was written what they may reach, and perhaps no more."""
+        """This gateway's sessions with a policy that was written down, but perhaps not applied."""
         ...
 
     def unended(self) -> list[Session]:
@@ -180,7 +181,7 @@ class SessionStore(Protocol):
         ...
 
     def begin_end(self, session_id: str, reason: str) -> Awaitable[None]:
-        """Write down that a session is being removed, before anything of it is."""
+        """Write down that a session is being removed, before its removal begins."""
         ...
 
     def end(self, session_id: str, reason: str, at: float) -> Awaitable[None]: ...
@@ -190,7 +191,7 @@ class SessionStore(Protocol):
     def allow(
         self, session: Session, words: tuple[str, ...], *, under_way: bool = False
     ) -> Awaitable[None]:
-        """Write down what a session may reach; ``under_way`` until the kernel says so too."""
+        """Write down what a session may reach; ``under_way`` until the kernel enforces it."""
         ...
 
     def forget_ended(self, before: float, owner: str = "") -> Awaitable[None]:
@@ -205,7 +206,7 @@ class SqliteSessionStore:
         self._db = database.connect(path, MIGRATIONS, durable=False)
         self._ends = 0
         self.on_forget: list[Callable[[str], None]] = []
-        self.on_lost: list[Callable[[Session], None]] = []  # there is nobody to lose one to
+        self.on_lost: list[Callable[[Session], None]] = []  # no other gateway could take it away
         self.most_of: Callable[[Session], Most] = lambda _: ANY_NUMBER
 
     def close(self) -> None:
@@ -217,10 +218,11 @@ class SqliteSessionStore:
         except sqlite3.IntegrityError:
             raise errors.Conflict(
                 f"session {session.session_id!r} exists already",
-                hint="choose another id, or leave it away to get a random one",
+                hint="choose another id, or leave it out to get a random one",
             ) from None
         if session.spec.session_id:
-            # An id means one session to its owner, the newest. What others had under it is theirs.
+            # An id means one session to its owner, the newest. Other owners' sessions under it are
+            # theirs.
             ours = (session.session_id, session.owner)
             self._forget("session_id=? AND owner=?", *ours)
         return DONE
@@ -292,7 +294,7 @@ class SqliteSessionStore:
     def allow(
         self, session: Session, words: tuple[str, ...], *, under_way: bool = False
     ) -> Done[None]:
-        # By its sandbox: that takes a while, and somebody else may have its id by then.
+        # By its sandbox: that takes a while, and another session may have its id by then.
         self._db.execute(
             "UPDATE sessions SET allowed_hosts=?, rebinding=? WHERE sandbox_id=?",
             (json.dumps(words), int(under_way), session.sandbox_id),
@@ -343,7 +345,7 @@ class SqliteSessionStore:
         return self._select("phase != 'ended'")
 
     def elsewhere(self, session: Session) -> Elsewhere | None:
-        return None  # nobody else uses the file
+        return None  # no other process uses the file
 
     def others(self) -> Iterable[Session]:
         return ()
@@ -369,7 +371,7 @@ def _read(row: tuple[Any, ...]) -> Session:
 
 
 def _date(row: tuple[Any, ...]) -> float:
-    """When it expires; what ended in an earlier run of the machine keeps the date that it had."""
+    """Its expiry date; a session that ended in an earlier run of the machine keeps its date."""
     told, deadline = row[7], row[12]
     return told if not deadline or row[5] == Phase.ENDED else live.date_of(deadline, told)
 

@@ -34,7 +34,7 @@ class Make(Protocol):
 
 
 class Children:
-    """Makes children, and lets them follow what happens to their parents."""
+    """Makes children, and applies to them what happens to their parents."""
 
     def __init__(
         self, store: SessionStore, network: Network, maker: SessionMaker, limit: int
@@ -47,7 +47,7 @@ class Children:
     # Making.
 
     async def make(self, parent: Live, kind: str, path: str, make: Make) -> Session:
-        """A child of ``parent``: an agent of this kind that works in this folder."""
+        """Make a child of ``parent``: an agent of this type that works in this folder."""
         self._check(parent)
         spec = child_spec(parent.session, kind)
         kin = Kinship(parent.session, check_path(path))
@@ -81,7 +81,7 @@ class Children:
     # Following.
 
     async def catch_up(self, parent: Live, child: Live) -> None:
-        """Give a new child what its parent got while it was being made."""
+        """Apply to a new child what its parent got while it was being made."""
         await self.extend(parent, before=child.session.deadline)
         async with parent.policy:  # a change that is under way may not have seen this child
             words = parent.session.allowed_hosts
@@ -93,7 +93,8 @@ class Children:
         """Let a session reach what ``policy`` says, and its children too."""
         failed: errors.K8eError | None = None
         family = (live, *live.children)
-        for one in family:  # before the kernel knows: a gateway after us would go on with it
+        # Before the kernel enforces it: otherwise a gateway after us would go back.
+        for one in family:
             await self._store.allow(one.session, words, under_way=True)
         for one in family:
             try:
@@ -117,7 +118,7 @@ class Children:
             )
 
     async def extend(self, parent: Live, before: float) -> None:
-        """Let children that would have lived as long as their parent go on to do so."""
+        """Extend children that would have lived as long as their parent."""
         expires_at, deadline = parent.session.expires_at, parent.session.deadline
         for child in list(parent.children):
             if child.session.deadline >= before or child.session.deadline > deadline:
@@ -143,7 +144,7 @@ class Children:
 
 
 def child_spec(parent: Session, kind: str) -> SessionSpec:
-    """What a child is made of: all that its parent has, as it is now."""
+    """The specification of a child: all that its parent has now."""
     if len(kind) > MAX_AGENT_TYPE or not kind.isprintable():
         raise errors.InvalidRequest(
             f"an agent type has at most {MAX_AGENT_TYPE} printable characters"
@@ -154,7 +155,7 @@ def child_spec(parent: Session, kind: str) -> SessionSpec:
         runtime=parent.runtime,  # by name: a child never gets a weaker one
         session_id="",
         request_id="",
-        snapshot="",  # what the parent began with is in the workspace that they share
+        snapshot="",  # the parent's first content is in the workspace that they share
         manifest=Manifest(),
         labels=labels,
         allowed_hosts=parent.allowed_hosts,
@@ -162,9 +163,9 @@ def child_spec(parent: Session, kind: str) -> SessionSpec:
 
 
 def check_path(path: str) -> str:
-    """``path`` without what is superfluous; it must be ``/workspace`` or below, as it is written.
+    """``path`` without superfluous parts; it must be ``/workspace`` or below, as it is written.
 
-    What it leads to is the guest's to find out: nothing on the host follows it.
+    Only the guest follows it; nothing on the host does.
     """
     parts = [part for part in path.split("/") if part not in ("", ".")]
     fits = path.startswith("/") and parts[:1] == ["workspace"] and ".." not in parts
@@ -177,7 +178,7 @@ def check_path(path: str) -> str:
 
 
 def _prefix(parent: Live) -> str:
-    """What the keys begin with under which children of ``parent`` are being made."""
+    """The prefix of the keys under which children of ``parent`` are being made."""
     return f"child {parent.session.session_id} "
 
 

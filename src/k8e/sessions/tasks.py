@@ -1,7 +1,7 @@
 """Background work of a gateway, waited for when it leaves; and progress of long work.
 
-The listener travels in a context variable: the work may be done several calls below whoever asked,
-and in a task of its own, which inherits the variable.
+The listener travels in a context variable: the work may be done several calls below the function
+that set it, and in a task of its own, which inherits the variable.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ T = TypeVar("T")
 
 
 class Tasks:
-    """What is under way; nothing of it is forgotten by the event loop."""
+    """Background tasks under way, with references that keep them from being collected."""
 
     def __init__(self, failure: str = "a task failed") -> None:
-        """``failure`` is what the log says when a background task fails."""
+        """``failure`` is the message that the log gets when a background task fails."""
         self._failure = failure
         self._running: set[asyncio.Task[Any]] = set()
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run it in the background; its failure is logged and ends nothing but itself."""
+        """Run it in the background; a failure is logged and ends nothing else."""
         task = self._start(work)
         task.add_done_callback(self._tell)
         return task
 
     async def to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do it to the end, also if the caller leaves: half a change is none that anybody wants."""
+        """Run it to the end, even if the caller leaves: half a change helps no one."""
         task = self._start(work)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            task.add_done_callback(self._tell)  # nobody else will hear of it
+            task.add_done_callback(self._tell)  # no other code will hear of it
             raise
 
     async def wait(self) -> None:
@@ -81,7 +81,7 @@ _listener: ContextVar[_Listener | None] = ContextVar("listener", default=None)
 
 
 def listen(tell: Tell) -> None:
-    """From now on, in this task and those that it starts, ``tell(done, total)`` hears of it."""
+    """Report progress to ``tell(done, total)`` in this task and those that it starts."""
     _listener.set(_Listener(tell))
 
 

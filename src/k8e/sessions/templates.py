@@ -1,9 +1,8 @@
 """The templates of a gateway: from files, by API, and the one that is built in.
 
-Files win: they are what the operator keeps, so a name that a file has can neither be applied nor
-deleted by API, and a broken file makes its name unusable instead of letting something weaker
-stand in for it. Nobody polls: files are looked at when templates are used, once for each session
-that is made.
+Files win: they are the operator's, so a name that a file has can neither be applied nor deleted by
+API, and a broken file makes its name unusable instead of letting something weaker stand in for it.
+There is no polling: files are examined when templates are used, once for each session that is made.
 """
 
 from __future__ import annotations
@@ -72,13 +71,13 @@ def read_template(path: Path) -> Template:
 
 
 def _content(path: Path) -> bytes:
-    # Whoever names a pipe like a template shall not make us wait for it.
+    # A pipe that is named like a template must not make us wait for it.
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
             raise errors.InvalidRequest(f"{path.name}: it is not a file")
-        # A template can name any path of this machine: nobody else may have a hand in it.
+        # A template can name any path of this machine, so no other user may write it.
         if info.st_uid not in (0, os.geteuid()) or info.st_mode & 0o022:
             raise errors.InvalidRequest(
                 f"{path.name}: others can write to it, so it is not used",
@@ -118,7 +117,7 @@ class TemplateStore:
         self._db.close()
 
     def put(self, name: str, recipe: dict[str, Any], by: str) -> None:
-        """Write a recipe down in the place of the one before. One statement: the last one wins."""
+        """Store a recipe in place of the one before. One statement: the last writer wins."""
         self._db.execute(
             "REPLACE INTO templates (name, recipe, applied_by, applied_at) VALUES (?,?,?,?)",
             (name, json.dumps(recipe), by, time.time()),
@@ -133,7 +132,7 @@ class TemplateStore:
 
 
 def _recipe(text: str) -> Any:
-    """What was written down; None, which is no recipe, where it cannot be read."""
+    """The stored recipe; None where it cannot be read."""
     try:
         return json.loads(text)
     except errors.UNREADABLE:
@@ -149,7 +148,7 @@ MAX_APPLIED = 1000
 
 @dataclass(frozen=True)
 class TemplateEntry:
-    """A template and where it is from, or why it cannot be used."""
+    """A template and its origin, or why it cannot be used."""
 
     name: str
     source: str
@@ -163,7 +162,7 @@ class TemplateEntry:
 def checker(
     runtimes: Runtimes, longest: float, default_registry: str = ""
 ) -> Callable[[Template], None]:
-    """What refuses a template from which no session could be made, as far as that is known."""
+    """A check that refuses a template from which no session could be made, as far as is known."""
 
     def check(template: Template) -> None:
         runtimes.resolve(template.runtime)
@@ -190,7 +189,7 @@ class Templates:
         *,
         pool_total: int = 0,
     ) -> None:
-        """Who applies one may ask for ``pool_total`` ready sandboxes; 0 does not look at that."""
+        """Templates may ask for ``pool_total`` ready sandboxes in all; 0 means no check."""
         self.folder = folder
         self.on_change: list[Callable[[str], None]] = []
         """Called with the name of each template that came, went or became another."""
@@ -207,7 +206,7 @@ class Templates:
     # Living.
 
     async def start(self) -> None:
-        """Read everything; what is broken is told and stops nothing."""
+        """Read everything; broken templates are logged and stop nothing."""
         if self._database.exists():
             for name, recipe in self._store.all().items():
                 self._applied[name] = self._entry(name, API, lambda n=name, r=recipe: _parse(r, n))
@@ -216,7 +215,7 @@ class Templates:
         except OSError as error:
             raise errors.InvalidRequest(
                 f"the templates in {self.folder} cannot be read: {error.strerror}",
-                hint="mend that, or set K8E_TEMPLATES to another folder",
+                hint="fix that, or set K8E_TEMPLATES to another folder",
             ) from None
         await self.refresh()
         self._settle()
@@ -235,14 +234,14 @@ class Templates:
     # Finding.
 
     def get(self, name: str = "") -> Template:
-        """A template as it was when the files were last looked at; ``default`` for no name."""
+        """A template as of the last look at the files; ``default`` for no name."""
         entry = self._entries.get(name or DEFAULT_TEMPLATE)
         if entry is None:
             raise _unknown(name)
         if entry.template is None:
             raise errors.InvalidRequest(
                 f"template {name or DEFAULT_TEMPLATE!r} cannot be used: {entry.error}",
-                hint="whoever runs the gateway has to mend it; k8e template list shows the others",
+                hint="the gateway's operator has to fix it; k8e template list shows the others",
             )
         return entry.template
 
@@ -252,7 +251,7 @@ class Templates:
         return self.get(name)
 
     async def specify(self, asked: dict[str, Any]) -> SessionSpec:
-        """What a session is made of: what a client asks for, and its template for the rest."""
+        """The specification of a session: the client's request, and its template for the rest."""
         name = asked.get("template") or ""
         if not isinstance(name, str):
             raise errors.InvalidRequest("template must be the name of one")
@@ -270,16 +269,18 @@ class Templates:
     # Changing.
 
     async def apply(self, recipe: Any, by: str) -> TemplateEntry:
-        """Keep a recipe under its name, in the place of the one before."""
+        """Store a recipe under its name, in place of the one before."""
         template = templates.parse(recipe, "", "the template")
         self._check(template)
-        # Of one that is there already, sessions are made all the same, and what is ready is shared.
+        # Sessions are made from an existing one all the same, and ready sandboxes are shared.
         if self._pool_total:
             check_total(template.pool_min or 0, self._pool_total)
         await self.refresh()
         self._refuse_if_file(template.name)
         if template.name not in self._applied and len(self._applied) >= MAX_APPLIED:
-            raise errors.LimitExceeded(f"there are {MAX_APPLIED} templates, the most there may be")
+            raise errors.LimitExceeded(
+                f"there are {MAX_APPLIED} templates already, which is the limit"
+            )
         self._store.put(template.name, template.to_json(), by)
         log.info("template %s was applied by %s", template.name, by)
         self._applied[template.name] = TemplateEntry(template.name, API, template)
@@ -315,7 +316,7 @@ class Templates:
         if self._scan() == self._stamps:
             return
         async with self._turn:
-            stamps = self._scan()  # somebody else may have been quicker
+            stamps = self._scan()  # another task may have been quicker
             changed = [name for name, stamp in stamps.items() if self._stamps.get(name) != stamp]
             read = await asyncio.to_thread(_read_all, self.folder, changed)
             kept = {name: entry for name, entry in self._files.items() if name in stamps}
@@ -328,7 +329,8 @@ class Templates:
         try:
             return scan_templates(self.folder)
         except OSError as error:
-            # What was read before goes on; a weaker template than meant must not take its place.
+            # The version that was read before stays in force; a weaker template must not take its
+            # place.
             log.error("the templates in %s cannot be read: %s", self.folder, error)
             return self._stamps
 
@@ -357,7 +359,7 @@ class Templates:
         return TemplateEntry(name, source, template, file=file)
 
     def _settle(self) -> None:
-        """Find the template that wins for each name, and tell observers what is new."""
+        """Find the template that wins for each name, and tell observers about changes."""
         entries = {
             DEFAULT_TEMPLATE: TemplateEntry(DEFAULT_TEMPLATE, OWN, BUILT_IN),
             **self._applied,
@@ -395,7 +397,7 @@ def _read_all(folder: Path, names: list[str]) -> dict[str, Template | errors.K8e
         except errors.K8eError as error:
             found[name] = error
         except Exception as error:
-            # Whatever is wrong with one file must not keep the others from being used.
+            # An error in one file must not keep the others from being used.
             log.exception("the template %s cannot be read", name)
             found[name] = errors.InvalidRequest(f"{name}: it cannot be read: {error!r}"[:500])
     return found
@@ -403,5 +405,5 @@ def _read_all(folder: Path, names: list[str]) -> dict[str, Template | errors.K8e
 
 def _unknown(name: str) -> errors.TemplateNotFound:
     return errors.TemplateNotFound(
-        f"template {name[:80]!r} not found", hint="k8e template list shows those that there are"
+        f"template {name[:80]!r} not found", hint="k8e template list shows the templates"
     )

@@ -1,5 +1,5 @@
-"""Makes agents know k8e: an entry in their MCP configuration, and a skill that says when to use it.
+"""Installs k8e for agents: an MCP server in their configuration, and a skill for its use.
 
-``jsonc`` and ``toml`` change files of others without touching a byte that is not ours, ``agents``
-knows where each agent keeps what, ``installing`` plans and does it, ``files`` writes.
+``jsonc`` and ``toml`` change other programs' files without touching a byte that is not ours,
+``agents`` knows where each agent keeps what, ``install`` plans and does it, ``files`` writes.
 """

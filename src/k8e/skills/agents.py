@@ -1,4 +1,4 @@
-"""Where each agent keeps its MCP servers and its skills, and how it writes a server down."""
+"""Agents: where each keeps its MCP servers and its skills, and how it writes a server down."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _SECRET = "Authorization"  # noqa: S105
 
 
 class ServerEntry(NamedTuple):
-    """The MCP server that an agent shall use: a program to start, or a URL."""
+    """The MCP server that an agent will use: a program to start, or a URL."""
 
     command: tuple[str, ...] = ()
     url: str = ""
     token: str = ""
-    """Empty: the agent shall take it from :data:`TOKEN_VARIABLE` when it starts."""
+    """Empty: the agent takes it from :data:`TOKEN_VARIABLE` when it starts."""
 
     def __repr__(self) -> str:
         return f"Server(command={self.command!r}, url={self.url!r})"
 
 
 class Scope(NamedTuple):
-    """For whom something is installed: a user, or everybody who works on a project."""
+    """The scope of an installation: a user, or everyone who works on a project."""
 
     home: Path
     project: Path | None
@@ -40,7 +40,7 @@ class Scope(NamedTuple):
         return self.project or self.home
 
 
-class Agent(NamedTuple):
+class SupportedAgent(NamedTuple):
     """One agent."""
 
     name: str
@@ -57,7 +57,7 @@ class Agent(NamedTuple):
         return any(place.exists() for place in self.places(scope))
 
     def places(self, scope: Scope) -> list[Path]:
-        """Where something is if the agent is used."""
+        """The paths that exist if the agent is used."""
         roots = dict.fromkeys([scope.home, scope.root])
         found = [root / mark for root in roots for mark in self.marks]
         return list(dict.fromkeys([self.config(scope), *found]))
@@ -108,7 +108,7 @@ def _vscode_folder(scope: Scope) -> Path:
 def _writer(
     variable: str, *, types: bool = False, url: str = "url"
 ) -> Callable[[ServerEntry], dict[str, Any]]:
-    """How an agent writes a server down; ``variable`` is how it names one of its environment."""
+    """The function that writes a server down; ``variable`` is how the agent names a variable."""
 
     def entry(server: ServerEntry) -> dict[str, Any]:
         if server.url:
@@ -133,7 +133,7 @@ _SERVERS = ("mcpServers",)
 AGENTS = {
     agent.name: agent
     for agent in (
-        Agent(
+        SupportedAgent(
             "claude",
             _claude,
             _claude_skills,
@@ -141,7 +141,7 @@ AGENTS = {
             _writer("${{{}}}", types=True),
             (".claude", ".claude.json"),
         ),
-        Agent(
+        SupportedAgent(
             "kiro",
             _below(".kiro/settings/mcp.json", ".kiro/settings/mcp.json"),
             _below(".kiro/skills", ".kiro/skills"),
@@ -149,7 +149,7 @@ AGENTS = {
             _writer("${{{}}}"),
             (".kiro",),
         ),
-        Agent(
+        SupportedAgent(
             "gemini",
             _below(".gemini/settings.json", ".gemini/settings.json"),
             _below(".gemini/skills", ".gemini/skills"),
@@ -157,7 +157,7 @@ AGENTS = {
             _writer("${{{}}}", url="httpUrl"),  # its "url" is the old SSE
             (".gemini",),
         ),
-        Agent(
+        SupportedAgent(
             "codex",
             _codex,
             _below(".agents/skills", ".agents/skills"),
@@ -166,7 +166,7 @@ AGENTS = {
             (".codex",),
             toml=True,
         ),
-        Agent(
+        SupportedAgent(
             "cursor",
             _below(".cursor/mcp.json", ".cursor/mcp.json"),
             _below(".cursor/skills", ".cursor/skills"),
@@ -174,7 +174,7 @@ AGENTS = {
             _writer("${{env:{}}}"),
             (".cursor",),
         ),
-        Agent(
+        SupportedAgent(
             "vscode",
             _vscode,
             _below(".copilot/skills", ".github/skills"),

@@ -1,7 +1,7 @@
-"""Reads and replaces files of others: whole or not at all, with mode and owner, through links.
+"""Reads and replaces other programs' files: whole or not at all, keeping mode, owner and links.
 
-Root does so with the rights of whoever decides where a path leads (:mod:`k8e.rights`): in the home
-of a user that is the user, who may plant a link anywhere and at any moment.
+Root does so with the rights of the user who controls the path (:mod:`k8e.rights`): in a user's home
+that is the user, who may plant a link anywhere and at any moment.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _read(path: Path, root: Path | None) -> FoundFile:
 
 
 def _target(path: Path, root: Path | None) -> Path:
-    """Where a path leads. A link stays a link: what it points to is edited."""
+    """The target of a path. A link stays a link: the file behind it is edited."""
     target = Path(os.path.realpath(path))
     if root is not None and not target.is_relative_to(os.path.realpath(root)):
         raise errors.InvalidRequest(
@@ -73,14 +73,14 @@ def _target(path: Path, root: Path | None) -> Path:
         )
     if target.stat().st_uid != path.lstat().st_uid:
         raise errors.InvalidRequest(
-            f"{path} is a link to {target}, which belongs to somebody else",
+            f"{path} is a link to {target}, which belongs to another user",
             hint="replace the link by a file of your own, and run this again",
         )
     return target
 
 
 def replace(found: FoundFile, data: bytes, *, private: bool = False) -> list[Path]:
-    """Put new content in the place of what was read; which folders had to be made.
+    """Replace a file that was read; return the folders that had to be made.
 
     Refuses if another program changed the file since: an agent that runs writes its own file.
     """
@@ -97,11 +97,11 @@ def replace(found: FoundFile, data: bytes, *, private: bool = False) -> list[Pat
 
 
 def _check_writable(found: FoundFile) -> None:
-    """By opening it: only the kernel knows with whose rights we are here."""
+    """Check by opening it: only the kernel knows with whose rights we are here."""
     try:
         os.close(os.open(found.target, os.O_WRONLY | _AT_ONCE))
     except FileNotFoundError:
-        return  # replacing it will fail, and say why
+        return  # replacing it will fail, and report why
     except OSError:
         raise errors.InvalidRequest(
             f"{found.path} is read-only", hint="chmod u+w it if it may be changed"
@@ -109,7 +109,7 @@ def _check_writable(found: FoundFile) -> None:
 
 
 def remove(found: FoundFile) -> None:
-    """Remove what was read, if it is still there."""
+    """Remove a file that was read, if it still exists."""
     with rights.of_master(found.path):
         found.target.unlink(missing_ok=True)
 
@@ -124,7 +124,7 @@ def _replace(found: FoundFile, data: bytes, *, private: bool) -> None:
             os.fsync(file.fileno())
         if _now(found.target) != found.data:
             raise errors.Conflict(
-                f"{found.path} was changed by somebody else in this moment",
+                f"{found.path} was changed by another program at the same time",
                 hint="end the agent that uses it, and run this again",
             )
         os.replace(name, found.target)  # noqa: PTH105 - the same, with one name less
@@ -157,7 +157,7 @@ def _now(target: Path) -> bytes | None:
 
 
 def _make_folders(folder: Path) -> list[Path]:
-    """Make a folder and its missing parents for the owner of the place; returns the new ones."""
+    """Make a folder and its missing parents for the owner of the place; return the new ones."""
     missing: list[Path] = []
     while not folder.exists():
         missing.append(folder)

@@ -1,7 +1,7 @@
-"""Installs k8e into agents and takes it away again: for each agent all of it, or nothing.
+"""Installs k8e for agents and removes it again: for each agent completely, or not at all.
 
-A receipt of a configuration says which bytes were replaced. As long as nobody changed the file,
-they are put back, and the file is what it was, byte for byte.
+A receipt of a configuration says which bytes were replaced. If the file was not changed since, they
+are put back, and the file is what it was, byte for byte.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, cast
 
 from k8e import errors, rights
 from k8e.skills import agents, files, jsonc, servers, toml
-from k8e.skills.agents import NAME, SKILL, Agent, Scope, ServerEntry
+from k8e.skills.agents import NAME, SKILL, Scope, ServerEntry, SupportedAgent
 from k8e.skills.files import FoundFile
 from k8e.skills.jsonc import UnreadableConfiguration, line_of
 
@@ -28,7 +28,7 @@ _FOLDER = Path(".k8e") / "agents"
 
 
 class TextChange(NamedTuple):
-    """One span of a text that became another one."""
+    """A span of a text that was replaced by another one."""
 
     at: int
     old: str
@@ -54,7 +54,7 @@ class TextChange(NamedTuple):
 
 
 class Receipt(NamedTuple):
-    """What was done to one agent's files."""
+    """A record of the changes to one agent's files."""
 
     config: str
     digest: str
@@ -64,7 +64,7 @@ class Receipt(NamedTuple):
     created: bool
     """Whether there was no such file before."""
     made_holder: bool
-    """Whether the object around our entry is ours, too."""
+    """Whether we also made the object around our entry."""
     skill: dict[str, str]
     """Digests of the skill's files, by path."""
     folders: list[str]
@@ -121,26 +121,26 @@ class Receipts:
         files.write_private(self._file, content.encode())
 
     def back_up(self, name: str, path: Path, data: bytes) -> Path:
-        """Keep what a file had before; the newest of each path."""
+        """Keep a file's earlier content; the newest of each path."""
         mark = digest(str(path).encode())[:8]
         target = self.folder / "backups" / f"{name}-{mark}-{path.name}"
         files.write_private(target, data)
         return target
 
 
-_ADVICE = "mend that line (nothing was changed), and run this again"
+_ADVICE = "correct that line (nothing was changed), and run this again"
 
 
 class Edit(NamedTuple):
-    """What becomes of a configuration; ``after`` is None if the file goes away."""
+    """A planned change of a configuration; ``after`` is None if the file is removed."""
 
     before: str
     after: str | None
     base: str
-    """The text without anything of ours, as far as we know."""
+    """The text without our entry, as far as we know."""
     made_holder: bool = False
     exact: bool = True
-    """Whether ``base`` is what was there before we came."""
+    """Whether ``base`` is the text before our installation."""
 
     @property
     def changed(self) -> bool:
@@ -150,7 +150,7 @@ class Edit(NamedTuple):
         return TextChange.between(self.base, self.after or "") if self.exact else None
 
     def diff(self, path: str, secret: str) -> str:
-        """For people: what changes, without the token."""
+        """The change for people to read, without the token."""
         lines = difflib.unified_diff(
             self.before.splitlines(), (self.after or "").splitlines(), path, path, lineterm="", n=2
         )
@@ -159,7 +159,7 @@ class Edit(NamedTuple):
 
 
 def install_entry(
-    agent: Agent, found: FoundFile, server: ServerEntry, receipt: Receipt | None
+    agent: SupportedAgent, found: FoundFile, server: ServerEntry, receipt: Receipt | None
 ) -> Edit:
     text = _text(found)
     editor = _editor(agent)
@@ -179,7 +179,7 @@ def install_entry(
     return Edit(text, after, base, made, exact)
 
 
-def uninstall_entry(agent: Agent, found: FoundFile, receipt: Receipt | None) -> Edit:
+def uninstall_entry(agent: SupportedAgent, found: FoundFile, receipt: Receipt | None) -> Edit:
     text = _text(found)
     editor = _editor(agent)
     with _Naming(found):
@@ -196,11 +196,11 @@ def uninstall_entry(agent: Agent, found: FoundFile, receipt: Receipt | None) -> 
 
 
 def _says(now: dict[str, Any] | None, wanted: dict[str, Any], ours: tuple[str, ...]) -> bool:
-    """Whether an entry says what it should; what the user added does not count."""
+    """Whether an entry has the right values; keys that the user added do not count."""
     return now is not None and {key: now[key] for key in now if key in ours} == wanted
 
 
-def _editor(agent: Agent) -> ModuleType:
+def _editor(agent: SupportedAgent) -> ModuleType:
     return toml if agent.toml else jsonc
 
 
@@ -216,9 +216,13 @@ def _text(found: FoundFile) -> str:
 
 
 def _check(
-    editor: ModuleType, agent: Agent, before: str, after: str, wanted: dict[str, Any] | None
+    editor: ModuleType,
+    agent: SupportedAgent,
+    before: str,
+    after: str,
+    wanted: dict[str, Any] | None,
 ) -> None:
-    """Read what was written: our entry is there (or gone), and nothing else is different."""
+    """Read the result: our entry is there (or gone), and nothing else is different."""
     holder = agent.holder[0]
     old, new = editor.data(before), editor.data(after)
     entries_old, entries_new = dict(old.pop(holder, {})), dict(new.pop(holder, {}))
@@ -251,7 +255,7 @@ class _Naming:
 
 
 def write_configuration(found: FoundFile, edit: Edit, server: ServerEntry | None) -> list[str]:
-    """Do it; which folders were made."""
+    """Write it; return the folders that were made."""
     if edit.after is None:
         files.remove(found)
         return []
@@ -270,11 +274,11 @@ def texts() -> dict[str, bytes]:
 
 
 class Copy(NamedTuple):
-    """One file of the skill, where it shall be."""
+    """One file of the skill, and its destination."""
 
     found: FoundFile
     content: bytes | None
-    """What it shall have; None if it shall go."""
+    """Its new content; None to remove it."""
     foreign: bool
     """Whether another program wrote the present content."""
 
@@ -284,7 +288,7 @@ class Copy(NamedTuple):
 
 
 def plan_skill(folder: Path, root: Path | None, known: dict[str, str], *, gone: bool) -> list[Copy]:
-    """What becomes of each file. ``known`` has the digests of what we wrote the last time."""
+    """The change of each file. ``known`` has the digests of the files that we wrote last time."""
     shipped = texts()
     names = {str(folder.joinpath(*part.split("/"))): part for part in shipped}
     plans: list[Copy] = []
@@ -301,7 +305,7 @@ ATTEMPTS = 3
 
 
 class InstallOutcome(NamedTuple):
-    """What was done, or with a dry run what would be."""
+    """The changes that were made, or with a dry run would be."""
 
     agent: str
     action: str
@@ -315,7 +319,7 @@ class InstallOutcome(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    agent: Agent
+    agent: SupportedAgent
     scope: Scope
     found: FoundFile
     edit: Edit
@@ -332,8 +336,8 @@ class _Plan(NamedTuple):
         return f"{self.agent.name}:{self.agent.config(self.scope)}"
 
 
-def choose(names: list[str], scope: Scope, *, everything: bool) -> list[Agent]:
-    """The agents that were named; ``all`` are those that are used here."""
+def choose(names: list[str], scope: Scope, *, everything: bool) -> list[SupportedAgent]:
+    """The named agents; ``all`` are those that are used here."""
     some = bool(names) and agents.ALL not in names
     return [
         agent
@@ -342,10 +346,12 @@ def choose(names: list[str], scope: Scope, *, everything: bool) -> list[Agent]:
     ]
 
 
-def _again(act: Callable[[Agent, Scope, bool], InstallOutcome]) -> Callable[..., InstallOutcome]:
-    """Agents that run write their own files now and then: then everything is done again."""
+def _again(
+    act: Callable[[SupportedAgent, Scope, bool], InstallOutcome],
+) -> Callable[..., InstallOutcome]:
+    """Repeat everything if a running agent has written its own files meanwhile."""
 
-    def wrapped(agent: Agent, scope: Scope, *, dry: bool = False) -> InstallOutcome:
+    def wrapped(agent: SupportedAgent, scope: Scope, *, dry: bool = False) -> InstallOutcome:
         for _ in range(ATTEMPTS - 1):
             with contextlib.suppress(errors.Conflict):
                 return act(agent, scope, dry)
@@ -356,9 +362,9 @@ def _again(act: Callable[[Agent, Scope, bool], InstallOutcome]) -> Callable[...,
 
 
 @_again
-def install(agent: Agent, scope: Scope, dry: bool) -> InstallOutcome:
-    """Tell an agent of the MCP server, and give it the skill."""
-    # All of it with the rights of whose home it is: what receipts say is theirs, too.
+def install(agent: SupportedAgent, scope: Scope, dry: bool) -> InstallOutcome:
+    """Install the MCP server and the skill for an agent."""
+    # With the rights of the home's owner: the receipts can name only that user's files, too.
     with rights.of_master(scope.home):
         server = servers.choose(scope, dry=dry)
     with rights.of_master(scope.home), _locked(scope.home, dry=dry):
@@ -374,9 +380,9 @@ def install(agent: Agent, scope: Scope, dry: bool) -> InstallOutcome:
 
 
 @_again
-def uninstall(agent: Agent, scope: Scope, dry: bool) -> InstallOutcome:
-    """Take away what was installed; what others wrote stays as it is."""
-    # All of it with the rights of whose home it is: what receipts say is theirs, too.
+def uninstall(agent: SupportedAgent, scope: Scope, dry: bool) -> InstallOutcome:
+    """Remove what was installed; the rest of the files stays as it is."""
+    # With the rights of the home's owner: the receipts can name only that user's files, too.
     with rights.of_master(scope.home), _locked(scope.home, dry=dry):
         receipts = Receipts(scope.home)
         plan = _plan(agent, scope, receipts, None)
@@ -406,8 +412,10 @@ def _locked(home: Path, *, dry: bool) -> Generator[None]:
         os.close(handle)
 
 
-def _plan(agent: Agent, scope: Scope, receipts: Receipts, server: ServerEntry | None) -> _Plan:
-    """Find out everything that can go wrong before anything is changed."""
+def _plan(
+    agent: SupportedAgent, scope: Scope, receipts: Receipts, server: ServerEntry | None
+) -> _Plan:
+    """Find everything that can go wrong before anything is changed."""
     config = agent.config(scope)
     receipt = receipts.get(f"{agent.name}:{config}")
     found = files.read(config, scope.project)
@@ -426,7 +434,7 @@ def _is_there(plan: _Plan) -> bool:
 
 
 def _apply(plan: _Plan, receipts: Receipts, action: str) -> InstallOutcome:
-    """Do all of it; if something fails, undo what was done before."""
+    """Make all changes; if one fails, undo the earlier ones."""
     undo: list[Callable[[], object]] = []
     made: list[Path] = []
     notes: list[str] = []
@@ -456,7 +464,7 @@ def _apply(plan: _Plan, receipts: Receipts, action: str) -> InstallOutcome:
 
 
 def _is_exact_removal(plan: _Plan) -> bool:
-    """Whether a file becomes what it was: then there is nothing that could be lost."""
+    """Whether a file becomes what it was: then nothing can be lost."""
     return plan.server is None and plan.edit.exact
 
 
@@ -467,7 +475,7 @@ def _apply_copy(
     made: list[Path],
     undo: list[Callable[[], object]],
 ) -> list[str]:
-    """Write or remove one file of the skill; returns notes for the user."""
+    """Write or remove one file of the skill; return notes for the user."""
     path = copy.found.path
     if not copy.changed:
         return []
@@ -481,7 +489,7 @@ def _apply_copy(
     notes: list[str] = []
     if copy.foreign:
         kept = receipts.back_up(plan.agent.name, path, copy.found.data or b"")
-        notes.append(f"{path} was changed by hand; what it had is in {kept}")
+        notes.append(f"{path} was changed by hand; its old content is in {kept}")
     made += files.replace(copy.found, copy.content)
     undo.append(lambda: _put_back(copy.found))
     return notes
@@ -496,7 +504,7 @@ def _put_back(found: FoundFile) -> None:
 
 
 def _leave_old_places(plan: _Plan) -> None:
-    """Remove folders that an older skill of ours had to itself."""
+    """Remove folders that only an older skill of ours used."""
     gone = [copy.found.path.parent for copy in plan.copies if copy.content is None]
     above = [item.parent for item in gone if item.parent.parent == plan.folder.parent]
     files.remove_folders(list(dict.fromkeys([*gone, *above])))

@@ -15,7 +15,7 @@ from k8e import errors
 
 
 class UnreadableConfiguration(errors.InvalidRequest):
-    """A configuration cannot be changed safely, because of something at a line of it."""
+    """A configuration cannot be changed safely, because of something on a line of it."""
 
     def __init__(self, problem: str, line: int, advice: str = "") -> None:
         super().__init__(f"line {line}: {problem}", hint=advice)
@@ -32,7 +32,7 @@ def line_start(text: str, at: int) -> int:
 
 
 def line_end(text: str, at: int) -> int:
-    """Where the line break is that ends the line, or the end of the text."""
+    """The position of the line break that ends the line, or the end of the text."""
     found = text.find("\n", at)
     if found < 0:
         return len(text)
@@ -51,14 +51,14 @@ _LITERALS = {"true": True, "false": False, "null": None}
 _STRING = json.JSONDecoder(strict=False).decode
 
 
-class Node(NamedTuple):
-    """A value, and where it stands in the text."""
+class JsonNode(NamedTuple):
+    """A value, and its position in the text."""
 
     start: int
     end: int
     value: Any
     members: list[Member] | None = None
-    """What an object has; None for everything that is none."""
+    """The members of an object; None for other values."""
 
     def find(self, key: str) -> Member | None:
         return next((item for item in self.members or [] if item.key == key), None)
@@ -69,7 +69,7 @@ class Member(NamedTuple):
 
     start: int
     key: str
-    node: Node
+    node: JsonNode
     comma: int
     """Where the comma behind it stands; -1 if there is none."""
 
@@ -81,8 +81,8 @@ class Comment(NamedTuple):
     end: int
 
 
-def parse_jsonc(text: str) -> Node | None:
-    """The value of a text; None if it has none, only spaces and comments."""
+def parse_jsonc(text: str) -> JsonNode | None:
+    """The value of a text; None if it has only spaces and comments."""
     reader = _Reader(text)
     at = reader.skip(1 if text.startswith("\ufeff") else 0)
     if at == len(text):
@@ -123,7 +123,7 @@ class _Reader:
         return UnreadableConfiguration(what, line_of(self._text, at))
 
     def skip(self, at: int) -> int:
-        """Where the next thing stands that is neither space nor comment."""
+        """The position of the next token that is neither space nor comment."""
         while True:
             at = self._space(at)
             if not self._text.startswith(("//", "/*"), at):
@@ -137,7 +137,7 @@ class _Reader:
         found = _SPACE.match(self._text, at)
         return at if found is None else found.end()
 
-    def value(self, at: int, depth: int) -> Node:
+    def value(self, at: int, depth: int) -> JsonNode:
         if depth > MAX_DEPTH:
             raise self.problem(at, f"it is nested more than {MAX_DEPTH} deep")
         first = self._text[at : at + 1]
@@ -147,11 +147,11 @@ class _Reader:
             return self._array(at, depth)
         if first == '"':
             end, string = self._string(at)
-            return Node(at, end, string)
+            return JsonNode(at, end, string)
         if found := _NUMBER.match(self._text, at):
-            return Node(at, found.end(), json.loads(found[0]))
+            return JsonNode(at, found.end(), json.loads(found[0]))
         if (word := _WORD.match(self._text, at)) and word[0] in _LITERALS:
-            return Node(at, word.end(), _LITERALS[word[0]])
+            return JsonNode(at, word.end(), _LITERALS[word[0]])
         raise self.problem(at, self._surprise(at, "a value"))
 
     def _surprise(self, at: int, wanted: str) -> str:
@@ -168,18 +168,20 @@ class _Reader:
         try:
             return end + 1, _STRING(self._text[at : end + 1])
         except json.JSONDecodeError as error:
-            raise self.problem(at, f"the string that begins here is none: {error.msg}") from None
+            raise self.problem(
+                at, f"the string that begins here is not valid: {error.msg}"
+            ) from None
 
-    def _array(self, at: int, depth: int) -> Node:
+    def _array(self, at: int, depth: int) -> JsonNode:
         values: list[Any] = []
         here = self.skip(at + 1)
         while self._text[here : here + 1] != "]":
             node = self.value(here, depth + 1)
             values.append(node.value)
             here, _ = self._next(node.end, "]")
-        return Node(at, here + 1, values)
+        return JsonNode(at, here + 1, values)
 
-    def _object(self, at: int, depth: int) -> Node:
+    def _object(self, at: int, depth: int) -> JsonNode:
         members: list[Member] = []
         seen: dict[str, int] = {}
         here = self.skip(at + 1)
@@ -199,10 +201,10 @@ class _Reader:
             members.append(Member(here, key, node, comma))
             here = following
         value = {member.key: member.node.value for member in members}
-        return Node(at, here + 1, value, members)
+        return JsonNode(at, here + 1, value, members)
 
     def _next(self, end: int, close: str) -> tuple[int, int]:
-        """Where the next element or the end stands, and where the comma was."""
+        """The position of the next element or the end, and of the comma before it."""
         here = self.skip(end)
         if self._text[here : here + 1] == ",":
             return self.skip(here + 1), here
@@ -213,7 +215,7 @@ class _Reader:
 
 _INDENT = re.compile(r"[ \t]*")
 _USUAL_INDENT = "  "
-_MOVE = "make it an object ({}), or take it away, and run this again"
+_MOVE = "make it an object ({}), or remove it, and run this again"
 
 
 def data(text: str) -> dict[str, Any]:
@@ -229,19 +231,21 @@ def read(text: str, path: tuple[str, ...], name: str) -> dict[str, Any] | None:
     if found is None:
         return None
     if found.node.members is None:
-        raise UnreadableConfiguration(f"{name!r} is no object", line_of(text, found.start), _MOVE)
+        raise UnreadableConfiguration(
+            f"{name!r} is not an object", line_of(text, found.start), _MOVE
+        )
     return dict(found.node.value)
 
 
 def has(text: str, path: tuple[str, ...]) -> bool:
-    """Whether the object is there that entries stand in."""
+    """Whether the object that holds the entries exists."""
     return _holder(text, path) is not None
 
 
 def put(
     text: str, path: tuple[str, ...], name: str, entry: Mapping[str, Any], drop: Collection[str]
 ) -> str:
-    """Make the entry say this. Keys of it that are neither ours nor in ``drop`` stay."""
+    """Set the entry. Keys of it that are neither ours nor in ``drop`` stay."""
     now = read(text, path, name)
     if now is None:
         return _insert(text, path, name, entry)
@@ -258,7 +262,7 @@ def put(
 
 
 def remove(text: str, path: tuple[str, ...], name: str, *, emptied: bool = False) -> str:
-    """Take the entry away; with ``emptied`` also the object that held it, if nothing is left."""
+    """Remove the entry; with ``emptied`` also the object that held it, if nothing is left."""
     holder = _holder(text, path)
     if holder is None or holder.find(name) is None:
         return text
@@ -269,13 +273,13 @@ def remove(text: str, path: tuple[str, ...], name: str, *, emptied: bool = False
     return text
 
 
-def _holder(text: str, path: tuple[str, ...]) -> Node | None:
+def _holder(text: str, path: tuple[str, ...]) -> JsonNode | None:
     node = parse_jsonc(text)
     if node is None:
         return None
     if node.members is None:
         raise UnreadableConfiguration(
-            "the file's value is no object", line_of(text, node.start), _MOVE
+            "the file's value is not an object", line_of(text, node.start), _MOVE
         )
     for key in path:
         member = node.find(key)
@@ -284,12 +288,12 @@ def _holder(text: str, path: tuple[str, ...]) -> Node | None:
         node = member.node
         if node.members is None:
             raise UnreadableConfiguration(
-                f"{key!r} is no object", line_of(text, member.start), _MOVE
+                f"{key!r} is not an object", line_of(text, member.start), _MOVE
             )
     return node
 
 
-def _members(text: str, path: tuple[str, ...]) -> Node:
+def _members(text: str, path: tuple[str, ...]) -> JsonNode:
     found = _holder(text, path)
     assert found is not None  # noqa: S101 - the callers have just seen it there
     return found
@@ -299,7 +303,7 @@ def _members(text: str, path: tuple[str, ...]) -> Node:
 
 
 class _Style:
-    """How a file is written, as far as new lines of it should look the same."""
+    """The style of a file, for new lines of it."""
 
     def __init__(self, indent: str, newline: str, colon: str, *, lines: bool) -> None:
         self.indent, self.newline, self.colon, self.lines = indent, newline, colon, lines
@@ -312,8 +316,8 @@ class _Style:
         return cls(_unit(text, root), newline_of(text), colon[1:], lines=lines)
 
 
-def _unit(text: str, root: Node | None) -> str:
-    """What one more level is indented by."""
+def _unit(text: str, root: JsonNode | None) -> str:
+    """The indentation of one more level."""
     for member in (root.members if root is not None else None) or []:
         if _begins_its_line(text, member.start):
             return _indent_at(text, member.start) or _USUAL_INDENT
@@ -325,7 +329,7 @@ def _begins_its_line(text: str, at: int) -> bool:
 
 
 def _indent_at(text: str, at: int) -> str:
-    """The indentation of the line that something stands on."""
+    """The indentation of the line at a position."""
     found = _INDENT.match(text, line_start(text, at))
     return "" if found is None else found[0]
 
@@ -339,7 +343,7 @@ def _render(value: Any, style: _Style, indent: str) -> str:
 
 
 def _insert(text: str, path: tuple[str, ...], key: str, value: Any) -> str:
-    """Add a key at the end of an object, and the objects around it that are not there yet."""
+    """Add a key at the end of an object, and the objects around it that are missing."""
     if parse_jsonc(text) is None:
         newline = newline_of(text)
         before = text + newline if text and not text.endswith("\n") else text
@@ -356,7 +360,7 @@ def _insert(text: str, path: tuple[str, ...], key: str, value: Any) -> str:
     return _insert_below(text, holder, last, style, key, value)
 
 
-def _insert_first(text: str, holder: Node, style: _Style, key: str, value: Any) -> str:
+def _insert_first(text: str, holder: JsonNode, style: _Style, key: str, value: Any) -> str:
     outer = _indent_at(text, holder.start)
     if not style.lines:
         at = holder.end - 1
@@ -372,7 +376,7 @@ def _insert_first(text: str, holder: Node, style: _Style, key: str, value: Any) 
 
 
 def _insert_beside(text: str, last: Member, style: _Style, key: str, value: Any) -> str:
-    """In an object on one line: on the same line."""
+    """Insert into an object on one line: on the same line."""
     flat = _Style(style.indent, style.newline, style.colon, lines=False)
     space = "" if flat.colon == ":" else " "
     shown = _member(key, value, flat, "")
@@ -384,9 +388,9 @@ def _insert_beside(text: str, last: Member, style: _Style, key: str, value: Any)
 
 
 def _insert_below(
-    text: str, holder: Node, last: Member, style: _Style, key: str, value: Any
+    text: str, holder: JsonNode, last: Member, style: _Style, key: str, value: Any
 ) -> str:
-    """On lines of its own, behind a comment that stands behind the last one."""
+    """Insert on lines of their own, behind a comment after the last one."""
     indent = _indent_at(text, last.start)
     added = style.newline + indent + _member(key, value, style, indent)
     end = last.node.end if last.comma < 0 else last.comma + 1
@@ -401,7 +405,7 @@ def _member(key: str, value: Any, style: _Style, indent: str) -> str:
 
 
 def _end_of_remark(text: str, start: int, end: int) -> int:
-    """Behind the comments that begin on this line."""
+    """The position behind the comments that begin on this line."""
     at = start
     stop = line_end(text, start)
     for comment in comments(text, start, end):
@@ -413,7 +417,7 @@ def _end_of_remark(text: str, start: int, end: int) -> int:
 
 
 def _last_line_end(text: str, start: int, end: int) -> int:
-    """The end of the last line between two places that has something on it, or the first's."""
+    """The end of the last non-empty line between two positions, or the first's."""
     at = start
     for comment in comments(text, start, end):
         at = comment.end
@@ -423,7 +427,7 @@ def _last_line_end(text: str, start: int, end: int) -> int:
 # Removing.
 
 
-def _without(text: str, holder: Node, key: str) -> str:
+def _without(text: str, holder: JsonNode, key: str) -> str:
     members = holder.members or []
     index = next(at for at, item in enumerate(members) if item.key == key)
     member = members[index]

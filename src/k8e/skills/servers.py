@@ -21,7 +21,7 @@ _EVERYWHERE = ("", "0.0.0.0", "::")  # noqa: S104 - where a server listens; a cl
 
 
 def choose(scope: Scope, *, dry: bool = False) -> ServerEntry:
-    """What the environment, or the machine's settings, ask for.
+    """The server that the environment, or the machine's settings, ask for.
 
     A server that has not run yet has no token; so it gets one now, unless this is a ``dry`` run.
     """
@@ -47,7 +47,7 @@ def _machines_address() -> str:
 
 
 def _command(scope: Scope) -> tuple[str, ...]:
-    """How to start it. Programs that a desktop starts have another PATH, so the whole path."""
+    """The command that starts it, with its full path: a desktop's programs have another PATH."""
     if scope.project is not None:
         return ("k8e", COMMAND)  # the path is another one on every machine
     found = shutil.which("k8e", path=scope.environ.get("PATH"))
@@ -81,13 +81,13 @@ def url_of(address: str) -> str:
 
 def _bad(address: str, why: str) -> errors.InvalidRequest:
     return errors.InvalidRequest(
-        f"{ADDRESS_VARIABLE} {address!r} is no address: {why}",
+        f"{ADDRESS_VARIABLE} {address!r} is not an address: {why}",
         hint="give it as :8811, HOST:8811 or https://HOST/mcp",
     )
 
 
 def token_file(scope: Scope) -> Path:
-    """Where ``k8e sandbox-mcp --http`` keeps its token."""
+    """The file in which ``k8e sandbox-mcp --http`` keeps its token."""
     given = scope.environ.get(FILE_VARIABLE)
     return Path(given) if given else scope.home / ".k8e" / "sandbox" / "mcp-token"
 
@@ -118,7 +118,7 @@ def _kept(file: Path) -> str:
 
 
 def _made(file: Path, *, dry: bool) -> str:
-    """A token, kept where the server will look for it at its first start."""
+    """A new token, written where the server will look for it at its first start."""
     made = secrets.token_urlsafe(32)
     if dry:
         return made
@@ -126,7 +126,7 @@ def _made(file: Path, *, dry: bool) -> str:
         found = files.read(file, None)
         files.replace(found, f"{made}\n".encode(), private=True)
     except errors.Conflict:
-        return _kept(file)  # a server that starts in this moment has made one
+        return _kept(file)  # a server that starts at this moment has made one
     except OSError as error:
         raise errors.InvalidRequest(
             f"a token cannot be kept in {file}: {error.strerror}",

@@ -1,6 +1,6 @@
 """Changes one table of a TOML file and leaves every other byte as it is.
 
-Python's own ``tomllib`` says what a file means; here is only found where its statements stand. All
+Python's own ``tomllib`` reads values; this module only finds the positions of statements. All
 functions are pure: text in, text out.
 """
 
@@ -65,7 +65,7 @@ def has(text: str, path: tuple[str, ...]) -> bool:
 def put(
     text: str, path: tuple[str, ...], name: str, entry: Mapping[str, Any], drop: Collection[str]
 ) -> str:
-    """Make the table say this. Keys of it that are neither ours nor in ``drop`` stay."""
+    """Set the table. Keys of it that are neither ours nor in ``drop`` stay."""
     now = read(text, path, name)
     table = (*path, name)
     if now is None:
@@ -81,9 +81,9 @@ def put(
 
 
 def remove(text: str, path: tuple[str, ...], name: str, *, emptied: bool = False) -> str:
-    """Take the table away, with the tables below it.
+    """Remove the table, with the tables below it.
 
-    There is nothing else to empty: a table around it is there only where somebody wrote it.
+    There is nothing else to empty: a table around it exists only if a user wrote it.
     """
     del emptied
     table = (*path, name)
@@ -95,7 +95,7 @@ def remove(text: str, path: tuple[str, ...], name: str, *, emptied: bool = False
 
 
 def statements(text: str) -> Iterator[Statement]:
-    """All statements of a text that is TOML."""
+    """All statements of a TOML text."""
     at = _trivia(text, 1 if text.startswith("\ufeff") else 0)
     table: tuple[str, ...] = ()
     while at < len(text):
@@ -125,7 +125,7 @@ def _blanks(text: str, at: int) -> int:
 
 
 def _key(text: str, at: int) -> tuple[tuple[str, ...], int]:
-    """A key with dots, and where it ends."""
+    """A dotted key, and its end."""
     parts: list[str] = []
     while True:
         at = _blanks(text, at)
@@ -176,7 +176,7 @@ def _value_end(text: str, at: int) -> int:
 
 
 def _inline(text: str, path: tuple[str, ...]) -> UnreadableConfiguration:
-    """For a file that cannot be extended by adding lines."""
+    """The error for a file that cannot be extended by adding lines."""
     shown = ".".join(path)
 
     def likeness(item: Statement) -> int:
@@ -253,7 +253,7 @@ def _cut(text: str, item: Statement) -> str:
 
 
 def _blank_line_before(text: str, begin: int) -> int:
-    """Where an empty line begins that stands right before, or ``begin``."""
+    """The beginning of an empty line right before, or ``begin``."""
     for empty in ("\r\n", "\n"):
         at = begin - len(empty)
         if text[:begin].endswith(empty) and (at == 0 or text[at - 1] == "\n"):

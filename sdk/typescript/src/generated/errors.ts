@@ -59,7 +59,7 @@ export class ContextEnded extends K8eError {
   override name = "ContextEnded";
 }
 
-/** No approval has this id, or it has another owner, or it is long over. */
+/** No approval has this id, or it has another owner, or it ended long ago. */
 export class ApprovalNotFound extends K8eError {
   override readonly code: string = "approval_not_found";
   override name = "ApprovalNotFound";
@@ -119,7 +119,7 @@ export class StateUnusable extends K8eError {
   override name = "StateUnusable";
 }
 
-/** The database does not answer; what was asked for is not written down, so it is not done. */
+/** The database does not answer; the request was not written down, so it was not carried out. */
 export class StoreUnreachable extends K8eError {
   override readonly code: string = "store_unreachable";
   override name = "StoreUnreachable";
@@ -131,7 +131,7 @@ export class Denied extends K8eError {
   override name = "Denied";
 }
 
-/** A limit was reached; the message says which. */
+/** A limit was reached; the message names it. */
 export class LimitExceeded extends K8eError {
   override readonly code: string = "limit_exceeded";
   override name = "LimitExceeded";
@@ -149,7 +149,7 @@ export class NotImplementedYet extends K8eError {
   override name = "NotImplementedYet";
 }
 
-/** The sandbox ended by itself; the message says why as far as it is known. */
+/** The sandbox ended by itself; the message says why, if that is known. */
 export class SandboxDied extends K8eError {
   override readonly code: string = "sandbox_died";
   override name = "SandboxDied";
@@ -161,7 +161,7 @@ export class ToolFailed extends K8eError {
   override name = "ToolFailed";
 }
 
-/** The guest did not answer, or answered with something else than the protocol. */
+/** The guest did not answer, or broke the protocol. */
 export class GuestFailed extends K8eError {
   override readonly code: string = "guest_failed";
   override name = "GuestFailed";

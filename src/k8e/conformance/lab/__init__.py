@@ -1,1 +1,1 @@
-"""A small internet of one's own, and a gateway whose sandboxes see no other."""
+"""A small internet for one check, and a gateway whose sandboxes see no other."""

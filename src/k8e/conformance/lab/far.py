@@ -1,7 +1,7 @@
-"""Who is far away: a CDN with two tenants, web servers, a metadata service, an attacker; and a tap.
+"""The far hosts: a CDN with two tenants, web servers, a metadata service, an attacker; and a tap.
 
-All of them write down who came. The tap sees what comes out of the router, whether or not anybody
-is there to receive it: so "nothing gets out" can be held to the packet.
+All of them record their visitors. The tap sees every packet that leaves the router, whether or not
+there is a receiver: so "nothing gets out" is checked to the packet.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ NAMES = {
 PATIENCE = 20.0
 
 
-class Authority:
+class FarAuthority:
     """Certificates for the tenants, all by one authority."""
 
     def __init__(self, folder: Path) -> None:
@@ -97,7 +97,7 @@ class Authority:
 
 
 class AddressServer(socketserver.BaseRequestHandler):
-    """Says where it was reached."""
+    """Answers with the address at which it was reached."""
 
     def handle(self) -> None:
         with contextlib.suppress(OSError):
@@ -105,7 +105,7 @@ class AddressServer(socketserver.BaseRequestHandler):
 
 
 class Web(http.server.BaseHTTPRequestHandler):
-    """Answers with what it was asked; ``?to=URL`` is a redirection, and ``/call`` a caller."""
+    """Answers with the request; ``?to=URL`` redirects, ``/call`` passes the connection on."""
 
     protocol_version = "HTTP/1.1"
     timeout = PATIENCE
@@ -140,7 +140,7 @@ class Web(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the library's word
-        """Say nothing."""
+        """Log nothing."""
 
 
 class Tenants(Web):
@@ -205,14 +205,14 @@ class Echo(threading.Thread):
 
 
 class Far:
-    """Everybody on the internet."""
+    """All hosts of the internet."""
 
     def __init__(self, internet: Internet, folder: Path) -> None:
         self.requests: list[dict[str, str]] = []
         self.server_names: list[str] = []
         self.callers: queue.Queue[socket.socket] = queue.Queue()
         self.closing = threading.Event()
-        self.authority = Authority(folder)
+        self.authority = FarAuthority(folder)
         for name in TENANTS:
             self.authority.identity(name)
         internet.own(*PUBLIC, *METADATA, *PRIVATE)
@@ -244,14 +244,14 @@ class Far:
         self._echo.stop()
 
 
-# Looking on.
+# Recording packets.
 
 
 class Tap:
-    """Every packet that arrives at a link; by default, what comes out of the router."""
+    """Records every packet that arrives at a link; by default, those that leave the router."""
 
     def __init__(self, namespace: Path, link: str = "k8e-up") -> None:
-        """``link`` is how the names of those begin that are watched."""
+        """``link`` is the prefix of the names of the links to watch."""
         self._link = link
         everything = socket.htons(0x0003)
         self._socket = namespaces.run_in(
@@ -260,7 +260,7 @@ class Tap:
         self._socket.setblocking(False)
 
     def take(self) -> list[str]:
-        """What came since the last time, as protocol, address and port."""
+        """The packets since the last call, as protocol, address and port."""
         return [text for text in self._read() if text]
 
     def _read(self) -> Generator[str]:

@@ -1,4 +1,4 @@
-"""A gateway of one's own, apart from every other one on this machine; nothing of it may stay."""
+"""A gateway for one check, separate from every other on this machine; nothing of it may stay."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from k8e.conformance import traces
 from k8e.conformance.lab.ports import free_port
 from k8e.conformance.outcomes import BrokenPromise, expect
 
-PATIENCE = 60.0  # seconds for one command; the first one of a place tries the runtimes out
+PATIENCE = 60.0  # seconds for one command; the first one in a folder probes the runtimes
 OPEN_FOLDER = 0o711  # sandboxes have uids of their own and pass through it
 REAP_SECONDS = 5.0
 END_SECONDS = 10.0
@@ -33,7 +33,7 @@ class GatewayHome:
     """Where one gateway can run: folders, environment, the command."""
 
     def __init__(self, *, probe: Path | None = None, **environ: str) -> None:
-        """``probe`` is what another host of this machine found out about its runtimes."""
+        """``probe`` is what another gateway of this machine found out about its runtimes."""
         # A short path: unix sockets allow 108 bytes.
         self.folder = Path(tempfile.mkdtemp(prefix=f"k8e-{os.getpid()}-", dir="/tmp"))
         self.folder.chmod(OPEN_FOLDER)
@@ -71,7 +71,7 @@ class GatewayHome:
         )
 
     def json(self, *arguments: str) -> dict[str, Any]:
-        """What the command prints; it must succeed."""
+        """The output of the command as JSON; it must succeed."""
         done = self.cli(*arguments)
         expect(done.returncode == 0, f"k8e {' '.join(arguments)}: {done.stdout + done.stderr!r}")
         return json.loads(done.stdout)
@@ -132,7 +132,7 @@ class GatewayHome:
 
 
 def _told(folder: Path) -> bytes:
-    """What a process was started with."""
+    """The arguments that a process was started with."""
     with contextlib.suppress(OSError):
         return (folder / "cmdline").read_bytes() + (folder / "environ").read_bytes()
     return b""

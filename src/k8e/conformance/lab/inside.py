@@ -1,7 +1,7 @@
-"""What a hostile program tries. This file is copied into sandboxes and run there.
+"""Attempts of a hostile program. This file is copied into sandboxes and run there.
 
 It is called with a JSON list of attempts, each the name of a function here and its arguments, and
-prints what came of each of them. Only the standard library is there.
+prints the outcome of each of them. Only the standard library is there.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def shout(host: str, port: int) -> str:
 
 
 def ping(host: str) -> str:
-    """An echo, by the kind of socket that everybody may have where the kernel allows it."""
+    """Send an echo, by the kind of socket that any user may have where the kernel allows it."""
     six = ":" in host
     family, protocol = (socket.AF_INET6, 58) if six else (socket.AF_INET, 1)
     with socket.socket(family, socket.SOCK_DGRAM, protocol) as connection:
@@ -72,7 +72,7 @@ def make(family: int, kind: int, protocol: int = 0) -> str:
 
 
 def vsock(host: int, port: int) -> str:
-    """To the host of a virtual machine, around its network."""
+    """Connect to the host of a virtual machine, around its network."""
     with socket.socket(40, socket.SOCK_STREAM) as connection:
         connection.settimeout(SECONDS)
         connection.connect((host, port))
@@ -80,7 +80,7 @@ def vsock(host: int, port: int) -> str:
 
 
 def disguised(source: str, host: str, port: int, source_port: int = 0) -> str:
-    """Send a datagram from another address than one's own."""
+    """Send a datagram with a false source address."""
     six = ":" in source
     family = socket.AF_INET6 if six else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as connection:
@@ -91,7 +91,7 @@ def disguised(source: str, host: str, port: int, source_port: int = 0) -> str:
 
 
 def address() -> list[str]:
-    """One's own addresses."""
+    """The sandbox's own addresses."""
     found: list[str] = []
     for family, host in ((socket.AF_INET, "8.8.8.8"), (socket.AF_INET6, "2606:4700::1")):
         with socket.socket(family, socket.SOCK_DGRAM) as connection:
@@ -138,7 +138,7 @@ def crowd(kind: str, count: int) -> str:
 
 
 def _prepared(connection: socket.socket, kind: str, link: int) -> int:
-    """A socket by which nothing but the link is used; flags to send with."""
+    """A socket that uses nothing but the link, and the flags to send with."""
     with contextlib.suppress(OSError):  # of gVisor, which has less of this
         if kind in ("group4", "local4"):
             chosen = struct.pack("=4s4si", bytes(4), bytes(4), link)
@@ -151,7 +151,7 @@ def _prepared(connection: socket.socket, kind: str, link: int) -> int:
 
 
 def listen(port: int) -> None:
-    """Serve everybody who comes, until killed."""
+    """Serve every client, until killed."""
     with socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True) as server:
         print("ready", flush=True)
         while True:
@@ -186,14 +186,14 @@ def dns(server: str, name: str, kind: str = "A", transport: str = "udp") -> str:
 
 
 def question(name: str, kind: str = "A") -> bytes:
-    # %2e is a dot within a label, where a careless reader sees the end of one.
+    # %2e is a dot within a label, where a careless parser sees the end of one.
     labels = [label.encode().replace(b"%2e", b".") for label in name.split(".") if label]
     body = b"".join(bytes([len(label)]) + label for label in labels) + b"\0"
     return os.urandom(2) + b"\x01\0\0\1\0\0\0\0\0\0" + body + struct.pack("!HH", TYPES[kind], 1)
 
 
 def read(answer: bytes) -> str:
-    """An answer of k8e's: every record in it repeats the question's name, by a pointer."""
+    """Parse an answer of k8e's: every record in it repeats the question's name, by a pointer."""
     code, count = answer[3] & 15, int.from_bytes(answer[6:8], "big")
     at = answer.index(b"\0", 12) + 5
     words = [CODES.get(code, str(code))]
@@ -206,7 +206,7 @@ def read(answer: bytes) -> str:
 
 
 def flood(server: str, name: str, count: int) -> dict[str, int]:
-    """Ask more than anybody needs, without waiting; how many answers and refusals come back."""
+    """Ask a flood of questions without waiting; return the numbers of answers and refusals."""
     told = {"answered": 0, "refused": 0}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as connection:
         connection.connect((server, 53))
@@ -227,7 +227,7 @@ def flood(server: str, name: str, count: int) -> dict[str, int]:
 
 
 def flood_streams(server: str, name: str, streams: int, seconds: float) -> int:
-    """The same over connections; how many answers came."""
+    """The same over connections; returns the number of answers."""
 
     def ask(_: int) -> int:
         query = question(name)
@@ -246,7 +246,7 @@ def flood_streams(server: str, name: str, streams: int, seconds: float) -> int:
 
 
 def tunnel(server: str, base: str, count: int) -> dict[str, Any]:
-    """Carry random bytes out in names below ``base``; how many bytes were asked about."""
+    """Carry random bytes out in names below ``base``; return how many bytes were asked about."""
     codes: dict[str, int] = {}
     for _ in range(count):
         code = dns(server, f"{os.urandom(20).hex()}.{base}").split()[0]
@@ -255,7 +255,7 @@ def tunnel(server: str, base: str, count: int) -> dict[str, Any]:
 
 
 def repeat(server: str, base: str, count: int) -> int:
-    """Say something by which of a few known names is asked next, and by the type; the answers."""
+    """Signal by the order of known names, and by the type; return the answers."""
     names = [f"n{number}.{base}" for number in range(16)]
     answered = 0
     for _ in range(count):
@@ -267,7 +267,7 @@ def repeat(server: str, base: str, count: int) -> int:
 
 
 def stretch(server: str, base: str, count: int) -> dict[str, int]:
-    """Say something by the lengths of runs of one letter."""
+    """Signal by the lengths of runs of one letter."""
     codes: dict[str, int] = {}
     for _ in range(count):
         name = ".".join("a" * (1 + byte % 60) for byte in os.urandom(4))
@@ -277,7 +277,7 @@ def stretch(server: str, base: str, count: int) -> dict[str, int]:
 
 
 def ask_all(server: str, pattern: str, count: int) -> dict[str, int]:
-    """Ask for many names, one after the other; how they are answered."""
+    """Ask for many names, one after the other; return the answers."""
     codes: dict[str, int] = {}
     for number in range(count):
         code = dns(server, pattern.replace("#", str(number))).split()[0]
@@ -289,7 +289,7 @@ def ask_all(server: str, pattern: str, count: int) -> dict[str, int]:
 
 
 def fetch(url: str, ca: str = "", host: str = "") -> str:
-    """A page, by the usual library; redirects are followed."""
+    """Fetch a page with the usual library; redirects are followed."""
     headers = {"Host": host} if host else {}
     context = ssl.create_default_context(cadata=ca) if ca else None
     request = urllib.request.Request(url, headers=headers)
@@ -318,7 +318,7 @@ def request(host: str, path: str = "/", connection: str = "close") -> bytes:
 
 
 def talk(host: str, port: int, *parts: str) -> list[str]:
-    """Say some things, each after the answer to the one before."""
+    """Send messages, each after the answer to the one before."""
     answers: list[str] = []
     with socket.create_connection((host, port), SECONDS) as connection:
         for part in parts:
@@ -338,7 +338,7 @@ def _rest(connection: socket.socket) -> list[str]:
 
 
 def download(host: str, port: int, first: str = "") -> str:
-    """Receive until the end, and tell of every line."""
+    """Receive until the end, and report every line."""
     with socket.create_connection((host, port), SECONDS) as connection:
         connection.settimeout(10)
         connection.sendall(first.encode())
@@ -362,7 +362,7 @@ def obey(host: str, port: int) -> str:
 
 
 def insist(enough: str, *words: Any) -> list[Any]:
-    """Try the same thing again and again until there is a file; how that went each time."""
+    """Try the same thing again and again until there is a file; return how each try went."""
     until = time.monotonic() + LONG
     told: list[Any] = []
     print("ready", flush=True)
@@ -376,7 +376,7 @@ def insist(enough: str, *words: Any) -> list[Any]:
 
 
 def attempt(words: list[Any]) -> dict[str, Any]:
-    """Try one thing; what it said, or how it failed, and how long that took."""
+    """Try one thing; return its answer or failure, and how long that took."""
     began = time.perf_counter()
     told: dict[str, Any] = {"error": "", "said": None}
     try:

@@ -1,4 +1,4 @@
-"""A small internet out of network namespaces: a host, hosts far away, a resolver; nothing real."""
+"""A small internet of network namespaces: a host, far hosts, a resolver; nothing real."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Greeter(socketserver.BaseRequestHandler):
-    """Says where it was reached, then echoes one message."""
+    """Answers with the address at which it was reached, then echoes one message."""
 
     def handle(self) -> None:
         here: str = self.request.getsockname()[0].removeprefix("::ffff:")
@@ -89,11 +89,11 @@ class Internet:
         return Upstream(RESOLVER)
 
     def inside(self, function: Callable[[], T]) -> T:
-        """Run something far away."""
+        """Run a function in the far namespace."""
         return namespaces.run_in(self.far, function)
 
     def own(self, *addresses: str) -> None:
-        """Take addresses far away, without putting anything behind them."""
+        """Add far addresses, without servers behind them."""
         self.inside(lambda: _configure("lo", addresses))
 
     def host(self, *addresses: str) -> None:
@@ -106,7 +106,7 @@ class Internet:
     def serve(
         self, address: tuple[str, int], handler: type[socketserver.BaseRequestHandler]
     ) -> socketserver.TCPServer:
-        """Serve far away, in a thread, until the end."""
+        """Serve in the far namespace, in a thread, until the end."""
         server = self.inside(lambda: _Server(address, handler))
         threading.Thread(target=server.serve_forever, daemon=True).start()
         self._servers.append(server)

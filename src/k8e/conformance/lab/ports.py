@@ -18,7 +18,7 @@ EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def free_port() -> int:
-    """A port of the loopback interface that is free, and that no other program will get.
+    """A free port of the loopback interface that no other program will get.
 
     One that the kernel chooses for us could be taken again by anybody, a connection too, before
     the gateway that it is for listens there.
@@ -46,7 +46,7 @@ def _own_ports() -> Iterator[int]:
 
 
 def reserve(name: str) -> bool:
-    """Take a name until this process ends; whether no other process of this machine has it."""
+    """Reserve a name until this process ends; False if another process of this machine has it."""
     holder = socket.socket(socket.AF_UNIX)
     try:
         holder.bind(f"\0k8e-checks-{name}")

@@ -1,4 +1,4 @@
-"""Sessions of a real gateway on an internet of network namespaces, and what they try there."""
+"""Sessions of a real gateway on an internet of network namespaces, and their attempts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Words = list[Any]
 
 @dataclass(frozen=True)
 class Attempt:
-    """What came of one attempt."""
+    """The outcome of one attempt."""
 
     words: Words
     said: Any = None
@@ -56,7 +56,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Attempts:
-    """What came of some attempts."""
+    """The outcomes of some attempts."""
 
     outcomes: list[Attempt]
     denials: list[Denial] = field(default_factory=list[Denial])
@@ -66,12 +66,12 @@ class Attempts:
 
     @property
     def rules(self) -> set[str]:
-        """Why things were refused."""
+        """The reasons of the refusals."""
         return {denial.rule for denial in self.denials}
 
 
 def is_refused(attempt: Callable[[], Attempt]) -> bool:
-    """Whether something fails, and quickly; what succeeds once is not refused."""
+    """Whether something fails, and quickly; one success means that it is not refused."""
     for _ in range(TRIES):
         outcome = attempt()
         if outcome.refused or not outcome.error:
@@ -99,7 +99,7 @@ class RoomProgram:
         return line
 
     def outcome(self) -> Attempt:
-        """What came of it, after its last line."""
+        """The outcome, after the last line."""
         return _outcomes([[]], self.line())[0]
 
     def close(self) -> None:
@@ -108,7 +108,7 @@ class RoomProgram:
 
 
 class RemoteProgram:
-    """A program in a sandbox that obeys over its own connection, whether or not a gateway runs."""
+    """A program in a sandbox that takes commands over its own connection, gateway or not."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -140,7 +140,7 @@ class RemoteProgram:
 
 
 class Room:
-    """A session in which things are tried."""
+    """A session in which attempts are made."""
 
     def __init__(self, scene: Scene, runtime: str, *words: str, tenant: str = "") -> None:
         self.scene = scene
@@ -192,13 +192,13 @@ class Room:
         self.scene.tap.take()
 
     def silence(self, while_what: str = "") -> None:
-        """Since the last call, only allowed packets have left the router."""
+        """Check that since the last call only allowed packets have left the router."""
         found = [it for it in self.scene.tap.take() if it.split()[1] not in self._allowed]
         equal(found, [], f"packets that got out {while_what}".strip())
 
     @contextlib.contextmanager
     def start(self, *words: Any, exec_id: str = "") -> Generator[RoomProgram]:
-        """Try something that lasts and says when it is ready; it ends with the block."""
+        """Start a program that lasts and says when it is ready; it ends with the block."""
         command = self._command([list(words)])
         events = self.scene.client.exec_events(
             self.session_id, command, EXEC_SECONDS, exec_id=exec_id
@@ -211,14 +211,14 @@ class Room:
             program.close()
 
     def rejoin(self, *words: Any, exec_id: str) -> Attempt:
-        """What came of something that was started by an earlier gateway."""
+        """The outcome of a program that was started by an earlier gateway."""
         command = self._command([list(words)])
         found = self.scene.client.exec(self.session_id, command, EXEC_SECONDS, exec_id=exec_id)
         return _outcomes([words], found.stdout.splitlines()[-1])[0]
 
     @contextlib.contextmanager
     def puppet(self, host: str, port: int) -> Generator[RemoteProgram]:
-        """A program that obeys by a connection to ``host``, far away."""
+        """A program that takes commands over a connection to ``host``, far away."""
         with self.start("obey", host, port):
             puppet = RemoteProgram(self.scene.far.caller())
             try:
@@ -233,12 +233,12 @@ class Room:
 
     @property
     def slot(self) -> Slot:
-        """The sandbox's place at the router."""
+        """The sandbox's slot at the router."""
         return Slot(json.loads(self.record.read_text("utf-8"))["slot"])
 
     @property
     def record(self) -> Path:
-        """What a gateway that comes after needs to know of this sandbox's network."""
+        """The record of this sandbox's network for the next gateway."""
         query = "SELECT sandbox_id FROM sessions WHERE session_id = ?"
         with contextlib.closing(sqlite3.connect(self.scene.place.data / "sessions.db")) as database:
             (sandbox_id,) = database.execute(query, [self.session_id]).fetchone()
@@ -251,7 +251,7 @@ class Room:
             return False
 
     def reset(self) -> None:
-        """Make it as if it were new, and nothing of it seen yet."""
+        """Reset the session, and forget everything that was recorded of it."""
         self.allow()
         self._allowed = ()
         self.scene.internet.craft = None
@@ -271,7 +271,7 @@ class Room:
 
 
 class Scene:
-    """The internet, a gateway that reaches the world through it, and who is far away."""
+    """The internet, a gateway that reaches the world through it, and the far hosts."""
 
     def __init__(self, *, probe: Path | None = None, **environ: str) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix=f"k8e-{os.getpid()}-far-", dir="/tmp"))
@@ -323,7 +323,7 @@ class Scene:
         return namespaces.run_in(self.router, there)
 
     def elements(self) -> str:
-        """What the rules hold for sandboxes, but for what only counts and forgets by itself."""
+        """The rules' elements for sandboxes, except those that only count and expire."""
         counting = re.compile(r"\tset \w+ {[^}]*flags dynamic.*?\n\t}", re.DOTALL)
         return counting.sub("", self.rules())
 
@@ -332,7 +332,7 @@ class Scene:
         return [name for _, name in namespaces.run_in(self.router, socket.if_nameindex)]
 
     def become_quiet(self) -> None:
-        """Wait until nothing comes out of the router any more: ends of connections may be late."""
+        """Wait until no packet leaves the router any more: ends of connections may be late."""
 
         def is_quiet() -> bool:
             self.tap.take()
@@ -342,14 +342,14 @@ class Scene:
         eventually(is_quiet)
 
     def forget(self) -> None:
-        """Everything that was seen until now."""
+        """Forget everything that was recorded until now."""
         self.tap.take()
         self.internet.asked.clear()
         self.far.requests.clear()
         self.far.server_names.clear()
 
     def restart(self) -> None:
-        """Have a new gateway, as the next command would, after the old one is gone."""
+        """Start a new gateway, as the next command would, after the old one is gone."""
         self._former.append(self.client)  # programs that it started are still to be ended
         self.client = self._connected()
 

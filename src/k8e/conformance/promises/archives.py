@@ -1,4 +1,4 @@
-"""Archives that want to break out: images that are unpacked on the host, and snapshots."""
+"""Archives that try to break out: images that are unpacked on the host, and snapshots."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _packed(entries: Iterable[ArchiveEntry]) -> bytes:
 
 
 def _hostile(mark: str, outside: str) -> dict[str, list[ArchiveEntry]]:
-    """Archives that would leave something called ``mark`` in or around ``outside``."""
+    """Archives that would leave a file called ``mark`` in or around ``outside``."""
     return {
         "dots": [ArchiveEntry(f"../{mark}"), ArchiveEntry(f"a/../../{mark}")],
         "absolute": [ArchiveEntry(f"{outside}/{mark}")],

@@ -1,4 +1,4 @@
-"""What a hostile program tries first, and what must come of it: nothing."""
+"""The first attempts of a hostile program, all of which must fail."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Failed(BrokenPromise):
 
 @contextlib.contextmanager
 def open_channel(room: Room) -> Generator[grpc.Channel]:
-    """A connection to the gateway that shows nothing by itself."""
+    """A connection to the gateway without credentials."""
     place = room.scene.place
     place.wait_for_grpc()
     trusted = (place.data / "tls" / "ca.crt").read_bytes()
@@ -60,12 +60,12 @@ def new_key(room: Room, *roles: str) -> Generator[str]:
 
 
 def shown(secret: str) -> tuple[tuple[str, str], ...]:
-    """The headers that show a key."""
+    """The headers that carry a key."""
     return (("authorization", f"Bearer {secret}"),)
 
 
 def call_answer(there: grpc.Channel, name: str, asked: Any, secret: str = "") -> Any:
-    """What a call answers, which must succeed; without a key it is one of the gateway's user."""
+    """The answer of a call that must succeed; without a key the caller is the gateway's user."""
     stub, metadata = pb_grpc.SandboxServiceStub(there), shown(secret) if secret else ()
     try:
         found = getattr(stub, name)(asked, metadata=metadata, timeout=CALL_SECONDS)
@@ -288,7 +288,7 @@ _GUESTS = "exec attach signal read write list stat remove execs processes".split
 
 @contextlib.contextmanager
 def _belongings(room: Room, there: grpc.Channel) -> Generator[dict[str, str]]:
-    """Things of a session's owner, whom the gateway knows by the uid, by the fields for them."""
+    """Objects of one owner, known to the gateway by the uid, by the fields that name them."""
     client, session_id, name = room.scene.client, room.session_id, f"s-{secrets.token_hex(6)}"
     asked = pb.CreateTerminalRequest(session_id=session_id, argv=["cat"])
     terminal = call_answer(there, "CreateTerminal", asked).terminal_id
@@ -359,7 +359,7 @@ def other_owner(room: Room) -> None:
 
 
 def _lists(there: grpc.Channel, key: str, mine: dict[str, str]) -> None:
-    """Nothing of it is listed, whether or not one asks for it by name."""
+    """Check that lists show none of it, whether or not the request names it."""
 
     def listed(name: str, asked: Any) -> Any:
         return call_answer(there, name, asked, key)
@@ -395,7 +395,7 @@ def _approving(room: Room, there: grpc.Channel, mine: dict[str, str]) -> None:
 
 
 def _operations(there: grpc.Channel, key: str, mine: dict[str, str]) -> None:
-    """The stream that clients use has operations of its own."""
+    """Check the operations of the stream that clients use."""
     words = {"lifetime": 9.0, "hosts": ["none"], "add": ["none"], "port": 8000, "action": "x"}
     about = {**words, "name": "mine", "parent": mine["session_id"], **mine}
     seen = {op: call_operation(there, {**about, "op": op}, key) for op in _OPERATIONS}

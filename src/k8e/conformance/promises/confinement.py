@@ -64,7 +64,7 @@ print(found)
 
 
 async def ask(sandbox: Sandbox, script: str, *arguments: str) -> Any:
-    """Run a Python script that prints one literal, and return that."""
+    """Run a Python script that prints one literal, and return it."""
     done = await sandbox.python(script, *arguments)
     if done.code:
         raise BrokenPromise(f"a probe failed: {done.story()}")

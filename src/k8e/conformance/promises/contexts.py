@@ -31,7 +31,7 @@ class Context:
         return await (await self.start(code, **call)).finish()
 
     async def text(self, code: str, **call: Any) -> str:
-        """What the last expression of some code is."""
+        """The text of the last expression of some code."""
         done = await self.run(code, **call)
         shown = [item["data"]["text/plain"] for item in done.shown if item["main"]]
         expect(len(shown) == 1 and not done.code, f"{code!r}: {done.story()}")

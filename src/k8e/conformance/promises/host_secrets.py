@@ -1,4 +1,4 @@
-"""What of the host a program looks for: its sockets, memory, processes, files and namespaces."""
+"""Traces of the host that a program looks for: sockets, memory, processes, files, namespaces."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ print(found)
 
 @contextlib.contextmanager
 def _something_on_the_host(word: str) -> Generator[tuple[str, str, str]]:
-    """A folder, sockets, shared memory and a process, all of which carry ``word``."""
+    """A folder, sockets, shared memory and a process on the host, all named with ``word``."""
     key = secrets.randbelow(1 << 30) + 1
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"k8e-{word}-")))

@@ -266,7 +266,7 @@ async def filters(stage: Stage) -> None:
 
 
 def _filters_of_host() -> int:
-    """How many pieces of the kernel's memory belong to filters; each has one or more."""
+    """The number of pieces of the kernel's memory that belong to filters; each has one or more."""
     with contextlib.suppress(OSError):
         lines = Path("/proc/vmallocinfo").read_text("utf-8", "replace").splitlines()
         return sum("bpf_prog" in line for line in lines)

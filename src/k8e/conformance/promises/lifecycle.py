@@ -86,7 +86,7 @@ async def destroy_twice(stage: Stage) -> None:
 
 @contextlib.contextmanager
 def frozen(folder: Path) -> Generator[None]:
-    """A file system on which writers wait, so that not even SIGKILL ends them, until this does."""
+    """A frozen file system: until the block ends, its writers wait; not even SIGKILL ends them."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.ioctl(fd, FREEZE, 0)
@@ -99,7 +99,7 @@ def frozen(folder: Path) -> Generator[None]:
 
 
 def _workspace(sandbox_id: str) -> Path:
-    """Where the host has the workspace of a sandbox mounted."""
+    """The host's mount point of a sandbox's workspace."""
     lines = Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape").splitlines()
     points = [line.split(" ")[4] for line in lines if sandbox_id in line and " - ext4 " in line]
     if not points:
@@ -325,7 +325,7 @@ for number in itertools.count():
 
 
 def _saved(room: Room, session_id: str, name: str) -> list[str]:
-    """Save a snapshot; the warnings that came with it."""
+    """Save a snapshot; return its warnings."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         room.scene.client.save_snapshot(session_id, name)

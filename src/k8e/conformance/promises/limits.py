@@ -74,7 +74,7 @@ async def cpu(stage: Stage) -> None:
 
 
 async def check_quarter(tight: Sandbox, free: Sandbox) -> None:
-    """The one has about a quarter of a CPU, where the other has all it wants."""
+    """Check that one has about a quarter of a CPU where the other has as much as it wants."""
     seen: list[str] = []
     for _ in range(3):  # a busy host can spoil a measurement, hardly all of them
         used, began = cgroups.cpu_seconds(tight.guest.sandbox_id), time.monotonic()
@@ -155,7 +155,7 @@ async def memory_together(stage: Stage) -> None:
 
 
 async def _explained(sandbox: Sandbox) -> None:
-    """The sandbox has ended for want of memory, and calls fail with that reason."""
+    """Expect that the sandbox ended for want of memory, and that calls fail with that reason."""
     async with asyncio.timeout(PATIENCE):
         reason = await sandbox.guest.wait()
     expect("out of memory" in reason, f"the sandbox ended without an explanation: {reason}")
@@ -210,7 +210,7 @@ async def _start_until_refused(sandbox: Sandbox) -> None:
 
 
 async def _free(sandbox: Sandbox) -> Outcome:
-    """End everything that programs left behind, then run one more."""
+    """End all processes that programs left behind, then run one more."""
     for item in (await sandbox.call("execs"))["execs"]:
         await sandbox.call("signal", id=item["id"], terminate=True)
     async with asyncio.timeout(PATIENCE):
@@ -429,7 +429,7 @@ async def memory_told(stage: Stage) -> None:
 
 
 async def _told(sandbox: Sandbox, done: Outcome, name: str, **limits: int) -> None:
-    """The end of a program, as a gateway tells it, names a limit with its value."""
+    """Expect that the end of a program, as a gateway reports it, names a limit with its value."""
     watch = LimitWatch(sandbox.guest.limit_hits, Limits(**limits))
     told = wire.unpack_dict(watch.amend(wire.pack(done.exit)))
     met: list[dict[str, Any]] = told.get("limits") or []

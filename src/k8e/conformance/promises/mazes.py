@@ -56,7 +56,7 @@ LEASES = (
 
 
 async def at_once(sandbox: Sandbox, what: str, work: Awaitable[Any]) -> Any:
-    """What ``work`` gives; the guest must answer others meanwhile, and then have ended it."""
+    """The result of ``work``; meanwhile, the guest must answer others."""
     task = asyncio.ensure_future(work)
     worst = 0.0
     while not task.done():

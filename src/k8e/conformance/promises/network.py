@@ -84,7 +84,7 @@ def tcp(addresses: tuple[str, ...], port: int = 8080) -> list[Words]:
 
 
 def _opened(room: Room, *words: str) -> None:
-    """Allow what others could be reached by, so that a refusal means something."""
+    """Open what others could be reached by, so that a refusal means something."""
     room.allow(*(words or ("open",)))
     room.speak(WEB, 8080)
 
@@ -453,7 +453,7 @@ def _count(pattern: re.Pattern[str], text: str) -> int:
 
 
 def _crowd(query: dns.message.Message) -> list[bytes]:
-    """Eight addresses of its own for every name, which hold for an hour."""
+    """A resolver's answer: eight addresses of its own for every name, valid for an hour."""
     asked = query.question[0]
     number = int(asked.name.to_text().split(".")[0])
     texts = [f"93.185.{number // 32}.{number % 32 * EACH + nth}" for nth in range(EACH)]

@@ -139,7 +139,7 @@ async def _endure(stage: Stage, argv: list[str], limit: str) -> None:
 
 
 async def _worst(quiet: Sandbox) -> float:
-    """Seconds that the slowest of a few commands took."""
+    """The seconds that the slowest of a few commands took."""
     worst = 0.0
     for _ in range(ROUNDS):
         began = time.monotonic()
@@ -151,7 +151,7 @@ async def _worst(quiet: Sandbox) -> float:
 
 @contextlib.asynccontextmanager
 async def _noise(loud: Sandbox, argv: list[str], limit: str) -> AsyncGenerator[asyncio.Event]:
-    """A noise for as long as the block runs; afterwards, what its end says of ``limit``.
+    """A noise for as long as the block runs; then check that its end names ``limit``.
 
     The event is set when it says something, or has ended.
     """
@@ -171,7 +171,7 @@ async def _noise(loud: Sandbox, argv: list[str], limit: str) -> AsyncGenerator[a
 
 
 async def _check_timed_out(loud: Sandbox, argv: list[str]) -> None:
-    """The noise once more, up to a time-out: nothing else stops who is only slowed or refused."""
+    """Run the noise again, up to a time-out: nothing else stops one that is slowed or refused."""
     program = await loud.start(argv, timeout=SHORT_SECONDS)
     async with asyncio.timeout(PATIENCE):
         ended = await _listen(program, asyncio.Event())
@@ -182,7 +182,7 @@ async def _check_timed_out(loud: Sandbox, argv: list[str]) -> None:
 
 
 async def _listen(program: Program, said: asyncio.Event) -> bytes:
-    """Take all that a program prints, and keep nothing but its EXIT; empty if the link broke."""
+    """Read everything that a program prints, and keep only its EXIT; empty if the link broke."""
     try:
         while True:
             kind, body = await program.next()
@@ -262,7 +262,7 @@ _TMP = "/tmp"  # noqa: S108 - a path in the sandbox
 
 
 async def _hoard(stage: Stage, *kinds: str) -> None:
-    """Let one sandbox take all it can get of each; another one and the host still get some."""
+    """Let one sandbox take all it can get of each; another one and the host must still get some."""
     other, greedy = await stage.shared(), await stage.launch()
     for kind in kinds:
         before = await _get(other, kind)
@@ -348,7 +348,7 @@ def neighbours(room: Room) -> None:
 
 
 def _neighbours() -> dict[str, int]:
-    """How many neighbours the kernel remembers for the namespace of this thread."""
+    """The number of neighbours that the kernel remembers for the namespace of this thread."""
     with contextlib.closing(Netlink()) as netlink:
         found = netlink.neighbours()
     groups = sum(address.is_multicast for address in found)

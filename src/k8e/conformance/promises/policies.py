@@ -33,7 +33,7 @@ _WAYS = {
 
 
 def _line(program: RoomProgram) -> str:
-    """The next thing that a download prints, without what HTTP says first."""
+    """The next line that a download prints, after the HTTP headers."""
     while not (line := program.line()).startswith(("line", "[")) and program.end is None:
         pass
     return line
@@ -108,7 +108,7 @@ def gateway_dies(room: Room) -> None:
 
 
 def _nothing_new(scene: Scene, puppet: RemoteProgram) -> None:
-    """What was open goes on, and nothing else gets out."""
+    """Check that open connections go on, and that nothing else gets out."""
     equal(puppet.attempt("tcp", WEB, 8080).said, WEB, "what was open")
     asked = len(scene.internet.asked)
     scene.tap.take()
@@ -169,7 +169,7 @@ OURS, THEIRS = "a.cdn.test", "b.cdn.test"
 
 
 def _strict(room: Room) -> str:
-    """Make a room strict that has asked for our tenant's address; whom it trusts."""
+    """Make a room strict that has resolved our tenant's address; return whom it trusts."""
     room.allow("strict", OURS)
     equal(room.ask("lookup", OURS).said, sorted([CDN, CDN6]), "our tenant's addresses")
     room.scene.forget()
@@ -181,7 +181,7 @@ def _request(host: str, *lines: str, path: str = "/") -> str:
 
 
 def _hosts(room: Room) -> list[str]:
-    """Whom requests that arrived were for."""
+    """The hosts that arrived requests were for."""
     return [asked["host"] for asked in room.scene.far.requests]
 
 
@@ -250,7 +250,7 @@ def host(room: Room) -> None:
 
 
 def _quick_attempt(room: Room, words: Words) -> Attempts:
-    """An attempt on which a busy machine did not spend long."""
+    """An attempt that a busy machine did not slow down."""
     tried = room.attempt(words)
     for _ in range(TRIES - 1):
         if tried.outcomes[0].seconds < QUICKLY:

@@ -1,4 +1,4 @@
-"""Sandboxes that are made ready before there is a session for them."""
+"""Sandboxes that are prepared before there is a session for them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _ready(room: Room, count: int) -> Generator[dict[str, Slot]]:
 
 
 def _sandboxes(room: Room) -> dict[str, Slot]:
-    """Every sandbox of the gateway, with its place at the router."""
+    """Every sandbox of the gateway, with its slot at the router."""
     found: dict[str, Slot] = {}
     for path in (room.scene.net / "sandboxes").glob("*.json"):
         with contextlib.suppress(FileNotFoundError):  # it ends while we look
@@ -111,7 +111,7 @@ def _reaches_its_own(claimant: Room, words: tuple[str, ...]) -> None:
 
 
 def _reaches_no_other(claimant: Room, words: tuple[str, ...]) -> None:
-    """Neither by name nor by address, and no packet of it gets out."""
+    """Expect that none is reached by name or address, and that no packet gets out."""
     others = {name: at for name, at in _NAMED.items() if name != _own(words)}
     attempts: list[Words] = [["lookup", name] for name in others]
     for name, address in others.items():
@@ -190,7 +190,7 @@ async def _settled(stage: Stage, launched: Limits, bound: Limits) -> Sandbox:
 
 
 async def _check_places(sandbox: Sandbox, limits: Limits) -> None:
-    """The workspace and /tmp hold what the limits say, and no more."""
+    """Expect that the workspace and /tmp hold as much as the limits say, and no more."""
     for place, most in (("/workspace", limits.disk), (_TMP, limits.memory // 4)):
         size, number = await ask(sandbox, FILL, place)
         equal(number, errno.ENOSPC, f"error in {place} after {size} bytes")

@@ -84,7 +84,7 @@ async def connect(
 
 
 async def hear(stream: OperationStream, *, until: int = 0) -> bytes:
-    """What a server says, to its end or until it has said so many bytes."""
+    """The output of a server, to its end or up to a number of bytes."""
     heard = b""
     while True:
         kind, body = await stream.next()
@@ -247,7 +247,7 @@ async def lost_link(stage: Stage) -> None:
 PORT, OTHER_PORT = 8123, 8124
 SECONDS = 20.0
 CROSS_SITE = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "cors", "Sec-Fetch-Dest": "empty"}
-# Says what it was sent, counts requests, and answers with headers that are not its to give.
+# Prints what it was sent, counts requests, and answers with headers that it must not set.
 _SERVER = """
 import http.server, json, sys
 class Echo(http.server.BaseHTTPRequestHandler):
@@ -273,8 +273,8 @@ server.serve_forever()
 """
 
 
-class HttpAnswer(NamedTuple):
-    """What came back."""
+class VisitAnswer(NamedTuple):
+    """An HTTP answer."""
 
     status: int
     headers: http.client.HTTPMessage
@@ -291,7 +291,7 @@ class ExposedDoor:
 
     def ask(
         self, path: str = "/", headers: dict[str, str] | None = None, *, token: bool = True
-    ) -> HttpAnswer:
+    ) -> VisitAnswer:
         """One request on a connection of its own."""
         given = {**(headers or {}), **(self.exposed.headers if token else {})}
         host, port = self.url.hostname or "", self.url.port
@@ -299,12 +299,12 @@ class ExposedDoor:
         try:
             connection.request("GET", path, headers=given)
             found = connection.getresponse()
-            return HttpAnswer(found.status, found.headers, found.read().decode("utf-8", "replace"))
+            return VisitAnswer(found.status, found.headers, found.read().decode("utf-8", "replace"))
         finally:
             connection.close()
 
     def say(self, data: bytes) -> bytes:
-        """Bytes as they are; all that comes back until the end."""
+        """Send bytes as they are; return all that comes back until the end."""
         address = (self.url.hostname or "", self.url.port or 0)
         with socket.create_connection(address, SECONDS) as connection:
             connection.sendall(data)
@@ -318,7 +318,7 @@ class ExposedDoor:
 
 @contextlib.contextmanager
 def _doors(room: Room) -> Generator[tuple[ExposedDoor, ExposedDoor]]:
-    """A server's door, and one to a port where nothing listens."""
+    """A server's exposed port, and one where nothing listens."""
     client = room.scene.client
     client.write_file(room.session_id, "echo.py", _SERVER)
     run = client.start(room.session_id, ["python3", "-S", "echo.py", str(PORT)])

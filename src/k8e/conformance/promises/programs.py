@@ -343,7 +343,7 @@ async def _check(stage: Stage, language: str) -> None:
 
 
 async def _left(sandbox: Sandbox) -> list[str]:
-    """What runs have left of their code."""
+    """The files that runs have left of their code."""
     return [entry["path"] for entry in await sandbox.list("/workspace") if ".k8e" in entry["path"]]
 
 

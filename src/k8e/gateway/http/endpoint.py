@@ -33,7 +33,7 @@ BACKLOG = 512
 
 
 class HttpEndpoint:
-    """A socket that listens, and the server that is loaded at its first connection."""
+    """A listening socket, and the server that is loaded at its first connection."""
 
     def __init__(self, gateway: Gateway, listening: socket.socket, door: HostPolicy) -> None:
         self.address = _url(*listening.getsockname()[:2])
@@ -65,7 +65,7 @@ class HttpEndpoint:
             self._socket.close()
 
     async def close(self) -> None:
-        """Let answers under way end, and end what callers have open."""
+        """Let answers under way end, and close everything that callers have open."""
         self._closing = True
         if self._serving is None:
             self._loop.remove_reader(self._socket)

@@ -120,7 +120,7 @@ def _execute_call(request: pb.ExecuteCodeRequest) -> dict[str, Any]:
 async def _pass_on(
     running: SessionCall, context: StreamContext, records: ShowRecords, kind: int, body: bytes
 ) -> None:
-    """One frame of output, as messages."""
+    """One frame of output as messages."""
     if kind not in (wire.OUT, wire.ERR, wire.SHOW):
         return
     try:
@@ -187,5 +187,5 @@ def _end(told: dict[str, Any]) -> pb.ExecutionEnd:
                 )
             )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise errors.GuestFailed(f"the guest told no end: {error}") from None
+        raise errors.GuestFailed(f"the guest reported no end: {error}") from None
     return end

@@ -31,7 +31,7 @@ def egress(told: dict[str, Any]) -> pb.GetEgressResponse:
 
 
 def denials(told: Any) -> list[pb.EgressDenial]:
-    """Denials as they stand in an EXIT, which a hostile guest may have had a hand in."""
+    """Denials from an EXIT, which a hostile guest may have forged."""
     try:
         return [
             pb.EgressDenial(
@@ -50,7 +50,7 @@ def denials(told: Any) -> list[pb.EgressDenial]:
 
 
 def denials_as_json(found: Iterable[pb.EgressDenial]) -> str:
-    """Denials for metadata, which is plain ASCII: as many as there is room for, in their order."""
+    """Denials for metadata, which is plain ASCII: as many as there is room for, in order."""
     kept: list[str] = []
     room = MAX_JSON
     for item in found:

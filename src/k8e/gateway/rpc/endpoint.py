@@ -103,7 +103,7 @@ def parse(address: str) -> identity.TcpEnd:
 
 
 def check_free(endpoint: identity.TcpEnd) -> None:
-    """Say clearly that a port is taken; gRPC's own words are for its developers."""
+    """Report clearly that a port is taken; gRPC's own message is for its developers."""
     family = socket.AF_INET if endpoint.address.version == 4 else socket.AF_INET6
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

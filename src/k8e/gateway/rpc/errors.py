@@ -14,7 +14,7 @@ MAX_DETAILS = 2000  # characters; a client would lose an error that exceeds its 
 
 
 class RpcStatus(NamedTuple):
-    """The three things that a failed call tells its client."""
+    """The three parts of a failed call's answer."""
 
     status: grpc.StatusCode
     details: str
@@ -22,7 +22,7 @@ class RpcStatus(NamedTuple):
 
 
 def describe(error: Exception) -> RpcStatus:
-    """What the client gets of ``error``: nothing that concerns only this machine."""
+    """The answer to ``error``, without anything that concerns only this machine."""
     found = refusals.describe(error)
     return RpcStatus(grpc.StatusCode[found.status.grpc], found.text, found.status.code)
 
@@ -33,5 +33,5 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception) -
 
 
 def as_text(value: str) -> str:
-    """``value`` with file names that are no UTF-8 made readable; gRPC sends nothing else."""
+    """``value`` with file names that are not UTF-8 made readable; gRPC sends nothing else."""
     return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

@@ -50,7 +50,7 @@ class TlsPeer(NamedTuple):
 
 
 def tls_peer(transport: asyncio.Transport, is_ours: Callable[[str], bool]) -> TlsPeer | None:
-    """Both ends of a connection, and the certificate that was shown, if one was."""
+    """Both ends of a connection, and the certificate that the client sent, if it did."""
     client, server = (transport.get_extra_info(what) for what in ("peername", "sockname"))
     if not client or not server:
         return None
@@ -71,7 +71,7 @@ def _note_name(secured: Any, name: str | None, _: ssl.SSLContext) -> None:
 
 
 def tls_context(folder: Path) -> ssl.SSLContext:
-    """What we show, and that a client may show a certificate of our CA, and no other."""
+    """TLS with our certificate, for clients with a certificate of our CA or with none."""
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     made.minimum_version = ssl.TLSVersion.TLSv1_2
     made.load_cert_chain(folder / tls.CERT, folder / tls.KEY)
@@ -117,7 +117,7 @@ class TlsFront:
         self.admission = Admission(MAX_STRANGERS, MAX_STRANGERS_OF_ADDRESS)
 
     async def listen(self, endpoint: identity.TcpEnd) -> identity.TcpEnd:
-        """Serve ``endpoint``; the address with the port that it got."""
+        """Serve ``endpoint``; return the address, with the port if the kernel chose it."""
         host = str(endpoint.address)
         sock = socket.create_server(
             (host, endpoint.port),
@@ -142,7 +142,7 @@ class TlsFront:
 
     @contextlib.contextmanager
     def recognised(self, peer: str, principal: str) -> Generator[None]:
-        """A known caller makes a call on a connection, which may therefore stay open."""
+        """Note that a known caller makes a call on a connection, which may therefore stay open."""
         relay = self._relays.get(peer.removeprefix(_PEER_PREFIX))
         if relay is None:
             yield
@@ -159,14 +159,14 @@ class TlsFront:
             relay.doubt()
 
     def doubt_all(self, principal: str) -> None:
-        """Close all connections of a caller soon, whose key has ended."""
+        """Close all connections soon of a caller whose key has ended."""
         for relay in self._relays.values():
             if relay.principal == principal:
                 relay.doubt()
 
     @property
     def context(self) -> ssl.SSLContext:
-        """For the next connection: a renewed certificate is shown from then on."""
+        """The context for the next connection: a renewed certificate is used from then on."""
         if self._context is None or self._shown is not self._certificates.identity:
             self._shown = self._certificates.identity
             self._context = tls_context(self._certificates.folder)
@@ -190,7 +190,7 @@ class TlsFront:
         return self.admission.enter(address, expel, group=group)
 
     def begin(self, handshake: asyncio.Task[None]) -> None:
-        """Keep a handshake until it is done."""
+        """Keep a reference to a handshake until it is done."""
         self._handshakes.add(handshake)
         handshake.add_done_callback(self._handshaken)
 
@@ -200,7 +200,7 @@ class TlsFront:
             log.warning("a connection failed: %s", error)
 
     def connections(self, address: str) -> int:
-        """How many an address has."""
+        """The number of connections of an address."""
         return self._connections[address]
 
     def leave(self, address: str) -> None:
@@ -210,7 +210,7 @@ class TlsFront:
             del self._connections[address]
 
     def claim(self, relay: _Relay, principal: str) -> None:
-        """A connection is one of ``principal``; of too many, the oldest that is idle ends."""
+        """Assign a connection to ``principal``; of too many, the idle one that is oldest ends."""
         self.disclaim(relay)
         relay.principal = principal
         known = self._known.setdefault(principal, {})
@@ -251,7 +251,7 @@ class TlsFront:
 
 
 class _Outer(asyncio.Protocol):
-    """A new TCP connection: nothing is known of it before TLS is spoken."""
+    """A new TCP connection: nothing is known of its client before TLS."""
 
     def __init__(self, front: TlsFront) -> None:
         self._front = front
@@ -311,7 +311,7 @@ class _Relay(asyncio.Protocol):
         self.other: _Inner | None = None
 
     def enter(self) -> bool:
-        """Take a place among the strangers; False if there is none."""
+        """Take one of the places for strangers; False if there is none."""
         self._stranger = self._front.enter(self._plain, self._expel)
         return self._stranger is not None
 
@@ -324,7 +324,7 @@ class _Relay(asyncio.Protocol):
         self.leave()
 
     async def begin(self, transport: asyncio.Transport) -> None:
-        """Connect with gRPC, now that the handshake has told who this is."""
+        """Connect with gRPC, now that the handshake has identified the client."""
         self._transport = transport
         caller = tls_peer(transport, self._front.is_ours)
         if caller is None or self._lost:
@@ -409,14 +409,14 @@ class _Relay(asyncio.Protocol):
             self._front.forget(self._name)
 
     def leave(self) -> None:
-        """Count the connection out, once: a failed handshake is told in two ways, or in one."""
+        """Count the connection out, once: a failed handshake may be reported twice."""
         if self._stranger is not None and not self._left:
             self._left = True
             self._stranger.leave()
             self._front.leave(self._stranger.address)
 
     def inner_lost(self) -> None:
-        """The connection was ended by gRPC."""
+        """Close the connection, because gRPC has closed its end."""
         self._front.forget(self._name)
         if self._transport is not None and not self._transport.is_closing():
             self._transport.close()

@@ -152,12 +152,12 @@ class LoginRpcs:
     async def GetCACert(
         self, caller: RpcCaller, request: pb.GetCACertRequest
     ) -> pb.GetCACertResponse:
-        """Our CA's certificate, for every caller: clients check its fingerprint by other means."""
+        """Our CA's certificate, for every caller: clients check its fingerprint in another way."""
         return pb.GetCACertResponse(cert=self._certificates.ca_certificate())
 
 
 class SecretRpcs:
-    """The RPCs about secrets; no answer has a value in it."""
+    """The RPCs about secrets; no answer contains a value."""
 
     @encodes("set_secret")
     async def SetSecret(

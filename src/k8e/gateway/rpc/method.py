@@ -37,11 +37,11 @@ class RpcDeclaration(NamedTuple):
     """The field of the request that names a session, or begins with its id and a dot."""
 
     def declared(self, operations: dict[str, OperationDeclaration]) -> OperationDeclaration:
-        """The operation whose roles, row and limit hold for this RPC."""
+        """The operation whose roles, row and limit apply to this RPC."""
         return self.own or operations[self.operation]
 
     def session_of(self, request: Any) -> str:
-        """The session that a request names; nothing about it is checked."""
+        """The session that a request names; unchecked."""
         return str(getattr(request, self.session, "")).partition(".")[0]
 
 

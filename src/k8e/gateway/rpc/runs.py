@@ -1,6 +1,6 @@
 """Runs over gRPC: the ``Run`` stream, and K8E's calls about background runs.
 
-A run's id is ``<session>.<exec>``: the session says whose it is, and its guest keeps the output.
+A run's id is ``<session>.<exec>``: the session has an owner, and its guest keeps the output.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import grpc
 
 from k8e import errors
 from k8e._generated import sandbox_pb2 as pb
-from k8e.gateway.frames import MAX_UNREAD, Conversation
+from k8e.gateway.frames import MAX_UNREAD, ClientConnection
 from k8e.gateway.operations import AGENT, ANY, Limit, NoRow
 from k8e.gateway.rpc.errors import as_text
 from k8e.gateway.rpc.method import RpcCaller, rpc
@@ -62,7 +62,7 @@ class GatheredOutput:
 
 
 class RunPart(NamedTuple):
-    """Some of the output of a run, and how it is; checked, because a hostile guest said it."""
+    """Some output of a run, and its state; checked, because it comes from a hostile guest."""
 
     status: str
     code: int | None
@@ -91,7 +91,7 @@ class GuestCalls:
     async def start(
         self, principal: Principal, session_id: str, call: dict[str, Any]
     ) -> pb.ExecResponse:
-        """Start a program that goes on without its caller."""
+        """Start a program that runs on without its caller."""
         background = {
             "background": True,
             "kill_on_disconnect": False,
@@ -158,7 +158,7 @@ class RunRpcs:
     async def GetTranscript(
         self, caller: RpcCaller, request: pb.GetTranscriptRequest
     ) -> pb.GetTranscriptResponse:
-        """The output of a run, both streams in one; for a session that of all its runs."""
+        """The output of a run, both streams in one; for a session, that of all its runs."""
         if request.offset < 0 or request.limit < 0:
             raise errors.InvalidRequest("offset and limit cannot be negative")
         session_id, _, exec_id = request.session_id.partition(".")
@@ -293,7 +293,7 @@ def _part(told: dict[str, Any], output: GatheredOutput) -> RunPart:
 
 
 def _whole_characters(data: bytes) -> bytes:
-    """Without the beginning of a character whose end is still to come; but never nothing."""
+    """The bytes without an incomplete last character, unless nothing else would be left."""
     for back in range(1, min(4, len(data))):
         byte = data[-back]
         if byte < 0x80:
@@ -333,7 +333,7 @@ class _Outgoing:
         self._some.set()
 
     async def get(self) -> pb.RunFrame | Exception | None:
-        """The next message; how the stream ends, when all are taken."""
+        """The next message; the end of the stream, when all are taken."""
         while not self._frames:
             if self._ends:
                 return self._ends[0]
@@ -366,8 +366,8 @@ async def run(
 ) -> None:
     """Carry one client's frames until it closes its side of the stream or goes away."""
     outgoing = _Outgoing()
-    conversation = Conversation(gateway, principal, outgoing.send)
-    reader = gateway.spawn(_read(frames, conversation, outgoing))
+    client = ClientConnection(gateway, principal, outgoing.send)
+    reader = gateway.spawn(_read(frames, client, outgoing))
     try:
         while (item := await outgoing.get()) is not None:
             if isinstance(item, Exception):
@@ -375,21 +375,21 @@ async def run(
             await context.write(item)
     finally:
         reader.cancel()
-        conversation.close()
+        client.close()
 
 
 async def _read(
     frames: AsyncIterator[pb.RunFrame],
-    conversation: Conversation,
+    client: ClientConnection,
     outgoing: _Outgoing,
 ) -> None:
-    """Take the client's frames; the writer learns how they end, and ends the call."""
+    """Read the client's frames; the writer learns how they end, and ends the call."""
     end = None
     try:
         async for frame in frames:
             if len(frame.body) > wire.MAX_REQUEST:
                 raise wire.WireError(f"a frame of more than {wire.MAX_REQUEST} bytes")
-            conversation.receive(frame.kind, frame.channel, frame.body)
+            client.receive(frame.kind, frame.channel, frame.body)
             await outgoing.room()
     except wire.WireError as error:
         end = errors.InvalidRequest(str(error))

@@ -64,7 +64,7 @@ def has_too_many(data: bytes) -> bool:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number, and where it ends."""
+    """A varint, and its end."""
     number = shift = 0
     while True:
         byte = data[at]
@@ -75,7 +75,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def reading(kind: Any) -> Callable[[bytes], Any]:
-    """A function that parses messages of a kind; malformed ones are the client's mistake."""
+    """A function that parses messages of a kind; malformed ones are the client's error."""
 
     def read(data: bytes) -> Any:
         if len(data) > MANY and has_too_many(data):
@@ -163,7 +163,7 @@ class RunningServer(NamedTuple):
 async def start(
     gateway: Gateway, endpoint: identity.TcpEnd, certificates: tls.Certificates
 ) -> RunningServer | None:
-    """Listen on ``endpoint``; None if that cannot be."""
+    """Listen on ``endpoint``; None if that is impossible."""
     inner = gateway.settings.run_dir / SOCKET
     inner.unlink(missing_ok=True)
     inner.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -228,7 +228,7 @@ def _unimplemented(name: str) -> Handler:
 
 
 def _public(work: Handler, known: Known, asked: type[Any]) -> Handler:
-    """For unknown callers: nothing that they send is read, so they cannot make us wait for it."""
+    """Handle a call without a known caller: it cannot make us wait, since nothing of it is read."""
 
     async def handle(_: Any, context: Context) -> Any:
         async with known(context) as caller:
@@ -275,7 +275,7 @@ def _both(work: Handler, known: Known) -> Handler:
 async def _answering(
     gateway: Gateway, front: TlsFront, rpc: RpcDeclaration, context: Context
 ) -> AsyncGenerator[RpcCaller]:
-    """Admit callers that we know and that have the role, and turn errors into statuses."""
+    """Admit known callers that have the role, and turn errors into statuses."""
     principal, caller = None, front.caller(context.peer())
     operation, operations = rpc.declared(OPERATIONS), gateway.operations
     act.begin(act.Act(identity.described(caller, None), rpc.name))

@@ -55,7 +55,7 @@ StreamContext = grpc.aio.ServicerContext[pb.ExecRequest, pb.ExecStreamResponse]
 
 
 class ExecEnd(NamedTuple):
-    """How an exec ended, checked because a hostile guest said it."""
+    """How an exec ended, checked because it comes from a hostile guest."""
 
     code: int
     status: str
@@ -205,7 +205,7 @@ class ExecRpcs:
     async def ExecStream(
         self, caller: RpcCaller, request: pb.ExecRequest, context: StreamContext
     ) -> None:
-        """Send output as it comes; not yielded but written, so that a client's leaving ends us."""
+        """Send output as it comes; written, not yielded, so that it ends if its client leaves."""
         if request.background:
             raise errors.InvalidRequest(
                 "a background run has no stream", hint="start it with Exec, and use GetTranscript"
@@ -377,7 +377,7 @@ async def _write(context: StreamContext, text: str) -> None:
 
 
 async def _receive_content(download: SessionCall) -> pb.ReadFileResponse:
-    """A file as text, and as bytes too where the text cannot hold them.
+    """A file as text, and also as bytes if the text cannot hold them.
 
     Decoded piece by piece: 64 MiB of broken characters would hold everybody up for seconds.
     """

@@ -107,7 +107,7 @@ class TerminalRpcs:
     async def TerminalWrite(
         self, caller: RpcCaller, request: pb.TerminalWriteRequest
     ) -> pb.TerminalWriteResponse:
-        """Answered when the bytes are in line for the program, not when it has read them."""
+        """Answered when the bytes are queued for the program, not when it has read them."""
         await self._on(caller.principal, request.terminal_id, "type", data=request.data)
         return pb.TerminalWriteResponse(ok=True)
 
@@ -193,7 +193,7 @@ def _missing(terminal_id: str) -> errors.ExecNotFound:
 
 @contextlib.contextmanager
 def _naming(terminal_id: str) -> Generator[None]:
-    """What goes wrong in here is told in words of terminals."""
+    """Report errors in terms of terminals."""
     try:
         yield
     except errors.ExecNotFound:

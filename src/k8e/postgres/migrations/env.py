@@ -1,4 +1,4 @@
-"""What Alembic runs for each migration: on the connection that it is given, in one transaction."""
+"""Alembic's environment of each migration: on the given connection, in one transaction."""
 
 from __future__ import annotations
 
