@@ -43,6 +43,10 @@ CUT_OFF = "k8e.cut_off"
 """Where a request has a function, in its state, that cuts its connection off: for an answer that
 cannot be finished, so that its client notices and no log fills with what servers do wrong."""
 
+GONE = "k8e.gone"
+"""Where a request has an event, in its state, that is set when its connection is lost: for what
+waits and has not read the body yet."""
+
 
 class Protocol(H11Protocol):
     """One connection. Servers derive from this, and give it an ``admission``."""
@@ -52,12 +56,13 @@ class Protocol(H11Protocol):
     _waiting: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
+        self._gone = asyncio.Event()
         super().connection_made(transport)
         self.conn = HttpConnection(h11.SERVER, MAX_HEAD)
         if len(self.connections) > MAX_CONNECTIONS:
             transport.abort()
             return
-        own = {ADMIT: self._admit, SWITCH: self._switch, CUT_OFF: self._cut_off}
+        own = {ADMIT: self._admit, SWITCH: self._switch, CUT_OFF: self._cut_off, GONE: self._gone}
         self.app_state = {**self.app_state, **own}
         self._enter()
 
@@ -123,6 +128,7 @@ class Protocol(H11Protocol):
             self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._gone.set()
         self._leave()
         super().connection_lost(exc)
 

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
-from k8e.agent_sandbox import principals
+from k8e.agent_sandbox import principals, wake
 from k8e.agent_sandbox.cluster_router import MAX_REQUESTS
 from tests.agent_sandbox.serving import (
     ACCESS,
     KEY,
+    Routed,
     address,
     head,
     pod,
@@ -446,3 +447,56 @@ async def test_bodies_pass_in_constant_memory_both_ways(tmp_path: Path) -> None:
         assert sent < 40
         writer.transport.abort()
         await found.until(lambda: found.heard[0].endswith(b"<end>"))
+
+
+# Requests that are held until their sandbox has a pod again.
+
+SLEEPER = {"metadata": {"annotations": {"sandbox.k8e.io/idle-seconds": "20"}}}
+
+
+async def test_a_held_request_goes_on_when_its_pod_is_there(tmp_path: Path) -> None:
+    async with pod() as found, routed(tmp_path) as router:
+        router.add(sandbox("box", **SLEEPER))
+        asking = asyncio.create_task(router.say(head("GET / HTTP/1.1", CLOSE)))
+        await held(router, 1)
+        router.add(sandbox("box", found.address))
+        async with asyncio.timeout(30):
+            assert status(await asking) == 200
+        await held(router, 0)
+
+
+async def test_a_held_request_ends_with_its_time_its_sandbox_or_its_client(tmp_path: Path) -> None:
+    async with routed(tmp_path) as router:
+        router.add(sandbox("box", **SLEEPER))
+        late = head("GET / HTTP/1.1", CLOSE, "X-Sandbox-Timeout: 0.2")
+        assert status(await router.say(late)) == 504
+        asking = asyncio.create_task(router.say(head("GET / HTTP/1.1", CLOSE)))
+        await held(router, 1)
+        router.add(sandbox("box", spec={"operatingMode": "Suspended"}, **SLEEPER))
+        assert status(await asking) == 409, "somebody suspended it"
+        router.add(sandbox("box", **SLEEPER))
+        _, writer = await router.connect()
+        writer.write(head())
+        await held(router, 1)
+        writer.transport.abort()
+        await held(router, 0)
+
+
+async def test_a_sandbox_holds_a_bounded_number_of_requests(tmp_path: Path) -> None:
+    async with pod() as found, routed(tmp_path) as router:
+        router.add(sandbox("box", **SLEEPER))
+        asked = head("GET / HTTP/1.1", CLOSE)
+        asking = [asyncio.create_task(router.say(asked)) for _ in range(wake.MAX_HELD_OF_SANDBOX)]
+        await held(router, wake.MAX_HELD_OF_SANDBOX)
+        assert status(await router.say(asked)) == 503
+        router.add(sandbox("box", found.address))
+        async with asyncio.timeout(60):
+            assert {status(said) for said in await asyncio.gather(*asking)} == {200}
+
+
+async def held(router: Routed, count: int) -> None:
+    """Wait until so many requests are held."""
+    counts: Any = router.cluster.waker._held  # pyright: ignore[reportPrivateUsage]
+    async with asyncio.timeout(30):
+        while counts.total() != count:
+            await asyncio.sleep(0.01)

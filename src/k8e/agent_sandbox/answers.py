@@ -102,8 +102,13 @@ class Answer:
 
 async def unless_left(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Do ``work``, which ends when the client leaves; its request's body must have been read."""
+    return await unless(_leave(receive), work)
+
+
+async def unless(left: Coroutine[Any, Any, object], work: Coroutine[Any, Any, T]) -> T:
+    """Do ``work``; Left if ``left`` ends before."""
     doing = asyncio.create_task(work)
-    leaving = asyncio.create_task(_leave(receive))
+    leaving = asyncio.create_task(left)
     try:
         await asyncio.wait({doing, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not doing.done():

@@ -107,9 +107,11 @@ class Cluster:
 class PodSandboxes:
     """The sandboxes of a cluster that one principal may use."""
 
-    def __init__(self, cluster: Cluster, principal: Principal) -> None:
+    def __init__(self, cluster: Cluster, principal: Principal, gone: asyncio.Event) -> None:
+        """``gone`` is set when the client of the request has left."""
         self._cluster = cluster
         self._principal = principal
+        self._gone = gone
 
     async def check(self, asked: Target) -> None:
         if not self._principal.may_use(asked.namespace):
@@ -117,7 +119,7 @@ class PodSandboxes:
             raise Refusal(
                 404, text
             )  # as if there were none: names of others' are nobody's business
-        await self._cluster.waker.ready(asked)
+        await self._cluster.waker.ready(asked, self._gone)
 
     async def serve(
         self, asked: Target, path: str, scope: Scope, receive: Receive, answer: Answer
@@ -146,7 +148,8 @@ class App:
         try:
             principal = self._principal(scope)
             with self._cluster.requests.one(principal.name):
-                router = Router(PodSandboxes(self._cluster, principal))
+                gone = scope["state"][http_connections.GONE]
+                router = Router(PodSandboxes(self._cluster, principal, gone))
                 await router(path, scope, receive, send)
         except Refusal as refused:
             await answer.refuse(refused)

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Generator
 
-from k8e.agent_sandbox.answers import Refusal
+from k8e.agent_sandbox.answers import Refusal, unless
 from k8e.agent_sandbox.pods import IDLE_SECONDS, LAST_ACTIVE, SUSPENDED_BY, Pods
 from k8e.agent_sandbox.target import Target
 from k8e.controller import conditions, resources
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 HOLD_SECONDS = 60.0
 """How long a request may wait for its sandbox."""
-MAX_HELD = 256
+MAX_HELD = 512
 MAX_HELD_OF_SANDBOX = 32
 LEAST_PAUSE, LONGEST_PAUSE = 5.0, 60.0
 """Between two marks of one sandbox's use."""
@@ -45,10 +45,11 @@ class Waker:
         self._held: Counter[Key] = Counter()
         self._resuming: dict[Key, asyncio.Task[None]] = {}
 
-    async def ready(self, target: Target) -> None:
+    async def ready(self, target: Target, gone: asyncio.Event) -> None:
         """Wait until a sandbox that sleeps, or is about to run again, has a pod.
 
         Raises:
+            Left: the client is ``gone`` before.
             Refusal: it has none and will get none by traffic, or not in time.
         """
         found = self._pods.state(target)
@@ -61,7 +62,7 @@ class Waker:
             seconds = min(self._hold_seconds, target.seconds)
             try:
                 async with asyncio.timeout(seconds):
-                    await self._wait(key, target)
+                    await unless(gone.wait(), self._wait(key, target))
             except TimeoutError:
                 text = f"the sandbox {target.sandbox} did not wake up within {seconds:g} seconds"
                 raise Refusal(504, text) from None
