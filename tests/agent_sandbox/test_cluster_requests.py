@@ -498,5 +498,5 @@ async def held(router: Routed, count: int) -> None:
     """Wait until so many requests are held."""
     counts: Any = router.cluster.waker._held  # pyright: ignore[reportPrivateUsage]
     async with asyncio.timeout(30):
-        while counts.total() != count:
+        while counts.total() != count:  # noqa: ASYNC110 - the router has no event for tests
             await asyncio.sleep(0.01)
