@@ -215,7 +215,7 @@ def test_a_client_that_dies_takes_its_program_with_it(
 ) -> None:
     other = SandboxClient(endpoint)
     process = other.open(session_id, ["sleep", "283"])
-    connection = process._conversation._connection  # pyright: ignore[reportPrivateUsage]
+    connection = process._driver._connection  # pyright: ignore[reportPrivateUsage]
     assert connection is not None
     connection.close()  # as the end of a process would
     assert client.get_run(process.run_id).wait().status == "killed"

@@ -59,8 +59,8 @@ class Folding:
     def admit(self, kind: Kind, now: float, group: Kind | None = None) -> bool:
         """Whether this one gets a row of its own; otherwise it is counted.
 
-        Kinds of which there can be any number belong to a ``group``, which has a bound too; what is
-        beyond that is counted as the group's.
+        Kinds that can be of any number belong to a ``group``, which has a bound too; further rows
+        are counted for the group.
         """
         count = self._counts.get(kind)
         if count is not None and count.rows >= BURST:
@@ -235,8 +235,8 @@ class Trail:
     ) -> None:
         """Write a row, on behalf of ``act`` or of the current caller.
 
-        It does not fail: a full disk must not stop callers that could make room. What could not
-        be written is counted, and the next row that can be says so.
+        It does not fail: a full disk must not stop callers that could make room. Lost rows are
+        counted, and the next row that can be written says so.
         """
         told = {name: to_json(value) for name, value in detail.items() if value is not None}
         self._record(action, outcome, session, owner, act or audit_act.current(), told)
@@ -244,7 +244,8 @@ class Trail:
     def admit(self) -> None:
         """Refuse an operation that is about to begin if its rows could not be written.
 
-        Not asked of what makes things safer: a key is deleted, and a session ended, all the same.
+        Not called for operations that make things safer: keys are deleted, and sessions ended, all
+        the same.
         """
         if not self._writer.has_room():
             raise errors.LimitExceeded(

@@ -152,7 +152,7 @@ class Keys:
     def of_secret(self, secret: str) -> Key:
         """The key with this secret.
 
-        Found by its hash, so the time that this takes tells nothing about any other key.
+        Found by its hash, so the time that this takes reveals nothing about any other key.
         """
         shown = secret.removeprefix(E2B_PREFIX)
         if not _SHAPE.fullmatch(shown):

@@ -115,7 +115,8 @@ class KeyStore(Protocol):
     def forget(self, before: float, now: float) -> Awaitable[None]:
         """Remove keys that ended long ago, with their certificates.
 
-        A key that only expired must be deleted first: that says that its things are not needed.
+        A key that only expired must be deleted first: that confirms that its sessions and data are
+        not needed.
         """
         ...
 

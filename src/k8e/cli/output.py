@@ -43,8 +43,8 @@ def encode(value: Any) -> str:
 def _harmless(char: str) -> str:
     """A character as it is, or escaped if a terminal would act on it or hide it.
 
-    JSON leaves DEL, C1 controls and what turns the direction of text as they are, and what is
-    printed here comes from sandboxes too. Invalid UTF-8 stays, for the encoder to replace.
+    JSON leaves DEL, C1 controls and characters that turn the direction of text as they are, and
+    some of this output comes from sandboxes. Invalid UTF-8 stays, for the encoder to replace.
     """
     if char.isprintable() or "\ud800" <= char <= "\udfff":
         return char
@@ -83,7 +83,7 @@ def failure(error: BaseException, *, raw: bool = False, ok: bool = False) -> int
 def complain(message: str, hint: str) -> None:
     """Print an error on stderr too, where ``id=$(k8e sandbox create)`` does not swallow it.
 
-    Not where stdout and stderr are one terminal or file: there it would be told twice.
+    Not where stdout and stderr are one terminal or file: there it would appear twice.
     """
     with contextlib.suppress(OSError):
         if not _is_one_place():

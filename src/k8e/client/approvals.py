@@ -104,7 +104,7 @@ def visible(text: str) -> str:
 def command(approval_id: str, endpoint: Endpoint, *, reject: bool = False) -> str:
     """The command that decides it, for a person to type in any folder and with any environment.
 
-    Credentials are not in it: who decides has its own.
+    It has no credentials: the approver has its own.
     """
     import shlex
 

@@ -34,7 +34,7 @@ class AsyncSandbox:
         async with AsyncSandbox(memory="2G") as sb:
             print((await sb.run("print(1 + 1)", "python")).stdout)
 
-    The end of the block kills it. One that :meth:`connect` found goes on.
+    The end of the block kills it. A sandbox from :meth:`connect` lives on.
 
     Args:
         template: what it is made from; see :meth:`AsyncSandboxClient.list_templates`.

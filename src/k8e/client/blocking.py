@@ -73,8 +73,8 @@ class SandboxClient(GatewayClient):
     def close(self) -> None:
         """Destroy the client's own sessions, if it made any, and close its connections.
 
-        Programs end whose output is still being iterated over, or that were opened to be talked to.
-        Whatever is asked of the client or its handles later is refused (ClientClosed).
+        Interactive programs end, and those whose output is still being iterated over. Later calls
+        of the client or its handles are refused (ClientClosed).
         """
         with self._own_lock:
             own, self._own = self._own, {}
@@ -362,7 +362,7 @@ class SandboxClient(GatewayClient):
         """Write text, bytes, an open binary file or an iterable of them; return the byte count.
 
         A new file appears whole or not at all. Folders above it are made. ``progress`` is called
-        with the bytes that were sent and, if it is known, how many it will be.
+        with the bytes that were sent and, if it is known, the total.
         """
         call = requests.file_call("write", session_id, path, append=append, mode=mode)
         operation = operations.write(call, progress, requests.size_of(content))
@@ -476,7 +476,7 @@ class SandboxClient(GatewayClient):
     ) -> Copied:
         """Make a local file or folder a copy of one in a sandbox, or write to an open binary file.
 
-        Nothing that the sandbox says leads out of ``target``, and files appear whole or not at all.
+        Nothing from the sandbox leads out of ``target``, and files appear whole or not at all.
 
         Args:
             session_id: where to copy from.
@@ -545,7 +545,7 @@ class SandboxClient(GatewayClient):
     def pause_session(self, session_id: str) -> None:
         """Freeze a session, and its sub-agents, until it is resumed.
 
-        Until then, whatever is begun in it raises :class:`k8e.errors.SessionPaused`.
+        Until then, new operations in it raise :class:`k8e.errors.SessionPaused`.
         """
         self._call(operations.call({"op": "pause_session", "session_id": session_id}))
 
@@ -581,7 +581,7 @@ class SandboxClient(GatewayClient):
     def expose(self, session_id: str, port: int, host: str = exposures.LOOPBACK) -> Exposed:
         """Make a port of a session's sandbox reachable, on a URL with a token.
 
-        The server need not run yet. What is exposed already keeps its URL.
+        The server need not run yet. A port that is exposed already keeps its URL.
 
         Args:
             session_id: whose sandbox.
@@ -600,7 +600,7 @@ class SandboxClient(GatewayClient):
     ) -> None:
         """Wait until a server in the sandbox accepts connections; TimedOut if none does in time.
 
-        Its port need not be exposed. The sandbox looks out for it, and answers once.
+        Its port need not be exposed. The sandbox watches for it, and answers once.
         """
         self._call(exposures.wait_for_port(session_id, port, host, timeout))
 

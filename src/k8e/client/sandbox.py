@@ -35,7 +35,7 @@ class Sandbox:
         with Sandbox(memory="2G") as sb:
             print(sb.run("print(1 + 1)", "python").stdout)
 
-    The end of the block kills it. One that :meth:`connect` found goes on.
+    The end of the block kills it. A sandbox from :meth:`connect` lives on.
 
     Args:
         template: what it is made from; see :meth:`SandboxClient.list_templates`.

@@ -49,7 +49,7 @@ TICK = 0.001  # seconds: how precisely a distant observer can time a question
 def spelling(text: str) -> float:
     """The bits of information in a choice among all names, whatever the name looks like.
 
-    Not by how often each of its letters comes: a run of one letter says by its length how much.
+    Not by the frequencies of its letters: a run of one letter carries data in its length.
     """
     return (len(text) + 1) * math.log2(LETTERS)
 
@@ -63,9 +63,9 @@ def timing(seconds: float) -> float:
 class NameBudget:
     """One sandbox's budget for questions.
 
-    A question is written down as who reads it could: how long it came after the one before, of
-    which kind, whether its name is a new one, and then its letters or which of the known names. In
-    no code can all questions be shorter, so no question can say more than was paid for.
+    A question is coded as its reader could code it: the time since the one before, its kind,
+    whether its name is new, and then its letters or the number of the known name. No code makes all
+    questions shorter, so no question can say more than was paid for.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -147,8 +147,8 @@ def _per_interface(
 def _whole_host(links: list[NetworkLink], with6: set[int]) -> list[NetworkLink]:
     """The interfaces between which nothing was forwarded before; none on a host that is a router.
 
-    Those that came later are left alone where a container system may have made them, because it
-    cannot be known whether that relies on forwarding by now.
+    Later interfaces are left alone if a container system may have made them, because that system
+    may rely on forwarding by now.
     """
     if _read(_EVERYWHERE) == _TAG | _V6:
         return [link for link in links if link.kind not in _INNER_KINDS or _bits(link.name) & _V6]

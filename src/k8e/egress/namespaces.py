@@ -33,7 +33,7 @@ def _thread_namespace() -> str:
 def make(path: Path, then: Callable[[], object] | None = None) -> None:
     """Make an empty network namespace that lives as long as it is mounted at ``path``.
 
-    ``then`` runs inside of it. Where that fails, nothing is left.
+    ``then`` runs inside of it. If that fails, the namespace is removed.
     """
 
     def in_thread() -> None:

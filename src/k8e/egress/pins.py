@@ -144,8 +144,8 @@ class Pins:
     ) -> PinPlan:
         """Plan to keep what a new policy allows, under its generation. See :meth:`leftovers`.
 
-        It opens nothing for longer than it was open, and nothing that is closed; only connections
-        that are there go on.
+        Addresses stay open no longer than before, and closed ones stay closed; only existing
+        connections go on.
         """
         plan = PinPlan(generation)
         plan.pins = dict.fromkeys(self._pins)
@@ -222,8 +222,8 @@ class Pins:
     ) -> list[Element]:
         """Take over an earlier gateway's pins: addresses, groups and seconds; groups and ports.
 
-        The names that led there are not known any more. What makes no sense or is too much comes
-        back, to be removed.
+        The names that led there are not known any more. Malformed and surplus elements are
+        returned, to be removed.
         """
         now = self._clock()
         self._generation = generation

@@ -189,7 +189,7 @@ class Policy:
     def ports_for(self, name: str, address: Address) -> set[int]:
         """The ports of an address to which ``name`` led; 0 alone means all of them.
 
-        What is private is open as far as the operator said, whatever clients add to that.
+        Private addresses are open as far as the operator's rules say, whatever clients add to them.
         """
         rules = self.rules_for(name)
         ports = {rule.port for rule in rules if rule.trusted or is_public(address)}
@@ -241,8 +241,8 @@ def changed(before: Sequence[str], *, add: Sequence[str], remove: Sequence[str])
 def _granted(rule: Rule, defaults: Sequence[Rule]) -> list[Rule]:
     """A client's rule as it is granted: private addresses only where the operator's rules do.
 
-    Who names a host of ``default`` gets what ``default`` would give it, and not more trust: of a
-    package index with a private address the index's own ports. In a larger network, the kernel
+    A client that names a host of ``default`` gets the rules of ``default`` for it, and no more: of
+    a package index with a private address the index's own ports. In a larger network, the kernel
     refuses what is private.
     """
     trusted = [one for one in defaults if one.trusted]

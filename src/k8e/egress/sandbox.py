@@ -62,7 +62,7 @@ class SandboxEgress:
     ) -> PinPlan | None:
         """Open what the kernel must let through before the sandbox gets its answer.
 
-        None for an answer under a policy that is not its any more: it opens nothing.
+        None for an answer under a policy that was replaced: it opens nothing.
         """
         if bound is not self.bound:
             return None
@@ -151,7 +151,7 @@ class SandboxEgress:
     ) -> ProxyDecision:
         """Whether a connection of a strict sandbox may be made, or continue (``again``).
 
-        The proxy asks. One that is there outlives the answer that led to its address.
+        The proxy calls this. An open connection outlives the answer that led to its address.
         """
         policy = self.bound.policy
         if any(

@@ -418,7 +418,7 @@ class Egress:
 def _held(record: NetworkRecord, generations: Mapping[int, int]) -> BoundPolicy | None:
     """What the kernel has bound for a slot; None if its record does not know it.
 
-    So it is after a restart of the machine, if the records outlived that.
+    That happens after a restart of the machine, if the records survived it.
     """
     generation = generations.get(record.slot, 0)
     return next((b for b in (record.bound, record.before) if b.generation == generation), None)

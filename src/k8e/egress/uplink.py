@@ -73,7 +73,7 @@ class Ends:
 def connect(router: Path, world: Path) -> str:
     """Connect the router's namespace to the world; return the name of the wire's end there.
 
-    What an earlier gateway made is found, and only mended.
+    The uplink of an earlier gateway is found, and only repaired.
     """
     number = _find(router, world)
     if number is None:
@@ -94,7 +94,7 @@ def connect(router: Path, world: Path) -> str:
 def protect(world: Path, name: str) -> None:
     """Set up forwarding and translation, shield the host, and pass the host's other firewalls.
 
-    Nothing happens where the wire is gone: it may have been taken away a moment ago.
+    Does nothing if the wire is gone: it may just have been removed.
     """
 
     def inside() -> None:

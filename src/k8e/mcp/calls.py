@@ -121,7 +121,8 @@ def said(notes: list[str]) -> list[dict[str, Any]]:
 def clean(value: Any) -> Any:
     """The same, with the parts of texts replaced that are not valid Unicode.
 
-    Names of files, and what a client says, may hold halves of characters, which no transport takes.
+    Names of files, and texts from clients, may hold halves of characters, which no transport
+    accepts.
     """
     text = json.dumps(value, ensure_ascii=False)
     try:

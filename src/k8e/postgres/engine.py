@@ -125,7 +125,7 @@ class Engine:
     async def run(self, work: Work[T]) -> T:
         """The result of ``work`` in a transaction of its own; tried again while that may help.
 
-        It may be done twice, if the answer to its commit was lost.
+        It may run twice, if the answer to its commit was lost.
         """
         loop = asyncio.get_running_loop()
         due, pause = loop.time() + PATIENCE, FIRST_PAUSE

@@ -41,7 +41,7 @@ _use = -1  # what keeps the holder from ending
 def inside() -> NamespaceUser | None:
     """The namespaces of this process; None where it is in none of a holder's.
 
-    Also for a process that one inside has started.
+    Also for children of a process inside.
     """
     return _look() if os.geteuid() == 0 else None
 
@@ -67,9 +67,9 @@ def outer_pid() -> int:
 def enter(run_dir: Path, *, detach: bool, shared: bool = True) -> None:
     """Continue as root of the user namespace, in a process of its own.
 
-    The one that called it becomes the machine's view of the new one: it passes signals on and ends
-    as that one does. With ``detach`` it ends at once. The network stays that of the machine.
-    Without ``shared``, no other process may be in there.
+    The caller becomes the stand-in of the new process outside: it passes signals on and ends as
+    that one does. With ``detach`` it ends at once. The network stays that of the machine. Without
+    ``shared``, no other process may be in there.
     """
     global _outer_pid, _use
     run_dir = run_dir.absolute()
