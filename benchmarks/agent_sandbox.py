@@ -2,6 +2,10 @@
 
     python -m benchmarks.agent_sandbox --rate 45 --seconds 60 --pools 4 --size 113
     python -m benchmarks.agent_sandbox --burst 300 --pools 1 --size 310
+    python -m benchmarks.agent_sandbox --objects 10000
+
+With ``--objects`` it measures how fast so many sandboxes are made, and then a controller that
+starts with them: until it knows all, its memory, and what it costs while nothing happens.
 
 etcd, API server, controller, the stand-in for kubelets and this client share the machine: its load
 is printed with the numbers. Writes are counted from the API server's audit log.
@@ -14,18 +18,29 @@ import asyncio
 import json
 import os
 import random
+import re
+import signal
 import sys
 import time
 from collections import Counter
 from pathlib import Path
 
 from k8e.controller import resources
+from k8e.controller.cache import Cache
 from k8e.kubernetes.api import Api, Object, read_kubeconfig, section
-from tests.controller.clusters import SandboxCluster, claim, eventually, pool, template
+from tests.controller.clusters import (
+    SandboxCluster,
+    claim,
+    eventually,
+    pool,
+    sandbox,
+    template,
+)
 from tests.controller.control_planes import control_plane
 
 _FILL_SECONDS = 600.0
 _LAST_SECONDS = 120.0
+_QUIET_SECONDS, _QUIET_SHARE = 20.0, 0.1
 
 
 class Client:
@@ -81,9 +96,17 @@ def main() -> int:
     parser.add_argument("--burst", type=int, default=0, help="so many at once instead")
     parser.add_argument("--pools", type=int, default=4)
     parser.add_argument("--size", type=int, default=113, help="of each pool")
+    parser.add_argument("--objects", type=int, default=0, help="so many sandboxes instead")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended, it leaves nothing behind
+    if options.objects:
+        return _measure_objects(options.objects)
     with control_plane() as plane, SandboxCluster(plane) as cluster, cluster.new_namespace():
         pools = [pool(f"pool-{at}", options.size) for at in range(options.pools)]
+        # A lease that cannot be renewed on a busy machine would end it, and nobody starts it again.
+        [first] = cluster.controllers
+        cluster.stop_controller(first)
+        cluster.start_controller("--leader-elect=false")
         cluster.apply(template(), *pools)
         wanted = options.pools * options.size
 
@@ -99,6 +122,92 @@ def main() -> int:
         asyncio.run(client.run(rate=options.rate, seconds=options.seconds, burst=options.burst))
         _print(client, cluster, filled, before)
     return 0
+
+
+def _measure_objects(count: int) -> int:
+    with control_plane() as plane, SandboxCluster(plane) as cluster, cluster.new_namespace():
+        before = os.getloadavg()[0]
+        began = time.monotonic()
+        asyncio.run(_make_all(plane.admin, cluster.namespace, count))
+        made = time.monotonic() - began
+        [first] = cluster.controllers
+        cluster.stop_controller(first)
+        process = cluster.start_controller("--leader-elect=false")
+        log = plane.folder / "programs.log"
+        known = len(_synced(log))
+        found = eventually("it knows all", lambda: _synced(log)[known:], seconds=_LAST_SECONDS)
+        busy, seconds = _processor_seconds(process.pid), time.monotonic()
+        eventually("it is quiet", lambda: _is_quiet(process.pid), seconds=_LAST_SECONDS)
+        settled = time.monotonic() - seconds, _processor_seconds(process.pid) - busy
+        busy, seconds = _processor_seconds(process.pid), time.monotonic()
+        time.sleep(_QUIET_SECONDS)
+        idle = (_processor_seconds(process.pid) - busy) / (time.monotonic() - seconds)
+        result = {
+            "sandboxes": count,
+            "made_per_second": round(count / made, 1),
+            "synced_seconds": found[-1],
+            "first_look_seconds": round(settled[0], 1),
+            "first_look_processor_seconds": round(settled[1], 1),
+            "memory_mb": _memory(process.pid),
+            "idle_cores": round(idle, 3),
+            "load": [round(before, 1), round(os.getloadavg()[0], 1)],
+            "processors": os.cpu_count(),
+        }
+        print(json.dumps(result, indent=1))
+    return 0
+
+
+async def _make_all(kubeconfig: Path, namespace: str, count: int) -> None:
+    """Make sandboxes, and wait until the controller and the stand-in have made all ready."""
+    server, identity, token = read_kubeconfig(kubeconfig)
+    api = Api(server, identity, token=token, most_idle=16, reuse_for_posts=True)
+    path, turns = resources.collection(resources.SANDBOX, namespace), asyncio.Semaphore(16)
+
+    async def make(number: int) -> None:
+        wanted = sandbox(f"s-{number}")
+        async with turns:
+            await api.call("POST", path, wanted)
+
+    sandboxes = Cache(Api(server, identity, token=token), resources.SANDBOX, namespace=namespace)
+    ready, all_ready = set[str](), asyncio.Event()
+
+    def changed(_before: Object | None, after: Object | None) -> None:
+        if after is not None and resources.is_true(after, "Ready"):
+            ready.add(after["metadata"]["name"])
+            if len(ready) == count:
+                all_ready.set()
+
+    sandboxes.tell(changed)
+    follow = asyncio.create_task(sandboxes.run())
+    await asyncio.gather(*(make(number) for number in range(count)))
+    async with asyncio.timeout(_FILL_SECONDS):
+        await all_ready.wait()
+    follow.cancel()
+    api.close()
+
+
+def _synced(log: Path) -> list[float]:
+    """How long each controller took to know everything, by its log."""
+    found = re.findall(r"synced: \d+ objects, ([\d.]+) s", log.read_text("utf-8", "replace"))
+    return [float(one) for one in found]
+
+
+def _processor_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _is_quiet(pid: int) -> bool:
+    before = _processor_seconds(pid)
+    time.sleep(1)
+    return _processor_seconds(pid) - before < _QUIET_SHARE
+
+
+def _memory(pid: int) -> dict[str, int]:
+    text = Path(f"/proc/{pid}/status").read_text("ascii")
+    names = {"now": "VmRSS", "most": "VmHWM"}
+    found = {name: re.search(rf"{word}:\s+(\d+) kB", text) for name, word in names.items()}
+    return {name: int(one[1]) // 1024 for name, one in found.items() if one is not None}
 
 
 def _print(client: Client, cluster: SandboxCluster, filled: float, before: float) -> None:

@@ -14,6 +14,8 @@ LONGEST = (
     "tests/controller/test_claims.py",
     "tests/controller/test_faults.py",
     "tests/controller/test_sandboxes.py",
+    "tests/controller/test_warm_pools.py",
+    "tests/cluster/test_controller.py",
     "tests/sessions/test_restart.py",
     "tests/rootless/test_gateway.py",
     "tests/sessions/test_restart_subagents.py",

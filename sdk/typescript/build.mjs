@@ -19,7 +19,7 @@ const options = {
   bundle: true,
   packages: "external",
   platform: "node",
-  target: "node20.3",
+  target: "node20.4",
   legalComments: "none",
   logLevel: "warning",
 };

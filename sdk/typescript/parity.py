@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import k8e
+from k8e.client.sandbox import SandboxFiles
 
 SOURCE = Path(__file__).resolve().parent / "src"
 PAGE = Path(__file__).resolve().parents[2] / "docs/reference/sdk-parity.md"
@@ -31,6 +33,15 @@ _RENAMED = {
 """Functions of the package that have another name in TypeScript, where each stands alone."""
 _INTERNAL = {"Process.begin": "the client calls it once"}
 """What is public only by its name, and why."""
+_THEIRS = {
+    "ExecResult.toJSON": "what `JSON.stringify` calls; `dataclasses.asdict` in Python",
+    "Exposed.wait": "`Sandbox.expose(…).wait()` and `wait_for_port` in Python",
+    "Process.open": "internal",
+    "SandboxClient.connections": "internal",
+    "SandboxClient.readStream": "a web stream; `read_chunks` in Python",
+    "SandboxFiles.readStream": "a web stream; `read_chunks` in Python",
+}
+"""What TypeScript has beside, and why. `type` tells events apart, where Python has classes."""
 _CLASS = re.compile(
     r"^export (?:abstract )?(?:class|interface) (\w+)(?:<[^>]*>)?([^{]*)\{\n(.*?)^\}$",
     re.MULTILINE | re.DOTALL,
@@ -64,7 +75,45 @@ def rows() -> list[Row]:
         found.append(Row(name, theirs if there else ""))
         if inspect.isclass(kind):
             found += _members(kind, name, kinds.get(name, frozenset()))
+        if kind is k8e.Sandbox:
+            found.append(Row("SandboxFiles", "SandboxFiles"))
+            found += _members(SandboxFiles, "SandboxFiles", kinds["SandboxFiles"])
+    raised = _raised()
+    for name, kind in vars(k8e.errors).items():
+        if inspect.isclass(kind) and issubclass(kind, k8e.errors.K8eError):
+            found.append(Row(f"errors.{name}", f"errors.{name}" if name in raised else ""))
     return found
+
+
+def only_in_typescript() -> set[str]:
+    """Members of classes of both for which nobody has said why Python has none."""
+    kinds, _ = _typescript()
+    ours = [getattr(k8e, name) for name in k8e.__all__ if not name.startswith("Async")]
+    found: set[str] = set()
+    for kind in filter(inspect.isclass, [*ours, SandboxFiles]):
+        mine = {camel(name) for name in _public(kind) | _set_when_made(kind)}
+        beside = kinds.get(kind.__name__, frozenset()) - mine - {"constructor", "type"}
+        found |= {f"{kind.__name__}.{name}" for name in beside}
+    return found - set(_THEIRS)
+
+
+def _set_when_made(kind: type) -> set[str]:
+    """Attributes that each object gets when it is made."""
+    names: set[str] = set()
+    for one in kind.__mro__[:-1]:
+        with contextlib.suppress(OSError):
+            names |= set(re.findall(r"\bself\.([a-z]\w*)(?::.*)? = ", inspect.getsource(one)))
+            names |= set(re.findall(r"\bself\.([a-z]\w*), self\.", inspect.getsource(one)))
+            names |= set(re.findall(r", self\.([a-z]\w*) = ", inspect.getsource(one)))
+    return names
+
+
+def _raised() -> set[str]:
+    """The errors that the package exports."""
+    text = (SOURCE / "errors.ts").read_text("utf-8")
+    lists = re.findall(r"^export \{(.*?)\}", text, re.MULTILINE | re.DOTALL)
+    listed = {item.strip() for part in lists for item in part.split(",")}
+    return listed | set(re.findall(r"^export class (\w+)", text, re.MULTILINE))
 
 
 def _members(kind: type, name: str, theirs: frozenset[str]) -> Iterator[Row]:
@@ -122,13 +171,16 @@ def page() -> str:
     section = ""
     for row in rows():
         owner, dot, _ = row.python.partition(".")
-        if not dot and inspect.isclass(getattr(k8e, owner)):
+        if not dot and inspect.isclass(getattr(k8e, owner, SandboxFiles)):
             section = owner
             parts.append(f"\n## {owner}\n\n| Python | TypeScript |\n|---|---|\n")
             continue
         if not dot and section != "functions":
             section = "functions"
             parts.append("\n## The package\n\n| Python | TypeScript |\n|---|---|\n")
+        if dot and owner == "errors" and section != "errors":
+            section = "errors"
+            parts.append("\n## Errors, in `errors`\n\n| Python | TypeScript |\n|---|---|\n")
         mine = row.python.removeprefix(f"{section}.")
         theirs = row.typescript.removeprefix(f"{section}.")
         parts.append(f"| `{mine}` | {f'`{theirs}`' if theirs else '**missing**'} |\n")

@@ -27,6 +27,13 @@
     ├─ GuestFailed           the guest broke the protocol or did not answer
     ├─ ClientClosed          the client was closed before
     └─ GatewayUnreachable    no gateway answers
+       ├─ NoGateway          none runs there, and none can be started
+       ├─ UntrustedGateway   its certificate is not one that we trust
+       └─ ConnectionLost     it went away before the answer came
+          └─ ProgramLost     the same while a program ran, which goes on
+
+KeyRefused is the Denied of a caller whose key or certificate the gateway does not know. These five
+are raised by clients and never sent, so they have the codes of the classes above them.
 
 A command that fails is a result, never one of these. Failing file operations cross the wire with an
 errno name as code (``ENOENT``) and become Python's own OSError classes at the client.
@@ -255,6 +262,29 @@ class GatewayUnreachable(K8eError):
     code, grpc_status, http_status, exit_code = "gateway_unreachable", "UNAVAILABLE", 503, 2
     unread = False
     """Whether the gateway certainly never saw the last call."""
+
+
+class NoGateway(GatewayUnreachable):
+    """No gateway runs on this machine, or at the socket that was named, and none can be started."""
+
+
+class UntrustedGateway(GatewayUnreachable):
+    """The gateway's certificate is not one that we trust, so nothing was sent."""
+
+
+class KeyRefused(Denied):
+    """The gateway does not know the API key or the certificate that it was shown, or wants one."""
+
+
+class ConnectionLost(GatewayUnreachable):
+    """The connection ended before the answer came."""
+
+
+class ProgramLost(ConnectionLost):
+    """The connection ended while a program ran; it goes on, and was not started again."""
+
+    session_id = ""
+    exec_id = ""
 
 
 _BY_CODE: dict[str, type[K8eError]] = {

@@ -6,11 +6,12 @@ import io
 import urllib.request
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import agentic_sandbox_client
-from k8e import AsyncSandbox, Sandbox, SandboxClient, errors
+from k8e import AsyncSandbox, Sandbox, SandboxClient, Stdout, errors
 from tests.places import Place
 
 PATIENCE = 30
@@ -44,8 +45,16 @@ def test_a_block_makes_a_sandbox_and_kills_it(here: SandboxClient, runtime: str)
         sb.exec("true")
 
 
-def test_a_sandbox_is_made_at_its_first_use_and_once(here: SandboxClient, runtime: str) -> None:
+def test_a_sandbox_is_made_at_its_first_use_and_once_or_at_once(
+    here: SandboxClient, runtime: str
+) -> None:
     with here:
+        made = Sandbox.create(runtime=runtime, client=here)
+        assert here.get_session(made.id).phase == "active"
+        made.close()
+        with pytest.raises(errors.SessionNotFound, match="has ended: destroyed"):
+            Sandbox.connect(made.id, client=here)
+        assert made.id in {item.session_id for item in Sandbox.list(ended=True, client=here)}
         sb = Sandbox(runtime=runtime, client=here)
         assert repr(sb) == "Sandbox(not made yet)"
         first = sb.exec("true").session_id
@@ -79,6 +88,10 @@ def test_files_are_written_read_listed_renamed_copied_and_removed(
     assert files.read_bytes("d/a.bin") == b"\xff\x00!"
     assert files.stat("d/a.bin").size == 3
     files.rename("d/a.bin", "d/b.bin")
+    assert b"".join(files.read_chunks("d/b.bin", offset=1)) == b"\x00!"
+    files.chmod("d/b.bin", 0o600)
+    files.symlink("link", "d/b.bin")
+    assert files.stat("link", follow=True).mode == 0o600
     files.mkdir("d/e/f")
     assert sorted(item.path for item in files.list("d")) == [
         "/workspace/d/b.bin",
@@ -125,6 +138,16 @@ def test_its_life_is_paused_resumed_and_saved(here: SandboxClient, sandbox: Sand
 def test_streams_and_contexts_are_in_the_sandbox(sandbox: Sandbox) -> None:
     assert "".join(sandbox.exec_stream("echo a; echo b")) == "a\nb\n"
     assert next(sandbox.exec_events("echo a"), None) is not None
+    with sandbox.open(["cat"]) as program:
+        program.write("typed\n")
+        assert program.read_until(b"\n") == b"typed\n"
+    with sandbox.terminal(["sh", "-c", "stty size"], 30, 100) as terminal:
+        assert terminal.read_until(b"30 100") == b"30 100"
+    printed = b"".join(event.data for event in sandbox.transcript() if isinstance(event, Stdout))
+    assert b"typed\n" in printed
+    assert sandbox.extend(1200).expires_at > sandbox.info().created_at
+    assert sandbox.update_allowed_hosts([]) == ["none"]
+    assert sandbox.egress().denied == 0
     with sandbox.context() as context:
         context.run("x = 40")
         assert context.run("x + 2").text == "42"
@@ -146,6 +169,19 @@ def test_wrong_arguments_are_refused_before_anything_is_made() -> None:
         Sandbox("t", image="python:3.12")
     with pytest.raises(TypeError, match="Did you mean"):
         Sandbox(idle_timeot=5)  # pyright: ignore[reportCallIssue]
+    nobody: Any = SandboxClient("unix:/nowhere/gateway.sock")
+    for hint, attempt in {
+        "['ls', '-l']": lambda: nobody.exec("sess-x", "ls", "-l"),
+        "print(1)": lambda: nobody.run(None, session_id="sess-x"),
+        "an open binary file": lambda: nobody.write_file("sess-x", "a", None),
+        "json.dumps": lambda: nobody.write_file("sess-x", "a", {"a": 1}),
+    }.items():
+        with pytest.raises(errors.InvalidRequest) as refused:
+            attempt()
+        assert hint in refused.value.hint
+    with pytest.raises(errors.NoGateway, match="no gateway listens") as missing:
+        Sandbox.create(endpoint="unix:/nowhere/gateway.sock")
+    assert "K8E_SANDBOX_ENDPOINT" in missing.value.hint
 
 
 def test_programs_for_agent_sandbox_run_as_they_are(here: SandboxClient, runtime: str) -> None:

@@ -412,11 +412,12 @@ def test_a_gateway_that_dies_during_a_command_is_told_and_nothing_runs_twice(
         events = client.exec_events(session_id, command, exec_id="long")
         assert isinstance(next(events), Stdout)
         signal.pidfd_send_signal(process, signal.SIGKILL)
-        with pytest.raises(errors.GatewayUnreachable, match=f"long ran in session {session_id}"):
+        with pytest.raises(errors.ProgramLost, match=f"long ran in session {session_id}") as lost:
             list(events)
+        assert f"get_run('{session_id}.long')" in lost.value.hint
         assert wait_readable(process)
         os.close(process)
-        with pytest.raises(errors.GatewayUnreachable, match="no gateway listens"):
+        with pytest.raises(errors.NoGateway, match="no gateway listens"):
             client.status()
         place.json("gateway", "--background")
         eventually(lambda: client.read_file(session_id, "runs") == "ran\nended\n")

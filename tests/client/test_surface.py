@@ -133,12 +133,6 @@ def test_k8e_s_positional_arguments_are_where_its_users_expect_them() -> None:
     assert list(inspect.signature(SandboxClient).parameters)[:2] == ["endpoint", "tenant_id"]
 
 
-def test_the_synchronous_client_is_what_the_generator_makes_of_the_asynchronous_one() -> None:
-    check = [sys.executable, "tools/generate_client.py", "--check"]
-    done = subprocess.run(check, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 def test_a_synchronous_module_that_was_edited_by_hand_is_told(tmp_path: Path) -> None:
     for folder in ("tools", "src/k8e/client"):
         shutil.copytree(ROOT / folder, tmp_path / folder, dirs_exist_ok=True)

@@ -23,6 +23,12 @@ Object = dict[str, Any]
 PATIENCE = 120.0
 _ROOT = Path(__file__).parent.parent.parent
 _numbers = itertools.count(1)
+_WRONG_CLOCK = """
+import runpy, time
+right = time.time
+time.time = lambda: right() + {seconds}
+runpy.run_module("k8e", run_name="__main__", alter_sys=True)
+"""
 
 
 class SandboxCluster:
@@ -67,10 +73,12 @@ class SandboxCluster:
                 env={"PATH": os.environ["PATH"], "PYTHONPATH": str(_ROOT)},
             )
 
-    def start_controller(self, *flags: str) -> subprocess.Popen[bytes]:
+    def start_controller(self, *flags: str, clock: float = 0.0) -> subprocess.Popen[bytes]:
+        """Start one; ``clock`` is by how many seconds its computer's clock is wrong."""
         self.metrics_port = free_port()
+        program = ("-c", _WRONG_CLOCK.format(seconds=clock)) if clock else ("-m", "k8e")
         process = self._start(
-            *("-m", "k8e", "controller", "--kubeconfig", str(self._kubeconfig)),
+            *(*program, "controller", "--kubeconfig", str(self._kubeconfig)),
             *("--metrics-bind-address", f"127.0.0.1:{self.metrics_port}"),
             *("--health-probe-bind-address", "0"),
             *("--zap-log-level=info", "--kube-api-qps", "100", *flags),

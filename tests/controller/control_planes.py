@@ -184,6 +184,13 @@ class ControlPlane:
             process.kill()
             process.wait(20)
 
+    def pause(self, name: str, seconds: float) -> None:
+        """Stop a program for a while, and let it work as long: as slow as a bad disk makes it."""
+        process = self._processes[name]
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            process.send_signal(number)
+            time.sleep(seconds)
+
     def restart_api_server(self) -> None:
         self.stop("kube-apiserver", signal.SIGKILL)
         self.start_api_server()

@@ -1,8 +1,9 @@
 """``make test-long``: faults of the controller in a loop, with claims under way all the time.
 
 In an order that a seed decides, the controller is killed, a second one works beside it without a
-lease, or the API server is killed. After each round every claim has one sandbox and no sandbox two
-claims, no claim was ever told two sandboxes, and the pool is full.
+lease, the API server is killed, the database stops for half a second again and again, or pods are
+evicted. After each round every claim has one sandbox, no sandbox was ever given to two claims, no
+claim was ever told two sandboxes, no pod is without its sandbox, and the pool is full.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from tests.controller.control_planes import control_plane
 from tests.controller.invariants import check_bindings
 
 _POOL, _CLAIMS = 6, 8
-_FAULTS = ("kill", "double", "api")
+_FAULTS = ("kill", "double", "api", "slow", "evict")
+_STOPS, _STOP_SECONDS = 6, 0.5
 
 
 def main() -> int:
@@ -54,6 +56,11 @@ def _round(cluster: SandboxCluster, chosen: random.Random, number: int, fault: s
         cluster.start_controller("--leader-elect=false")
     elif fault == "api":
         cluster.plane.restart_api_server()
+    elif fault == "slow":
+        for _ in range(_STOPS):
+            cluster.plane.pause("etcd", _STOP_SECONDS)
+    elif fault == "evict":
+        cluster.kubectl("delete", "pods", "--all", "--wait=false")
     check_bindings(cluster, names, replicas=_POOL)
     if second is not None:
         cluster.stop_controller(second)

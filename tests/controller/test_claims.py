@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from k8e.controller.conditions import timestamp
 from k8e.controller.resources import name_hash
@@ -136,6 +139,48 @@ def test_a_claim_on_an_empty_pool_gets_a_sandbox_of_its_own_name(cluster: Sandbo
     eventually("an event", lambda: cluster.events("SandboxProvisioned"))
 
 
+def test_a_claim_does_not_wait_long_for_a_member_that_does_not_start(
+    cluster: SandboxCluster,
+) -> None:
+    cluster.apply(template(podTemplate=behaving("Pending")), pool(replicas=1))
+    eventually("a member", lambda: cluster.list("sandbox"))
+    cluster.apply(claim("impatient"))
+    found = cluster.wait(
+        "sandboxclaim", "impatient", lambda one: one.get("status", {}).get("sandbox")
+    )
+    assert sandbox_of(found) == "impatient"
+    assert condition(found, "Ready")["reason"] in ("SandboxNotReady", "DependenciesNotReady")
+
+
+def test_claims_and_sandboxes_are_counted_under_upstreams_names(cluster: SandboxCluster) -> None:
+    with_pool(cluster)
+    wanted = claim("counted-once")
+    wanted["metadata"]["labels"] = {"agents.x-k8s.io/created-by": "python-client"}
+    cluster.apply(wanted)
+    cluster.wait_ready("sandboxclaim", "counted-once")
+    words = {
+        "namespace": cluster.namespace,
+        "launch_type": "warm",
+        "warmpool_name": "pool",
+        "created_by": "python-client",
+    }
+
+    def count() -> float | None:
+        with urlopen(f"http://127.0.0.1:{cluster.metrics_port}/metrics", timeout=20) as answer:
+            families = {
+                one.name: one for one in text_string_to_metric_families(answer.read().decode())
+            }
+        assert families["agent_sandbox_claim_controller_startup_latency_ms"].samples
+        population = families["agent_sandboxes"].samples
+        assert any(one.labels["namespace"] == cluster.namespace for one in population)
+        for one in families["agent_sandbox_claim_creation"].samples:
+            if one.name.endswith("_total") and words.items() <= one.labels.items():
+                return one.value
+        return None
+
+    assert eventually("it is counted", count) == 1
+
+
 def test_a_foreign_sandbox_of_the_claims_name_is_an_error(cluster: SandboxCluster) -> None:
     cluster.apply(template(), pool(replicas=0), sandbox("taken"))
     cluster.apply(claim("taken"))
@@ -198,6 +243,23 @@ def test_environment_variables_need_the_templates_leave_and_a_cold_start(
     cluster.apply(pool("open", 0, "open"), claim("given", "open", env=env))
     assert sandbox_of(cluster.wait_ready("sandboxclaim", "given")) == "given"
     assert cluster.get("pod", "given")["spec"]["containers"][0]["env"] == env
+
+
+def test_variables_reach_a_warm_sandbox_where_its_template_takes_them_late(
+    cluster: SandboxCluster,
+) -> None:
+    late = template(envVarsInjectionPolicy="Allowed")
+    late["metadata"]["annotations"] = {"sandbox.k8e.io/late-env": "true"}
+    cluster.apply(late, pool(replicas=1))
+    cluster.wait_pool("pool", 1)
+    [idle] = cluster.list("sandbox")
+    cluster.apply(claim("bound", env=[{"name": "TOKEN", "value": "it's one"}]))
+    name = sandbox_of(cluster.wait_ready("sandboxclaim", "bound"))
+    assert name == idle["metadata"]["name"]
+    mark = "sandbox.k8e.io/env"
+    pod = cluster.wait("pod", name, lambda one: mark in one["metadata"].get("annotations", {}))
+    assert pod["metadata"]["annotations"][mark] == "export TOKEN='it'\"'\"'s one'\n"
+    assert [one["name"] for one in pod["spec"]["volumes"]] == ["claim-env"]
 
 
 def test_volume_claims_need_the_templates_leave(cluster: SandboxCluster) -> None:
@@ -290,3 +352,82 @@ def test_a_sandbox_that_claims_to_be_of_a_pool_is_not_handed_out(cluster: Sandbo
     cluster.wait_ready("sandbox", "poison")
     cluster.apply(claim("careful"))
     assert sandbox_of(cluster.wait_ready("sandboxclaim", "careful")) == "careful"
+
+
+def test_a_claim_cannot_name_a_member_of_another_pool_as_its_own(cluster: SandboxCluster) -> None:
+    cluster.apply(template("secret"), pool("secret", 1, "secret"), template(), pool(replicas=0))
+    cluster.wait_pool("secret", 1)
+    [other] = cluster.list("sandbox")
+    name = other["metadata"]["name"]
+    thief = claim("thief")
+    thief["metadata"]["annotations"] = {"agents.x-k8s.io/sandbox-name": name}
+    cluster.apply(thief)
+    assert sandbox_of(cluster.wait_ready("sandboxclaim", "thief")) == "thief"
+    [owner] = cluster.get("sandbox", name)["metadata"]["ownerReferences"]
+    assert owner["kind"] == "SandboxWarmPool"
+
+
+def test_a_claim_whose_name_was_taken_gets_its_sandbox_when_that_is_free(
+    cluster: SandboxCluster,
+) -> None:
+    cluster.apply(template(), pool(replicas=0), sandbox("held"), claim("held"))
+    cluster.wait_reason("sandboxclaim", "held", "ReconcilerError")
+    cluster.kubectl("delete", "sandbox", "held")
+    assert sandbox_of(cluster.wait_ready("sandboxclaim", "held")) == "held"
+
+
+def test_a_quota_that_is_used_up_is_told_and_the_claim_goes_on_when_there_is_room(
+    cluster: SandboxCluster,
+) -> None:
+    cluster.apply(template(), pool(replicas=0))
+    none = {"count/sandboxes.agents.x-k8s.io": "0"}
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}}
+    cluster.apply({**quota, "spec": {"hard": none}})
+    # No controller counts here what is used, so the test says so.
+    status = {"status": {"hard": none, "used": none}}
+    cluster.patch("resourcequota", "none", status, "--subresource=status")
+    trial = json.dumps({**sandbox("trial"), "metadata": {"generateName": "trial-"}})
+    eventually(
+        "the quota holds",
+        lambda: (
+            "quota"
+            in cluster.kubectl("create", "--dry-run=server", "-f", "-", check=False, text=trial)
+        ),
+    )
+    cluster.apply(claim("waits"))
+    found = cluster.wait_reason("sandboxclaim", "waits", "ReconcilerError")
+    assert "quota" in condition(found, "Ready")["message"]
+    cluster.apply(pool("blocked", 2))
+    [event] = eventually("a warning", lambda: cluster.events("WarmPoolNotProgressing"))
+    assert "quota" in event["message"]
+    cluster.kubectl("delete", "resourcequota", "none")
+    cluster.wait_ready("sandboxclaim", "waits")
+
+
+def test_a_claim_that_names_no_end_gets_the_one_of_its_pool(cluster: SandboxCluster) -> None:
+    cluster.apply(template(), pool(replicas=0))
+    own = claim("own", lifecycle={"shutdownTime": in_seconds(3600)})
+    cluster.apply(claim("forgotten"), own)
+    cluster.wait_ready("sandboxclaim", "forgotten")
+    cluster.wait_ready("sandboxclaim", "own")
+    # Also for those that exist already: clients that forgot them will not come back.
+    cluster.kubectl("annotate", "swp", "pool", "sandbox.k8e.io/claim-seconds=1")
+    cluster.wait_gone("sandboxclaim", "forgotten")
+    cluster.wait_gone("sandbox", "forgotten")
+    assert cluster.get("sandboxclaim", "own")
+
+
+def test_an_expired_claim_stays_until_what_it_owned_is_gone_if_it_asks_for_that(
+    cluster: SandboxCluster,
+) -> None:
+    cluster.apply(template(), pool(replicas=0))
+    cluster.apply(claim("last"))
+    cluster.wait_ready("sandboxclaim", "last")
+    cluster.patch("pod", "last", {"metadata": {"finalizers": ["example.com/hold"]}})
+    ends = {"shutdownTime": in_seconds(0), "shutdownPolicy": "DeleteForeground"}
+    cluster.patch("sandboxclaim", "last", {"spec": {"lifecycle": ends}})
+    cluster.wait("pod", "last", lambda one: "deletionTimestamp" in one["metadata"])
+    kept = cluster.get("sandboxclaim", "last")["metadata"]
+    assert kept["finalizers"] == ["foregroundDeletion"]
+    cluster.patch("pod", "last", {"metadata": {"finalizers": None}})
+    cluster.wait_gone("sandboxclaim", "last")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from typing import Any
 
 import pytest
@@ -105,6 +106,19 @@ def test_the_time_of_a_condition_changes_with_its_status_alone() -> None:
     assert times["Suspended"] == conditions.timestamp(1000)
 
 
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("1970-01-01T00:01:00Z", 60.0),
+        ("1970-01-01t00:01:00z", 60.0),
+        ("1970-01-01T01:01:00.123456789+01:00", 60.123456),
+        ("0000-01-01T00:00:00Z", -62135596800.0),
+    ],
+)
+def test_each_time_that_the_api_server_takes_is_understood(text: str, seconds: float) -> None:
+    assert conditions.seconds_of(text) == pytest.approx(seconds)
+
+
 def test_where_a_pod_went_can_wait_and_what_it_became_cannot() -> None:
     item = stored(sandbox("one"))
     pod = pod_of(item, "Pending", ready=False)
@@ -201,7 +215,7 @@ def test_a_member_is_fresh_until_what_counts_of_its_template_changes() -> None:
 
 def test_an_adoption_names_the_version_that_it_was_decided_on() -> None:
     taken = stored(claim("mine"), labels={resources.CREATED_BY: "somebody"})
-    patch = blueprints.adoption(taken, member("41"))["metadata"]
+    patch = blueprints.adoption(taken, member("41"), 0.0)["metadata"]
     assert patch["resourceVersion"] == "41"
     assert [one["uid"] for one in patch["ownerReferences"]] == ["uid-mine"]
     assert patch["labels"][resources.POOL_HASH] is None
@@ -269,6 +283,35 @@ def test_environment_variables_follow_the_templates_policy(
     assert spec["containers"][0]["env"] == [{"name": "A", "value": "1"}]
 
 
+@pytest.mark.parametrize(
+    ("policy", "names", "made"),
+    [
+        ("Disallowed", ["b"], None),
+        ("Allowed", ["b"], ["a", "b"]),
+        ("Allowed", ["a"], None),
+        ("Overrides", ["a"], ["a"]),
+        ("Overrides", ["b", "b"], None),
+        ("Overrides", [""], None),
+    ],
+)
+def test_volume_claims_follow_the_templates_policy(
+    policy: str, names: list[str], made: list[str] | None
+) -> None:
+    def volume(name: str, size: str) -> Object:
+        return {"metadata": {"name": name}, "spec": {"resources": {"requests": {"storage": size}}}}
+
+    wanted = claim("one", volumeClaimTemplates=[volume(name, "2Gi") for name in names])
+    has = [volume("a", "1Gi")]
+    if made is None:
+        with pytest.raises(policies.Rejected):
+            policies.merge_volumes(has, wanted, policy)
+        return
+    merged = policies.merge_volumes(has, wanted, policy)
+    assert [one["metadata"]["name"] for one in merged] == made
+    sizes = {one["metadata"]["name"]: one["spec"]["resources"]["requests"] for one in merged}
+    assert all(sizes[name] == {"storage": "2Gi"} for name in names)
+
+
 def test_allowed_domains_are_words_of_the_config_map() -> None:
     assert policies.allowed_domains(None) == ("sandbox.users.io",)
     config = {"data": {"allowed-label-domains": "a.example, B.example\nc.example"}}
@@ -293,16 +336,25 @@ def test_names_of_members_fit_however_long_their_pools_name_is() -> None:
 # Manifests.
 
 
-@pytest.mark.parametrize("part", ["core", "extensions"])
+@pytest.mark.parametrize("part", deployment.PARTS)
 def test_manifests_are_rendered_from_one_source(part: str, pytestconfig: pytest.Config) -> None:
-    name = {"core": "manifest.yaml", "extensions": "extensions.yaml"}[part]
+    name = "manifest.yaml" if part == "core" else f"{part}.yaml"
     file = pytestconfig.rootpath / "deploy/agent-sandbox" / name
     told = f"k8e manifests render {part} > deploy/agent-sandbox/{name}"
     assert file.read_text("utf-8") == deployment.render(part), told
 
 
+def test_each_test_that_the_reference_names_exists(pytestconfig: pytest.Config) -> None:
+    page = (pytestconfig.rootpath / "docs/reference/agent-sandbox.md").read_text("utf-8")
+    named = set(re.findall(r"`(test_\w+)`", page))
+    files = (pytestconfig.rootpath / "tests/controller").glob("test_*.py")
+    there = {name for file in files for name in re.findall(r"def (test_\w+)", file.read_text())}
+    assert len(named) > 20
+    assert named <= there, named - there
+
+
 def test_definitions_fit_into_the_annotation_of_kubectl_apply() -> None:
-    for item in (*definitions.core(), *definitions.extensions()):
+    for item in (*definitions.core(), *definitions.extensions(), *definitions.legacy()):
         assert len(json.dumps(item, separators=(",", ":"))) < ANNOTATION_LIMIT
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
@@ -114,6 +115,41 @@ def test_somebody_elses_pod_of_that_name_blocks_suspension_and_is_left_alone(
     found = cluster.wait_reason("sandbox", "taken", "ReconcilerError")
     assert "is not the sandbox's" in condition(found, "Ready")["message"]
     assert "ownerReferences" not in cluster.get("pod", "taken")["metadata"]
+
+
+def test_a_pod_that_takes_its_time_keeps_its_sandbox_from_being_suspended(
+    cluster: SandboxCluster,
+) -> None:
+    cluster.apply(sandbox("slow"))
+    cluster.wait_ready("sandbox", "slow")
+    cluster.patch("pod", "slow", {"metadata": {"finalizers": ["example.com/hold"]}})
+    cluster.patch("sandbox", "slow", {"spec": {"operatingMode": "Suspended"}})
+    found = cluster.wait_reason("sandbox", "slow", "PodTerminating", of="Suspended")
+    assert condition(found, "Suspended")["status"] == "False"
+    assert condition(found, "Ready")["reason"] == "SandboxSuspended"
+    cluster.patch("pod", "slow", {"metadata": {"finalizers": None}})
+    cluster.wait_reason("sandbox", "slow", "PodTerminated", of="Suspended")
+
+
+def test_a_pod_that_lost_the_label_by_which_it_is_followed_gets_it_back(
+    cluster: SandboxCluster,
+) -> None:
+    cluster.apply(sandbox("bare"))
+    uid = cluster.wait_ready("sandbox", "bare")["metadata"]["uid"]
+    cluster.kubectl("label", "pod", "bare", f"{NAME_HASH}-")
+    pod = cluster.wait("pod", "bare", lambda one: NAME_HASH in one["metadata"].get("labels", {}))
+    assert pod["metadata"]["ownerReferences"][0]["uid"] == uid
+    # It is followed again: what becomes of it shows.
+    cluster.kubectl("delete", "pod", "bare", "--wait=false")
+    cluster.wait(
+        "pod",
+        "bare",
+        lambda one: (
+            one["metadata"]["uid"] != pod["metadata"]["uid"]
+            and one["status"].get("phase") == "Running"
+        ),
+    )
+    cluster.wait_ready("sandbox", "bare")
 
 
 def test_an_unowned_pod_is_taken_over_only_where_its_label_permits_it(
@@ -276,6 +312,50 @@ def test_a_bad_object_is_refused_with_the_name_of_the_field(cluster: SandboxClus
     ports = [{"name": "main", "image": "x", "ports": [{"containerPort": "eighty"}]}]
     said = cluster.refusal(sandbox("bad", podTemplate={"spec": {"containers": ports}}))
     assert "containerPort" in said
+
+
+def annotated(item: dict[str, Any], **marks: str) -> dict[str, Any]:
+    """An object with annotations of our own group."""
+    found = {f"sandbox.k8e.io/{name.replace('_', '-')}": value for name, value in marks.items()}
+    return {**item, "metadata": {**item["metadata"], "annotations": found}}
+
+
+def test_a_sandbox_without_traffic_is_suspended_and_sleeps_again_after_it_was_woken(
+    cluster: SandboxCluster,
+) -> None:
+    mark = "sandbox.k8e.io/suspended-by"
+    cluster.apply(annotated(sandbox("idle"), idle_seconds="2"))
+    cluster.wait_reason("sandbox", "idle", "PodTerminated", of="Suspended")
+    assert cluster.get("sandbox", "idle")["metadata"]["annotations"][mark] == "idle"
+    eventually("an event", lambda: cluster.events("SandboxIdle"))
+    for _ in range(2):
+        # What the router does, and a person may do: the mark goes, so that a later stop stays one.
+        cluster.patch("sandbox", "idle", {"spec": {"operatingMode": "Running"}})
+        cluster.wait_ready("sandbox", "idle")
+        woken = cluster.get("sandbox", "idle")["metadata"]["annotations"]
+        assert mark not in woken
+        assert "sandbox.k8e.io/last-active" in woken
+        cluster.wait_reason("sandbox", "idle", "PodTerminated", of="Suspended")
+
+
+def test_a_failed_pod_is_replaced_where_that_was_asked_for(cluster: SandboxCluster) -> None:
+    failing = sandbox("again", podTemplate=behaving("Failed"))
+    cluster.apply(annotated(failing, recreate_failed="true"))
+    # The first replacement comes at once, the next after a pause.
+    cluster.wait(
+        "sandbox",
+        "again",
+        lambda one: (
+            one["metadata"]["annotations"].get("sandbox.k8e.io/recreated") == "1"
+            and "it will be replaced" in condition(one, "Ready")["message"]
+        ),
+    )
+    found = cluster.get("sandbox", "again")
+    assert condition(found, "Ready")["reason"] == "DependenciesNotReady"
+    assert condition(found, "Finished")["status"] == ""
+    cluster.patch("sandbox", "again", {"spec": {"podTemplate": behaving("Running")}})
+    cluster.wait_ready("sandbox", "again")
+    eventually("an event", lambda: cluster.events("PodRecreated"))
 
 
 def test_the_alpha_version_is_understood(cluster: SandboxCluster) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
+from k8e.controller.conditions import seconds_of, timestamp
 from k8e.controller.resources import name_hash
 from tests.controller.clusters import (
     SandboxCluster,
     behaving,
     claim,
+    condition,
     eventually,
     pool,
+    sandbox,
     template,
 )
 
@@ -105,6 +109,109 @@ def test_a_pool_without_a_template_keeps_its_members_and_makes_none(
     assert len(cluster.list("sandbox")) == 1
     cluster.apply(template())
     cluster.wait_pool("pool", 2)
+
+
+def test_a_pool_that_gets_another_template_is_made_of_that_one(cluster: SandboxCluster) -> None:
+    cluster.apply(template("one"), template("two", podTemplate={"spec": NEW_POD}))
+    cluster.apply(pool("pool", 2, "one", updateStrategy={"type": "Recreate"}))
+    cluster.wait_pool("pool", 2)
+    cluster.apply(pool("pool", 2, "two", updateStrategy={"type": "Recreate"}))
+    eventually("new ones", lambda: images(cluster) == ["example/x:2", "example/x:2"])
+    cluster.wait_pool("pool", 2)
+
+
+def age(cluster: SandboxCluster) -> None:
+    """Make the members of a pool look as if they had not been ready for ten minutes."""
+    long_ago = timestamp(time.time() - 600)
+    for one in cluster.list("sandbox"):
+        told = [{**found, "lastTransitionTime": long_ago} for found in one["status"]["conditions"]]
+        name = one["metadata"]["name"]
+        cluster.patch("sandbox", name, {"status": {"conditions": told}}, "--subresource=status")
+
+
+def test_a_member_that_does_not_become_ready_is_replaced(cluster: SandboxCluster) -> None:
+    cluster.apply(template(podTemplate=behaving("NotReady")), pool(replicas=1))
+    [stuck] = eventually("a member", lambda: [one for one in cluster.list("sandbox") if told(one)])
+    age(cluster)
+    cluster.wait_gone("sandbox", stuck["metadata"]["name"])
+    eventually("another one", lambda: len(cluster.list("sandbox")) == 1)
+
+
+def test_a_member_for_which_no_node_has_room_is_kept_with_a_warning(
+    cluster: SandboxCluster,
+) -> None:
+    cluster.apply(template(podTemplate=behaving("Unschedulable")), pool(replicas=1))
+
+    def unscheduled() -> list[dict[str, Any]]:
+        return [
+            one
+            for one in cluster.list("sandbox")
+            if condition(one, "PodScheduled")["reason"] == "Unschedulable"
+        ]
+
+    [stuck] = eventually("a member", unscheduled)
+    age(cluster)
+    eventually("a warning", lambda: cluster.events("WarmPoolNotProgressing"))
+    assert (
+        cluster.get("sandbox", stuck["metadata"]["name"])["metadata"]["uid"]
+        == (stuck["metadata"]["uid"])
+    )
+
+
+def told(item: dict[str, Any]) -> bool:
+    return condition(item, "Ready")["status"] == "False"
+
+
+def test_members_that_a_deleted_pool_left_are_taken_in_and_forged_ones_are_not(
+    cluster: SandboxCluster,
+) -> None:
+    cluster.apply(template(), pool(replicas=2))
+    cluster.wait_pool("pool", 2)
+    members = cluster.list("sandbox")
+    cluster.kubectl("delete", "swp", "pool", "--cascade=orphan")
+    eventually(
+        "they have no owner",
+        lambda: not any("ownerReferences" in one["metadata"] for one in cluster.list("sandbox")),
+    )
+    forged = sandbox("forged", podTemplate={"spec": NEW_POD})
+    forged["metadata"]["labels"] = members[0]["metadata"]["labels"]
+    cluster.apply(forged)
+    cluster.apply(pool(replicas=2))
+    cluster.wait_gone("sandbox", "forged")
+    cluster.wait_pool("pool", 2)
+    names = {one["metadata"]["name"] for one in cluster.list("sandbox")}
+    assert names == {one["metadata"]["name"] for one in members}
+
+
+def test_a_claim_gets_no_stale_member_of_a_pool_that_is_recreated(cluster: SandboxCluster) -> None:
+    stale = "example.com/hold"
+    cluster.apply(template(), pool(replicas=1, updateStrategy={"type": "Recreate"}))
+    cluster.wait_pool("pool", 1)
+    [old] = cluster.list("sandbox")
+    name = old["metadata"]["name"]
+    cluster.patch("sandbox", name, {"metadata": {"finalizers": [stale]}})
+    cluster.apply(template(podTemplate={"spec": NEW_POD}))
+    cluster.apply(claim("mine"))
+    given = cluster.wait_ready("sandboxclaim", "mine")["status"]["sandbox"]["name"]
+    assert given != name
+    cluster.patch("sandbox", name, {"metadata": {"finalizers": None}})
+
+
+def test_a_member_that_a_claim_took_is_replaced_no_sooner_than_the_pool_says(
+    cluster: SandboxCluster,
+) -> None:
+    slow = pool(replicas=1)
+    slow["metadata"]["annotations"] = {"sandbox.k8e.io/replenish-delay-seconds": "3"}
+    cluster.apply(template(), slow)
+    cluster.wait_pool("pool", 1)
+    cluster.apply(claim("mine"))
+    taken = cluster.wait_ready("sandboxclaim", "mine")["status"]["sandbox"]["name"]
+    cluster.wait_pool("pool", 0)
+    cluster.wait_pool("pool", 1)
+    [new] = [one for one in cluster.list("sandbox") if one["metadata"]["name"] != taken]
+    made = seconds_of(new["metadata"]["creationTimestamp"])
+    claimed = cluster.get("sandboxclaim", "mine")["metadata"]["creationTimestamp"]
+    assert made - seconds_of(claimed) >= 2, "whole seconds: a delay of 3 shows as 2 at least"
 
 
 def test_two_pools_do_not_give_each_others_sandboxes(cluster: SandboxCluster) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -138,12 +138,31 @@ def test_a_bundler_takes_it_in(
 def test_a_program_that_forgets_to_close_ends_all_the_same(
     installed: Path, environ: dict[str, str], run: Callable[..., str]
 ) -> None:
-    code = """
-        import { SandboxClient } from "k8e";
-        console.log((await new SandboxClient().status()).version !== "");
+    code = f"""
+        import {{ SandboxClient }} from "k8e";
+        process.on("unhandledRejection", (error) => {{ console.log("unhandled", error); }});
+        const used = [new SandboxClient(), new SandboxClient("{environ["K8E_TEST_GRPC"]}")];
+        for (const client of used) {{
+          console.log((await client.status()).version !== "");
+          // What fails, whenever it does, leaves nothing that keeps the program alive.
+          const wrong = [
+            {{ signal: new AbortController() }},
+            {{ signal: AbortSignal.abort() }},
+            {{ env: {{ A: Symbol() }} }},
+            {{ stdin: [5] }},
+            {{ cwd: "/nowhere" }},
+            {{ requestTimeout: 0.001 }},
+          ];
+          const made = await client.createSession({{ runtimeClass: "container" }});
+          const calls = wrong.map((options) => client.exec(made, "true", options));
+          const told = await Promise.allSettled(calls);
+          console.log(told.slice(0, 5).every((one) => one.status === "rejected"));
+          await client.destroySession(made);
+        }}
     """
     path = script(installed, "open.mjs", code)
-    assert run([NODE, path], cwd=installed, environ=environ, seconds=20) == "true\n"
+    with_ca = environ | {"K8E_SANDBOX_CERT": environ["K8E_TEST_CA"]}
+    assert run([NODE, path], cwd=installed, environ=with_ca, seconds=30) == "true\n" * 4
 
 
 @pytest.fixture(scope="module")
@@ -155,30 +174,54 @@ def typed(installed: Path, packages: Path) -> Path:
     return installed
 
 
-@pytest.mark.parametrize("kind", ["mts", "cts"])
-def test_strict_typescript_has_no_complaint(
-    typed: Path, packages: Path, environ: dict[str, str], run: Callable[..., str], kind: str
-) -> None:
-    code = """
-        import { errors, Sandbox, SandboxClient, type ExecResult, type SessionInfo } from "k8e";
-        export async function use(): Promise<ExecResult> {
-          const allowedHosts = ["pkg.test"];
-          await using sandbox = await Sandbox.create({ memory: "2G", allowedHosts, cpus: 1 });
-          const infos: SessionInfo[] = await Sandbox.list();
-          console.log(infos.length);
-          // @ts-expect-error: there is no such language
-          await sandbox.run("x", "cobol").catch((e: unknown) => e instanceof errors.Denied);
-          const client: SandboxClient = sandbox.client;
-          const signal = AbortSignal.timeout(1);
-          const text: string = await client.readFile(sandbox.id, "a.txt", { signal });
-          return await sandbox.run(text, "python", { timeout: 5, env: { A: "b" } });
-        }
-    """
-    path = script(typed, f"use.{kind}", code)
+USE = """
+    import { errors, Sandbox, SandboxClient, type ExecResult, type SessionInfo } from "k8e";
+    export async function use(): Promise<ExecResult> {
+      const allowedHosts = ["pkg.test"];
+      await using sandbox = await Sandbox.create({ memory: "2G", allowedHosts, cpus: 1 });
+      const infos: SessionInfo[] = await Sandbox.list();
+      console.log(infos.length);
+      // @ts-expect-error: there is no such language
+      await sandbox.run("x", "cobol").catch((e: unknown) => e instanceof errors.Denied);
+      // @ts-expect-error: there is no such option
+      await Sandbox.create("template", { allowed_hosts: [] });
+      const client: SandboxClient = sandbox.client;
+      const signal = AbortSignal.timeout(1);
+      const text: string = await client.readFile(sandbox.id, "a.txt", { signal });
+      return await sandbox.run(text, "python", { timeout: 5, env: { A: "b" } });
+    }
+"""
+
+
+@pytest.fixture(scope="module")
+def compiled(
+    typed: Path, packages: Path, environ: dict[str, str], run: Callable[..., str]
+) -> dict[str, list[tuple[Path, str]]]:
+    """The examples of each page, compiled as strictly as can be, and what each shows."""
+    sources = [script(typed, f"use.{kind}", USE) for kind in ("mts", "cts")]
+    made: dict[str, list[tuple[Path, str]]] = {}
+    for at, page in enumerate(PAGES):
+        text = (ROOT / page).read_text("utf-8")
+        examples = BLOCK.findall(text)
+        assert len(examples) == text.count("```ts\n") >= 3
+        for number, (code, shown) in enumerate(examples):
+            sources.append(script(typed, f"page{at}-{number}.mts", code))
+            program = typed / "made" / f"page{at}-{number}.mjs"
+            made.setdefault(page, []).append((program, shown))
+    # `await using` is newer than Node.js 20; compilers translate it.
+    options = {**STRICT, "noEmit": False, "outDir": "made"}
+    files = [path.name for path in sources]
     config = script(
-        typed, "tsconfig.json", json.dumps({"compilerOptions": STRICT, "files": [path.name]})
+        typed, "tsconfig.json", json.dumps({"compilerOptions": options, "files": files})
     )
     run([NODE, packages / "typescript/bin/tsc", "-p", config], cwd=typed, environ=environ)
+    return made
+
+
+def test_strict_typescript_has_no_complaint_in_either_kind_of_module(
+    typed: Path, compiled: object
+) -> None:
+    assert {path.name for path in (typed / "made").glob("use.*")} == {"use.mjs", "use.cjs"}
 
 
 def test_no_public_type_is_any(installed: Path) -> None:
@@ -193,24 +236,15 @@ def test_no_public_type_is_any(installed: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_examples_of_a_page_print_what_it_shows(
-    typed: Path, packages: Path, environ: dict[str, str], run: Callable[..., str], page: str
+    typed: Path,
+    compiled: dict[str, list[tuple[Path, str]]],
+    environ: dict[str, str],
+    run: Callable[..., str],
+    page: str,
 ) -> None:
-    text = (ROOT / page).read_text("utf-8")
-    examples = BLOCK.findall(text)
-    assert len(examples) == text.count("```ts\n") >= 3
-    assert page != PAGES[0] or len(examples) == 5
-    paths = [script(typed, f"example{at}.mts", code) for at, (code, _) in enumerate(examples)]
-    # `await using` is newer than Node.js 20; compilers translate it.
-    options = {**STRICT, "noEmit": False, "outDir": "made"}
-    config = script(
-        typed,
-        "tsconfig.json",
-        json.dumps({"compilerOptions": options, "files": [path.name for path in paths]}),
-    )
-    run([NODE, packages / "typescript/bin/tsc", "-p", config], cwd=typed, environ=environ)
-    for path, (_, shown) in zip(paths, examples, strict=True):
-        made = typed / "made" / f"{path.stem}.mjs"
-        assert run([NODE, made], cwd=typed, environ=environ) == shown
+    assert page != PAGES[0] or len(compiled[page]) == 5
+    for program, shown in compiled[page]:
+        assert run([NODE, program], cwd=typed, environ=environ) == shown
 
 
 def test_the_tool_for_the_ai_sdk_runs_code(
@@ -244,22 +278,16 @@ def test_a_clone_is_imported_without_any_package(
     assert run([packages / ".bin/tsx", path], cwd=tmp_path, environ=environ) == "hello\n"
 
 
-def test_what_is_generated_is_current(packages: Path, clean_environ: dict[str, str]) -> None:
-    done = subprocess.run(
-        [sys.executable, SDK / "generate.py", "--check"],
-        env=clean_environ,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-
-
 def test_every_public_name_of_python_is_there() -> None:
     page = (ROOT / "docs/reference/sdk-parity.md").read_text("utf-8")
     assert "**missing**" not in page
     assert page.count("\n| `") > 300
+
+
+def test_every_public_method_of_typescript_is_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(SDK), *sys.path])
+    parity = importlib.import_module("parity")
+    assert parity.only_in_typescript() == set()
 
 
 def test_it_has_the_version_of_k8e() -> None:

@@ -20,6 +20,7 @@ import { Exposed, LOOPBACK, type WaitOptions, waitForPort } from "./exposures.ts
 import * as files from "./files.ts";
 import type { FileEntry, ListOptions, ReadOptions, WriteOptions } from "./files.ts";
 import { type Image, image } from "./images.ts";
+import { checkOptions, type Names, optionsOf } from "./options.ts";
 import { pipCommand } from "./packages.ts";
 import { type PoolInfo, poolInfo, type SetPoolOptions } from "./pool.ts";
 import { Process } from "./processes.ts";
@@ -38,9 +39,14 @@ import type { Dict, Packable } from "./wire.ts";
 export interface ClientOptions extends EndpointOptions {
   /** Whose standing session `run` uses; without one the client makes a session of its own. */
   tenantId?: string | undefined;
-  /** Seconds after which a call fails that the gateway has not answered; 0, the default, means never. */
+  /**
+   * Seconds after which a call fails that the gateway has not answered; of programs, whose start it has not
+   * answered. 0, the default, means never.
+   */
   requestTimeout?: number | undefined;
 }
+
+const CLIENT_NAMES: Names<ClientOptions> = { endpoint: true, apiKey: true, profile: true, tenantId: true, requestTimeout: true };
 
 /** Called with what was moved so far, and how much it will be, or undefined. */
 export type SnapshotProgress = CallOptions & { progress?: Progress | undefined };
@@ -73,6 +79,7 @@ export class SandboxClient implements AsyncDisposable {
   constructor(endpointOrOptions?: string | ClientOptions | null, tenantId = "") {
     const options: ClientOptions =
       typeof endpointOrOptions === "string" ? { endpoint: endpointOrOptions } : (endpointOrOptions ?? {});
+    checkOptions("a client", options, CLIENT_NAMES);
     this.tenantId = tenantId || options.tenantId || "";
     if (options.endpoint) parse(options.endpoint); // what is malformed is told at once
     this.connections = new Connections(() => resolve(options), options.requestTimeout);
@@ -209,7 +216,7 @@ export class SandboxClient implements AsyncDisposable {
     command: Command,
     options: TimeoutOr<Omit<ExecOptions, "stdin"> & { stdin?: boolean | undefined }> = {},
   ): Promise<Process> {
-    const { stdin = true, ...others } = typeof options === "number" ? { timeout: options } : options;
+    const { stdin = true, ...others } = optionsOf(options);
     const all: ExecOptions = { outputLimit: 0, killOnDisconnect: true, ...others };
     const call = commands.commandCall(commands.byId(sessionId), command, { ...all, stdin: stdin ? "" : undefined });
     const program = await Process.open(this.connections, call, { ...all, onEnd: (ended) => this.programs.delete(ended) });
@@ -250,7 +257,7 @@ export class SandboxClient implements AsyncDisposable {
    */
   transcript(sessionId: string, options: OutputOptions = {}): AsyncGenerator<ExecEvent, void, void> {
     const call = { op: "transcript", session: commands.byId(sessionId), seq: options.start ?? 0 };
-    return runs.attach(this.connections, call, { follow: options.follow ?? false, signal: options.signal });
+    return runs.attach(this.connections, call, { ...options, follow: options.follow ?? false });
   }
 
   /** Installs Python packages (`["requests>=2.28"]`); the next import finds them. */
@@ -669,8 +676,8 @@ export class SandboxClient implements AsyncDisposable {
 }
 
 function withTimeout<Options extends { timeout?: number | undefined }>(options: TimeoutOr<Options>, usual: number): Options {
-  if (typeof options === "number") return { timeout: options } as Options;
-  return options.timeout === undefined ? { ...options, timeout: usual } : options;
+  const all = optionsOf(options);
+  return all.timeout === undefined ? { ...all, timeout: usual } : all;
 }
 
 function readCall(sessionId: string, path: string, options: ReadOptions): Packable {

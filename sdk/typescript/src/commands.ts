@@ -6,7 +6,7 @@
 
 import type { Lane } from "./connection.ts";
 import { type CallOptions, checkError, type Connections, isLost, pause, RETRY_DELAYS } from "./connections.ts";
-import { type Content, feed } from "./content.ts";
+import { checkContent, type Content, feed } from "./content.ts";
 import {
   GuestFailed,
   InvalidRequest,
@@ -14,6 +14,7 @@ import {
   LimitExceeded,
   ProgramLost,
 } from "./errors.ts";
+import { CALL_NAMES, checkOptions, type Names } from "./options.ts";
 import { text } from "./records.ts";
 import { type ExecEvent, ExecResult, type Exit, exitEvent, outputEvent } from "./results.ts";
 import * as wire from "./wire.ts";
@@ -66,6 +67,28 @@ export interface RunOptions extends ExecOptions {
   template?: string | undefined;
 }
 
+/** Of all ways to run something, contexts included. */
+const EXEC_NAMES: Names<RunOptions & Record<"language" | "rows" | "columns" | "onStdout" | "onStderr" | "onResult", unknown>> = {
+  ...CALL_NAMES,
+  columns: true,
+  cwd: true,
+  env: true,
+  execId: true,
+  killOnDisconnect: true,
+  language: true,
+  onResult: true,
+  onStderr: true,
+  onStdout: true,
+  outputLimit: true,
+  ring: true,
+  rows: true,
+  sessionId: true,
+  stdin: true,
+  template: true,
+  timeout: true,
+  tty: true,
+};
+
 /** Bytes of each stream that are kept if a program's output is collected. */
 export const OUTPUT_LIMIT = 1 << 20;
 const MAX_ARGUMENTS = wire.MAX_ITEMS - (1 << 10);
@@ -101,6 +124,12 @@ export function newExecId(): string {
 
 /** Run source code. */
 export function codeCall(session: SessionName, code: string | Uint8Array, language: string, options: ExecOptions): ExecCall {
+  if (typeof code !== "string" && !((code as unknown) instanceof Uint8Array)) {
+    throw new InvalidRequest("the code is neither text nor bytes", { hint: 'write run("print(1)", "python")' });
+  }
+  if (typeof language !== "string") {
+    throw new InvalidRequest("the language is no text", { hint: 'options come last: run(code, "python", { timeout: 5 })' });
+  }
   const data = typeof code === "string" ? wire.escapedBytes(code) : code;
   if (data.length > wire.MAX_CODE) {
     throw new LimitExceeded(`the code is ${data.length} bytes long; the limit is ${wire.MAX_CODE}`, {
@@ -132,6 +161,7 @@ function argvOf(command: Command): readonly string[] {
 }
 
 function execCall(session: SessionName, options: ExecOptions): ExecCall {
+  checkOptions("a run", options, EXEC_NAMES);
   const call: Record<string, wire.Packable> = {
     op: "exec",
     session: session,
@@ -202,14 +232,16 @@ export class RunningCommand {
     if (options.stdin !== undefined) this.feed(options.stdin);
   }
 
-  /** Starts a program. Only its start is subject to the time-out of requests. */
+  /** Starts a program. */
   static async start(connections: Connections, call: ExecCall, options: ExecOptions, own: boolean): Promise<RunningCommand> {
-    const signal = connections.limits({ ...options, requestTimeout: options.requestTimeout ?? 0 });
+    if (options.stdin !== undefined) checkContent(options.stdin);
+    const { signal, starting } = connections.programLimits(options);
     try {
-      return new RunningCommand(connections, call, await connections.begin(call, { own, signal }), { ...options, signal });
+      const begun = await connections.begin(call, { own, signal, starting });
+      return new RunningCommand(connections, call, begun, { ...options, signal });
     } catch (error) {
       // It may have begun; a signal must not leave anything that runs.
-      if (signal?.aborted === true) await killed(connections, call);
+      if (starting?.aborted === true) await killed(connections, call);
       throw error;
     }
   }

@@ -66,10 +66,12 @@ export class Lane {
     this.channel = channel;
   }
 
-  /** Fails when the signal is aborted. */
+  /** Fails when the signal is aborted; the one of before does not count any more. */
   obey(signal: AbortSignal | undefined): void {
-    if (signal === undefined) return;
+    if (signal === this.signal) return;
+    this.signal?.removeEventListener("abort", this.abort);
     this.signal = signal;
+    if (signal === undefined) return;
     signal.addEventListener("abort", this.abort, { once: true });
     if (signal.aborted) this.abort();
   }

@@ -15,7 +15,7 @@ import {
   type K8eError,
   LimitExceeded,
 } from "./errors.ts";
-import { abortError, fromWire } from "./failures.ts";
+import { abortError, checkSignal, fromWire, unlessAborted } from "./failures.ts";
 import * as local from "./local.ts";
 import type { Dict, Packable } from "./wire.ts";
 import * as wire from "./wire.ts";
@@ -32,6 +32,12 @@ export interface CallOptions {
 export interface Begun {
   readonly lane: Lane;
   readonly told: Dict;
+}
+
+/** What ends an operation: until the gateway has answered, and afterwards. */
+export interface Limits {
+  readonly signal: AbortSignal | undefined;
+  readonly starting: AbortSignal | undefined;
 }
 
 /** Opens connections to one endpoint. */
@@ -158,6 +164,22 @@ export class Connections {
     return connection.lane();
   }
 
+  /** A lane, unless the signal is aborted while a gateway is looked for, started or connected to. */
+  private async lane(own: boolean, signal: AbortSignal | undefined): Promise<Lane> {
+    const wanted = own ? this.own() : this.share();
+    try {
+      return await unlessAborted(wanted, signal);
+    } catch (error) {
+      void wanted.then(
+        (lane) => {
+          this.finish(lane); // it came too late
+        },
+        () => undefined,
+      );
+      throw error;
+    }
+  }
+
   /** Takes back the lane of an operation that has ended well. */
   finish(lane: Lane): void {
     lane.end();
@@ -182,15 +204,27 @@ export class Connections {
     return signal === undefined ? timer : AbortSignal.any([signal, timer]);
   }
 
+  /** The same for a program, which may run for long: the client's own time-out is for its start alone. */
+  programLimits(options: CallOptions): Limits {
+    const signal = this.limits({ signal: options.signal, requestTimeout: options.requestTimeout ?? 0 });
+    return { signal, starting: options.requestTimeout === undefined ? this.limits(options) : signal };
+  }
+
+  /** The same for what is listened to: every time-out is for its start alone. */
+  streamLimits(options: CallOptions): Limits {
+    return { signal: options.signal, starting: this.limits(options) };
+  }
+
   /**
    * Begins an operation, and waits for the gateway's first answer. A call is sent again only if
    * no gateway can have read it.
    */
   async begin(
     call: Packable,
-    options: { own?: boolean; signal?: AbortSignal | undefined; onData?: (told: Dict) => void } = {},
+    options: Partial<Limits> & { own?: boolean; onData?: (told: Dict) => void } = {},
   ): Promise<Begun> {
-    const { signal, own, onData } = options;
+    const { signal, own, onData, starting = signal } = options;
+    checkSignal(signal);
     const body = wire.pack(call);
     if (body.length > wire.MAX_REQUEST) {
       throw new LimitExceeded(
@@ -200,17 +234,19 @@ export class Connections {
     }
     for (const delay of [...RETRY_DELAYS, undefined]) {
       if (this.closed) throw new ClientClosed();
-      if (signal?.aborted === true) throw abortError(signal.reason);
-      const lane = await (own === true ? this.own() : this.share());
-      lane.obey(signal);
-      lane.send(wire.CALL, body);
+      if (starting?.aborted === true) throw abortError(starting.reason);
+      const lane = await this.lane(own === true, starting);
       try {
-        return { lane, told: await this.first(lane, onData) };
+        lane.obey(starting);
+        lane.send(wire.CALL, body);
+        const told = await this.first(lane, onData);
+        lane.obey(signal);
+        return { lane, told };
       } catch (error) {
         this.abandon(lane);
         if (!(error instanceof ConnectionLost && error.unread) || delay === undefined) throw error;
       }
-      await pause(delay, signal);
+      await pause(delay, starting);
     }
     throw new GatewayUnreachable("unreachable");
   }

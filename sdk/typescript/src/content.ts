@@ -5,6 +5,7 @@
  */
 
 import type { Lane } from "./connection.ts";
+import { InvalidRequest } from "./errors.ts";
 import { CHUNK, escapedBytes } from "./wire.ts";
 
 /** Text or bytes. */
@@ -23,12 +24,23 @@ function isPiece(content: Content): content is Piece {
   return typeof content === "string" || content instanceof ArrayBuffer || ArrayBuffer.isView(content);
 }
 
+/** Refuses what cannot be sent, before anything is asked of a gateway. */
+export function checkContent(content: Content): void {
+  if (isPiece(content) || content instanceof Blob) return;
+  const given: unknown = content;
+  if (typeof given === "object" && given !== null && (Symbol.asyncIterator in given || Symbol.iterator in given)) return;
+  const shown = given === null || given === undefined ? "nothing" : `a value of type ${typeof given}`;
+  throw new InvalidRequest(`what is sent is neither text nor bytes, but ${shown}`, {
+    hint: "pass text, bytes, a Blob, a stream, or an iterable of text and bytes; JSON.stringify() makes text of a value",
+  });
+}
+
 /** A piece as bytes. */
 export function bytesOf(piece: Piece): Uint8Array {
   if (typeof piece === "string") return escapedBytes(piece);
   if (piece instanceof ArrayBuffer) return new Uint8Array(piece);
   if (ArrayBuffer.isView(piece)) return new Uint8Array(piece.buffer, piece.byteOffset, piece.byteLength);
-  throw new TypeError("what is sent must be text or bytes");
+  throw new InvalidRequest("a piece of what is sent is neither text nor bytes", { hint: "iterables give text and bytes" });
 }
 
 /** How many bytes will be sent, if that is known. */

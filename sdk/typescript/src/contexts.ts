@@ -332,8 +332,8 @@ export class Context implements AsyncDisposable {
   ): AsyncGenerator<ExecutionEvent, void, void> {
     // Its language is that of the context, so the call names none.
     const call = { ...codeCall(byId(this.sessionId), code, "", { ...options, killOnDisconnect: true }), language: undefined };
-    const signal = this.connections.limits(options);
-    const { lane, told } = await this.connections.begin({ ...call, context: this.contextId }, { own: true, signal });
+    const limits = this.connections.programLimits(options);
+    const { lane, told } = await this.connections.begin({ ...call, context: this.contextId }, { own: true, ...limits });
     const gathered = new Gathered(told);
     const records = new Records();
     let finished = false;

@@ -4,7 +4,7 @@
  * @module
  */
 
-import { Aborted, ExecNotFound, FileError, K8eError, TimedOut } from "./errors.ts";
+import { Aborted, ExecNotFound, FileError, InvalidRequest, K8eError, TimedOut } from "./errors.ts";
 import { BY_CODE } from "./generated/errors.ts";
 import type { Dict, Value } from "./wire.ts";
 
@@ -34,4 +34,26 @@ export function abortError(reason: unknown): K8eError {
     });
   }
   return new Aborted(reason);
+}
+
+/** Refuses what is no signal: nothing could abort the call then. */
+export function checkSignal(signal: AbortSignal | undefined): void {
+  if (signal === undefined || typeof (signal as Partial<AbortSignal>).addEventListener === "function") return;
+  throw new InvalidRequest("signal is no AbortSignal", { hint: "pass controller.signal, or AbortSignal.timeout(milliseconds)" });
+}
+
+/** What is waited for, unless the signal is aborted before. */
+export function unlessAborted<T>(work: Promise<T>, signal: AbortSignal | undefined): Promise<T> {
+  if (signal === undefined) return work;
+  checkSignal(signal);
+  return new Promise((resolve, reject) => {
+    const aborted = (): void => {
+      reject(abortError(signal.reason));
+    };
+    signal.addEventListener("abort", aborted, { once: true });
+    void work.then(resolve, reject).finally(() => {
+      signal.removeEventListener("abort", aborted);
+    });
+    if (signal.aborted) aborted();
+  });
 }

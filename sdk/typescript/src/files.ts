@@ -6,7 +6,7 @@
 
 import { byId } from "./commands.ts";
 import { type CallOptions, checkError, type Connections } from "./connections.ts";
-import { type Content, feed, type Progress } from "./content.ts";
+import { checkContent, type Content, feed, type Progress } from "./content.ts";
 import { GuestFailed, LimitExceeded } from "./errors.ts";
 import { fill, isDict, number } from "./records.ts";
 import * as wire from "./wire.ts";
@@ -49,7 +49,7 @@ export interface ReadOptions extends CallOptions {
 /** Options of a listing. */
 export interface ListOptions extends CallOptions {
   path?: string | undefined;
-  /** How many levels of folders to go down; all by default. */
+  /** How many levels of folders to go down; 0 means all. */
   depth?: number | undefined;
   /** Whether folders are listed too. */
   directories?: boolean | undefined;
@@ -74,6 +74,7 @@ export async function write(
   content: Content,
   options: { signal?: AbortSignal | undefined; progress?: Progress | undefined },
 ): Promise<number> {
+  checkContent(content);
   const { lane } = await connections.begin(call, { own: true, signal: options.signal });
   let failure: unknown;
   const feeding = feed(lane, content, { kind: wire.DATA, end: wire.END, progress: options.progress }).catch((error: unknown) => {

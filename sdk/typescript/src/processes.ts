@@ -12,6 +12,7 @@ import type { Lane } from "./connection.ts";
 import { type CallOptions, checkError, type Connections, isLost } from "./connections.ts";
 import { bytesOf, cut, type Piece } from "./content.ts";
 import { ClientClosed, ExecNotFound, K8eError, LimitExceeded, ProgramLost } from "./errors.ts";
+import { unlessAborted } from "./failures.ts";
 import {
   type ExecEvent,
   ExecResult,
@@ -80,23 +81,29 @@ export class Process implements AsyncIterable<ExecEvent>, AsyncDisposable {
     call: ExecCall,
     options: CallOptions & { onEnd: (self: Process) => void },
   ): Promise<Process> {
-    const { lane } = await connections.begin(call, { own: true, signal: connections.limits(options) });
+    const { lane } = await connections.begin(call, { own: true, ...connections.streamLimits(options) });
     return new Process(connections, lane, call, options.onEnd);
   }
 
   // Writing.
 
-  /** Sends input, after what was written before. Waits while the program lags a MiB behind. */
-  write(data: Piece): Promise<void> {
-    const done = this.writing.then(() => this.send(bytesOf(data)));
+  /**
+   * Sends input, after what was written before. Waits while the program lags a MiB behind. What was sent before an
+   * abort is with the program.
+   */
+  write(data: Piece, options: CallOptions = {}): Promise<void> {
+    const signal = this.waiting(options);
+    const done = this.writing.then(() => this.send(bytesOf(data), signal));
     this.writing = done.catch(() => undefined);
     return done;
   }
 
-  private async send(bytes: Uint8Array): Promise<void> {
+  private async send(bytes: Uint8Array, signal: AbortSignal | undefined): Promise<void> {
     if (!this.inputOpen) throw new InputClosed("the input of this program is closed", { hint: "open it again with stdin" });
     for (const part of cut(bytes)) {
-      while (this.lane.credit < part.length && !this.over) await Promise.race([this.lane.mayFeed(part.length), this.more()]);
+      while (this.lane.credit < part.length && !this.over) {
+        await unlessAborted(Promise.race([this.lane.mayFeed(part.length), this.more()]), signal);
+      }
       if (this.exit !== undefined) throw new InputClosed("the program has ended", { hint: "wait() tells how" });
       this.checkFailure();
       this.lane.credit -= part.length;
@@ -130,26 +137,35 @@ export class Process implements AsyncIterable<ExecEvent>, AsyncDisposable {
     }
   }
 
+  // A call that is aborted, or whose `requestTimeout` is over, loses nothing of what came.
+
   /** At most `count` bytes of stdout, as soon as there are any; empty at the end. Without `count`, all of it. */
-  async read(count = -1): Promise<Uint8Array> {
-    const found: Uint8Array[] = [];
-    while (count !== 0) {
-      const first = this.queues.stdout[0];
-      if (first !== undefined) {
-        this.take("stdout");
-        if (count >= 0) {
-          this.putBack({ type: "stdout", data: first.data.subarray(count), seq: first.seq + count });
-          return first.data.subarray(0, count);
-        }
-        found.push(first.data);
-      } else if (this.exit !== undefined) break;
-      else await this.more();
+  async read(count = -1, options: CallOptions = {}): Promise<Uint8Array> {
+    const signal = this.waiting(options);
+    const found: Stdout[] = [];
+    try {
+      while (count !== 0) {
+        const first = this.queues.stdout[0];
+        if (first !== undefined) {
+          this.take("stdout");
+          if (count >= 0) {
+            this.putBack({ type: "stdout", data: first.data.subarray(count), seq: first.seq + count });
+            return first.data.subarray(0, count);
+          }
+          found.push(first);
+        } else if (this.exit !== undefined) break;
+        else await this.more(signal);
+      }
+    } catch (error) {
+      for (const event of found.reverse()) this.putBack(event);
+      throw error;
     }
-    return joined(found);
+    return joined(found.map((event) => event.data));
   }
 
   /** Stdout up to and with `marker`; {@link OutputEnded} if the program ends without printing it. */
-  async readUntil(marker: Piece): Promise<Uint8Array> {
+  async readUntil(marker: Piece, options: CallOptions = {}): Promise<Uint8Array> {
+    const signal = this.waiting(options);
     const wanted = Buffer.from(bytesOf(marker));
     if (wanted.length === 0) throw new RangeError("the marker is empty");
     let found = Buffer.alloc(0);
@@ -162,7 +178,7 @@ export class Process implements AsyncIterable<ExecEvent>, AsyncDisposable {
               hint: "read() gives what it printed instead, wait() tells how it ended",
             });
           }
-          await this.more();
+          await this.more(signal);
         }
         const event = this.take("stdout");
         seq = seq < 0 ? event.seq : seq;
@@ -182,8 +198,9 @@ export class Process implements AsyncIterable<ExecEvent>, AsyncDisposable {
   }
 
   /** Waits for its end; returns the result, with the output that was not read before. */
-  async wait(): Promise<ExecResult> {
-    while (this.exit === undefined) await this.more();
+  async wait(options: CallOptions = {}): Promise<ExecResult> {
+    const signal = this.waiting(options);
+    while (this.exit === undefined) await this.more(signal);
     if (this.result === undefined) {
       const { stdout, stderr } = this.queues;
       this.result = new ExecResult(this.exit, joined(stdout.map((one) => one.data)), joined(stderr.map((one) => one.data)));
@@ -270,8 +287,13 @@ export class Process implements AsyncIterable<ExecEvent>, AsyncDisposable {
     this.kept = 0;
   }
 
+  /** What ends a wait for the program, which may take as long as it likes: not the client's own time-out. */
+  private waiting(options: CallOptions): AbortSignal | undefined {
+    return this.connections.programLimits(options).signal;
+  }
+
   /** Waits for a frame. Several may wait; one takes it in for all. */
-  private async more(): Promise<void> {
+  private async more(signal?: AbortSignal): Promise<void> {
     if (this.connections.closed) throw new ClientClosed();
     this.checkFailure();
     if (this.exit !== undefined) return;
@@ -281,7 +303,7 @@ export class Process implements AsyncIterable<ExecEvent>, AsyncDisposable {
     this.receiving ??= this.receive().finally(() => {
       this.receiving = undefined;
     });
-    await this.receiving;
+    await unlessAborted(this.receiving, signal);
     this.checkFailure();
   }
 

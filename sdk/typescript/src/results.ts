@@ -4,6 +4,8 @@
  * @module
  */
 
+import { inspect, type InspectOptions } from "node:util";
+
 import { decode } from "./content.ts";
 import { dicts, fill, isDict, number, plain, text } from "./records.ts";
 import { type Dict, sequence, SEQ_SIZE, type Value } from "./wire.ts";
@@ -124,8 +126,13 @@ export class ExecResult extends Output {
     this.limits = exit.limits;
   }
 
+  /** What `console.log` shows: text, not bytes. @internal */
+  [inspect.custom](_depth: number, options: InspectOptions): string {
+    return `ExecResult ${inspect(this.toJSON(), options)}`;
+  }
+
   /** Everything but the bytes, for JSON. */
-  toJSON(): Omit<ExecResult, "stdoutBytes" | "stderrBytes" | "toJSON"> {
+  toJSON(): Omit<ExecResult, "stdoutBytes" | "stderrBytes" | "toJSON" | typeof inspect.custom> {
     const { stdout, stderr, exitCode, status, durationMs, truncated, sessionId, execId, denials, limits } = this;
     return { stdout, stderr, exitCode, status, durationMs, truncated, sessionId, execId, denials, limits };
   }

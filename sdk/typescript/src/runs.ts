@@ -31,9 +31,9 @@ export interface OutputOptions extends CallOptions {
 export async function* attach(
   connections: Connections,
   call: Record<string, wire.Packable>,
-  options: { follow: boolean; signal?: AbortSignal | undefined },
+  options: CallOptions & { follow: boolean },
 ): AsyncGenerator<ExecEvent, void, void> {
-  const { lane, told } = await connections.begin(call, { own: true, signal: options.signal });
+  const { lane, told } = await connections.begin(call, { own: true, ...connections.streamLimits(options) });
   const sessionId = text(told.session_id);
   const execId = text(told.id);
   const end = options.follow || told.code !== null ? Infinity : number(told.seq);
@@ -71,10 +71,10 @@ export async function* followed(
   options: OutputOptions,
 ): AsyncGenerator<ExecEvent, void, void> {
   let at = options.start ?? 0;
-  const { follow = true, signal } = options;
+  const { follow = true, signal, requestTimeout } = options;
   for (let failures = 0; ; failures += 1) {
     try {
-      for await (const event of attach(connections, { ...call, seq: at }, { follow, signal })) {
+      for await (const event of attach(connections, { ...call, seq: at }, { follow, signal, requestTimeout })) {
         if (event.type !== "exit") at = event.seq + event.data.length;
         failures = 0;
         yield event;
@@ -163,7 +163,7 @@ export class Run {
   /** Waits for its end; returns the result, and the output that is still kept. */
   async wait(options: CallOptions = {}): Promise<ExecResult> {
     const collected = new Collected();
-    for await (const event of this.output({ signal: this.connections.limits(options) })) collected.add(event);
+    for await (const event of this.output(this.connections.programLimits(options))) collected.add(event);
     return collected.result();
   }
 

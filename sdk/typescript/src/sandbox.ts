@@ -12,9 +12,10 @@ import type { CallOptions } from "./connections.ts";
 import type { Content } from "./content.ts";
 import type { Context, ContextLanguage, CreateContextOptions } from "./contexts.ts";
 import type { Egress } from "./egress.ts";
-import { SessionNotFound, TemplateNotFound } from "./errors.ts";
+import { InvalidRequest, SessionNotFound, TemplateNotFound } from "./errors.ts";
 import type { Exposed } from "./exposures.ts";
 import type { FileEntry, ListOptions, ReadOptions, WriteOptions } from "./files.ts";
+import { CALL_NAMES, checkOptions, type Names, optionsOf } from "./options.ts";
 import type { Process } from "./processes.ts";
 import type { ExecEvent, ExecResult } from "./results.ts";
 import type { OutputOptions, Run } from "./runs.ts";
@@ -35,6 +36,36 @@ export interface SandboxOptions
   /** The client to use; otherwise the sandbox has one of its own. */
   client?: SandboxClient | undefined;
 }
+
+const SANDBOX_NAMES: Names<SandboxOptions> = {
+  ...CALL_NAMES,
+  allowedHosts: true,
+  apiKey: true,
+  client: true,
+  cpus: true,
+  disk: true,
+  endpoint: true,
+  env: true,
+  idleTimeout: true,
+  image: true,
+  inodes: true,
+  labels: true,
+  lifetime: true,
+  limits: true,
+  manifest: true,
+  memory: true,
+  openFiles: true,
+  output: true,
+  pids: true,
+  profile: true,
+  requestId: true,
+  runtime: true,
+  secrets: true,
+  sessionId: true,
+  snapshot: true,
+  template: true,
+  tenantId: true,
+};
 
 /** How to find an existing sandbox. */
 export interface ConnectOptions extends ClientOptions, CallOptions {
@@ -76,9 +107,14 @@ export class SandboxFiles {
     return this.client.writeFile(this.id, path, content, options);
   }
 
-  /** The entries of a folder. */
+  /** What is in a folder, folders too, and below it down to `depth`: 1 by default, 0 means all. */
   list(path = "/workspace", options: Omit<ListOptions, "path"> & { since?: number | undefined } = {}): Promise<FileEntry[]> {
-    return this.client.listFiles(this.id, options.since, { ...options, path });
+    return this.client.listFiles(this.id, options.since, {
+      ...options,
+      path,
+      depth: options.depth ?? 1,
+      directories: options.directories ?? true,
+    });
   }
 
   stat(path: string, options?: CallOptions & { follow?: boolean | undefined }): Promise<FileEntry> {
@@ -132,6 +168,9 @@ export class Sandbox implements AsyncDisposable {
   private readonly isMade: boolean;
 
   private constructor(client: SandboxClient, id: string, owns: { client: boolean; sandbox: boolean }) {
+    if ((client as unknown) === undefined) {
+      throw new InvalidRequest("a sandbox is not made by new", { hint: "await Sandbox.create() makes one" });
+    }
     this.client = client;
     this.id = id;
     this.files = new SandboxFiles(client, id);
@@ -139,9 +178,16 @@ export class Sandbox implements AsyncDisposable {
     this.isMade = owns.sandbox;
   }
 
-  /** Makes a sandbox. `await using` destroys it at the end of the block. */
-  static async create(options: SandboxOptions = {}): Promise<Sandbox> {
+  /** Makes a sandbox, of a template if one is named. `await using` destroys it at the end of the block. */
+  static async create(templateOrOptions: string | SandboxOptions = {}, more: SandboxOptions = {}): Promise<Sandbox> {
+    const options = typeof templateOrOptions === "string" ? { ...more, template: templateOrOptions } : templateOrOptions;
+    checkOptions("a sandbox", options, SANDBOX_NAMES);
     const { client: given, image, runtime, endpoint, apiKey, profile, ...others } = options;
+    if (image && others.template) {
+      throw new InvalidRequest("a sandbox is made from a template or from an image, not from both", {
+        hint: "name the image in the template",
+      });
+    }
     const { cpus, memory, pids, disk, inodes, openFiles, output, limits, ...session } = others;
     const client = given ?? new SandboxClient({ endpoint, apiKey, profile });
     try {
@@ -160,7 +206,7 @@ export class Sandbox implements AsyncDisposable {
 
   /** An existing sandbox; it stays when this object is disposed of. */
   static async connect(id: string, options: ConnectOptions = {}): Promise<Sandbox> {
-    const client = options.client ?? new SandboxClient(options);
+    const client = options.client ?? own(options);
     try {
       const { phase, endedReason } = await client.getSession(id, options);
       if (phase === "ended") {
@@ -175,7 +221,7 @@ export class Sandbox implements AsyncDisposable {
 
   /** Your sandboxes; with `ended` also those that ended within a day. */
   static async list(options: ConnectOptions & { ended?: boolean | undefined } = {}): Promise<SessionInfo[]> {
-    const client = options.client ?? new SandboxClient(options);
+    const client = options.client ?? own(options);
     try {
       return await client.listSessions(options.tenantId, options);
     } finally {
@@ -207,8 +253,7 @@ export class Sandbox implements AsyncDisposable {
 
   /** Runs source code; never through a shell line. */
   run(code: string | Uint8Array, language: Language = "bash", options: TimeoutOr<ExecOptions> = {}): Promise<ExecResult> {
-    const all = typeof options === "number" ? { timeout: options } : options;
-    return this.client.run(code, language, { ...all, sessionId: this.id });
+    return this.client.run(code, language, { ...optionsOf(options), sessionId: this.id });
   }
 
   /** Runs a command and collects its output; text is for the shell, a list for no shell. */
@@ -294,6 +339,11 @@ export class Sandbox implements AsyncDisposable {
   updateAllowedHosts(hosts: readonly string[], options?: CallOptions): Promise<string[]> {
     return this.client.updateAllowedHosts(this.id, hosts, options);
   }
+}
+
+/** A client for one sandbox. */
+function own({ endpoint, apiKey, profile, tenantId, requestTimeout }: ConnectOptions): SandboxClient {
+  return new SandboxClient({ endpoint, apiKey, profile, tenantId, requestTimeout });
 }
 
 /** The options without undefined ones. */

@@ -6,6 +6,7 @@
 
 import type { CallOptions } from "./connections.ts";
 import { GuestFailed, InvalidRequest } from "./errors.ts";
+import { CALL_NAMES, checkOptions, type Names } from "./options.ts";
 import { fill, isDict } from "./records.ts";
 import type { Dict, Packable } from "./wire.ts";
 
@@ -54,6 +55,26 @@ export interface SessionOptions extends CallOptions {
   /** Variables that are secrets, such as `{ TOKEN: "github" }` or `{ TOKEN: "github:key" }`. */
   secrets?: Readonly<Record<string, string>> | undefined;
 }
+
+const LIMIT_NAMES: Names<Limits> = { cpus: true, memory: true, pids: true, disk: true, inodes: true, openFiles: true, output: true };
+const SESSION_NAMES: Names<SessionOptions & { progress: unknown }> = {
+  ...CALL_NAMES,
+  allowedHosts: true,
+  env: true,
+  idleTimeout: true,
+  labels: true,
+  lifetime: true,
+  limits: true,
+  manifest: true,
+  progress: true, // of a snapshot that is restored
+  requestId: true,
+  runtimeClass: true,
+  secrets: true,
+  sessionId: true,
+  snapshot: true,
+  template: true,
+  tenantId: true,
+};
 
 /** A session as its owner sees it. */
 export interface SessionInfo {
@@ -116,6 +137,7 @@ export function oneSession(told: Dict): SessionInfo {
 
 /** The call that makes a session. */
 export function createCall(options: SessionOptions, tenantId: string): Dict {
+  checkOptions("a session", options, SESSION_NAMES);
   const { allowedHosts, manifest } = options;
   const spec: Record<string, Packable> = {
     tenant: tenantId,
@@ -154,6 +176,7 @@ export function words(hosts: readonly string[]): string[] {
 const UNITS: Readonly<Record<string, number>> = { "": 1, K: 2 ** 10, M: 2 ** 20, G: 2 ** 30, T: 2 ** 40 };
 
 function limitsOf(limits: Limits): Record<string, Packable> {
+  checkOptions("limits", limits, LIMIT_NAMES);
   const { openFiles, ...others } = limits;
   const all = { ...others, open_files: openFiles };
   const given = Object.entries(all).flatMap(([name, value]) => (value === undefined ? [] : [[name, value] as const]));

@@ -1,3 +1,5 @@
+import { inspect } from "node:util";
+
 import { expect, it } from "vitest";
 
 import { errors, ExecResult, type Exit, SandboxClient } from "../src/index.ts";
@@ -11,6 +13,7 @@ onEachRuntime("commands", (shared) => {
     expect(result).toMatchObject({ stdout: "out\n", stderr: "err\n", exitCode: 3, status: "completed", sessionId });
     expect(result.truncated).toBe(false);
     expect(JSON.parse(JSON.stringify(result))).toMatchObject({ stdout: "out\n", exitCode: 3 });
+    expect(inspect(result)).toContain("stdout: 'out\\n'"); // what console.log shows
   });
 
   it("a list is started without a shell", async () => {

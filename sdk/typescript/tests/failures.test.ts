@@ -50,6 +50,23 @@ describe("a gateway that cannot be used", () => {
     await client.close();
   });
 
+  it("does not answer, and is given up as soon as a signal or the time-out says so", async () => {
+    const server = createServer((socket) => void held.push(socket)); // which never says a word
+    const held: Socket[] = [];
+    await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
+    const { port } = server.address() as { port: number };
+    const client = new SandboxClient({ endpoint: `127.0.0.1:${port}`, requestTimeout: 0.2 });
+    const controller = new AbortController();
+    const aborted = failure(client.exec("s", "true", { signal: controller.signal, requestTimeout: 0 }));
+    told(await failure(client.status()), errors.TimedOut);
+    told(await failure(client.exec("s", "true")), errors.TimedOut);
+    controller.abort();
+    told(await aborted, errors.Aborted);
+    await client.close();
+    for (const socket of held) socket.destroy();
+    server.close();
+  });
+
   it("has a certificate that is not trusted", async () => {
     await withEnvironment({ ...OTHERS, K8E_DATA_DIR: "/nowhere", HOME: "/nowhere" }, async () => {
       const client = new SandboxClient(grpc);
@@ -253,6 +270,26 @@ describe("a gateway that goes away", () => {
     await client.close();
   });
 
+  it("or is slow: the time-out of a client is for the start of a program, not for its whole run", async () => {
+    let begin = false;
+    const gateway = await play((socket, kind, channel, body) => {
+      const op = kind === wire.CALL ? wire.unpackDict(body).op : "";
+      if (op === "signal") socket.write(frame(wire.RESULT, channel, {}));
+      if (op !== "exec" || !begin) return;
+      socket.write(frame(wire.RESULT, channel, { session_id: "s", id: "e" }));
+      setTimeout(() => socket.write(frame(wire.EXIT, channel, { code: 7, status: "completed", signal: 0, duration_ms: 1, truncated: false })), 400);
+    });
+    const client = new SandboxClient({ endpoint: `unix:${gateway.path}`, requestTimeout: 0.2 });
+    const silent = failure(client.exec("s", "x"));
+    await eventually(() => Promise.resolve(gateway.calls === 1));
+    begin = true;
+    const program = client.open("s", ["x"]);
+    expect((await client.exec("s", "x")).exitCode).toBe(7);
+    expect((await (await program).wait()).exitCode).toBe(7);
+    told(await silent, errors.TimedOut);
+    await client.close();
+  });
+
   it("is asked for the rest of the output, which has numbers", async () => {
     const out = (channel: number, seq: number, text: string): Buffer => {
       const body = Buffer.concat([Buffer.alloc(8), Buffer.from(text)]);
@@ -359,11 +396,14 @@ describe("a slow consumer", () => {
     const before = process.memoryUsage().rss;
     let most = 0;
     let count = 0;
-    for await (const event of client.execEvents(sessionId, "head -c 1073741824 /dev/zero", 120)) {
+    let paused = 0;
+    for await (const event of client.execEvents(sessionId, "dd if=/dev/zero bs=1M count=1024 status=none", 120)) {
       if (event.type === "exit") break;
       count += event.data.length;
+      if (count - paused < 4 << 20) continue;
+      paused = count;
+      await new Promise((resolve) => setTimeout(resolve, 4)); // slower than the program
       most = Math.max(most, process.memoryUsage().rss - before);
-      if (count < 64 << 20) await new Promise((resolve) => setTimeout(resolve, 1));
     }
     expect(count).toBe(2 ** 30);
     expect(most).toBeLessThan(96 << 20);

@@ -54,6 +54,10 @@ onEachRuntime("programs that are talked to", (shared) => {
     await program.write("one\ntwo\n");
     expect(text(await program.readUntil("\n"))).toBe("one\n");
     expect(text(await program.read(2))).toBe("tw");
+    // What is waited for in vain is given up in time, and nothing is lost.
+    expect(await failure(program.readUntil("never", { requestTimeout: 0.1 }))).toBeInstanceOf(errors.TimedOut);
+    expect(await failure(program.read(-1, { signal: AbortSignal.timeout(100) }))).toBeInstanceOf(errors.TimedOut);
+    expect(await failure(program.wait({ signal: AbortSignal.abort() }))).toBeInstanceOf(errors.Aborted);
     await program.closeStdin();
     expect(text(await program.read())).toBe("o\n");
     expect(await program.wait()).toMatchObject({ exitCode: 0 });

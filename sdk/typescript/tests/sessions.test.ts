@@ -4,6 +4,15 @@ import { errors, Sandbox, SandboxClient } from "../src/index.ts";
 import { endpoint, failure, onEachRuntime } from "./gateway.ts";
 
 let client: SandboxClient;
+
+function thrown(work: () => unknown): unknown {
+  try {
+    return work();
+  } catch (error) {
+    return error;
+  }
+}
+
 beforeAll(() => {
   client = new SandboxClient(endpoint);
 });
@@ -51,10 +60,32 @@ it.each([
   ["an unknown language", () => client.run("x", "cobol" as never)],
   ["a run id that is none", () => client.start("", ["true"])],
   ["a template for a session that is there", () => client.run("x", "bash", { sessionId: "a", template: "b" })],
+  ["a template and an image", () => Sandbox.create("a", { client, image: "b" })],
+  ["a sandbox that is made by new", () => Promise.reject(thrown(() => Reflect.construct(Sandbox, []) as Sandbox))],
 ])("bad input is refused with a reason: %s", async (_, work) => {
   const error = await failure(work);
   expect(error).toBeInstanceOf(errors.InvalidRequest);
   expect(error.message).not.toBe("");
+});
+
+// What a compiler would refuse, and JavaScript would let count for nothing.
+it.each<[name: string, hint: string, () => unknown]>([
+  ["a policy under Python's name", "allowedHosts", () => Sandbox.create({ client, allowed_hosts: [] } as never)],
+  ["another SDK's name", "env", () => Sandbox.create({ client, envs: {} } as never)],
+  ["a limit's name", "memory", () => client.createSession({ limits: { mem: 1 } as never })],
+  ["a client's option", "apiKey", () => new SandboxClient({ apikey: "k8e-1" } as never)],
+  ["a run's option", "timeout", () => client.exec("sess-x", "true", { timeoutMs: 5 } as never)],
+  ["no option at all", "outputLimit", () => client.exec("sess-x", "true", { colour: "red" } as never)],
+  ["arguments one by one", '["ls", "-l"]', () => client.exec("sess-x", "ls", "-l" as never)],
+  ["options in the language's place", "options come last", () => client.run("x", { timeout: 5 } as never)],
+  ["code that is none", "print(1)", () => client.run(undefined as never)],
+  ["content that is none", "JSON.stringify", () => client.writeFile("sess-x", "a", { a: 1 } as never)],
+  ["no content", "text", () => client.writeFile("sess-x", "a", undefined as never)],
+  ["a signal that is none", "controller.signal", () => client.exec("sess-x", "true", { signal: new AbortController() as never })],
+])("what is misspelt never counts for nothing: %s", async (_, hint, work) => {
+  const error = (await failure(async () => Promise.resolve(await work()))) as errors.InvalidRequest;
+  expect(error).toBeInstanceOf(errors.InvalidRequest);
+  expect(error.hint).toContain(hint);
 });
 
 it("a session that is not there is an error of its own, with what to do", async () => {
@@ -100,6 +131,10 @@ it("a template is applied, used and deleted", async () => {
   const made = await client.applyTemplate({ name: "typescript", env: { FROM: "template" }, runtime: "container" });
   expect(made).toMatchObject({ name: "typescript", source: "api", allowedHosts: undefined });
   expect((await client.run("echo $FROM", "bash", { template: "typescript" })).stdout).toBe("template\n");
+  {
+    await using sandbox = await Sandbox.create("typescript", { client });
+    expect((await sandbox.info()).template).toBe("typescript");
+  }
   expect((await client.listTemplates()).map((item) => item.name)).toContain("typescript");
   await client.deleteTemplate("typescript");
   expect(await failure(client.getTemplate("typescript"))).toBeInstanceOf(errors.TemplateNotFound);
@@ -207,7 +242,10 @@ describe.each(["container", "gvisor"])("a sandbox (%s)", (runtime) => {
       await sandbox.files.write("a/b.txt", "text");
       expect(await sandbox.files.read("a/b.txt")).toBe("text");
       await sandbox.files.rename("a/b.txt", "a/c.txt");
-      expect((await sandbox.files.list("a")).map((item) => item.path)).toEqual(["/workspace/a/c.txt"]);
+      await sandbox.files.mkdir("a/below/deep");
+      const paths = async (depth?: number): Promise<string[]> => (await sandbox.files.list("a", { depth })).map((item) => item.path);
+      expect((await paths()).sort()).toEqual(["/workspace/a/below", "/workspace/a/c.txt"]); // as in Python
+      expect(await paths(0)).toContain("/workspace/a/below/deep");
       expect((await sandbox.files.stat("a/c.txt")).size).toBe(4);
       await sandbox.files.remove("a", { recursive: true });
       const context = await sandbox.context();

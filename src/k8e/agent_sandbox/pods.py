@@ -14,6 +14,7 @@ from k8e.agent_sandbox.answers import Refusal
 from k8e.agent_sandbox.reach import PodReach, PortConnection
 from k8e.agent_sandbox.target import Target
 from k8e.controller import conditions, desired, resources
+from k8e.controller.additions import IDLE, IDLE_SECONDS, SUSPENDED_BY
 from k8e.controller.cache import Cache
 from k8e.controller.resources import Key, Object, key_of
 from k8e.kubernetes.api import Api, entries, section
@@ -21,12 +22,6 @@ from k8e.kubernetes.api import Api, entries, section
 STALE_SECONDS = 300.0
 """How long what was heard counts. Addresses of pods are used again, so an old one may be another's:
 rather no answer than a request that reaches a foreign pod."""
-GROUP = "sandbox.k8e.io"
-IDLE_SECONDS = f"{GROUP}/idle-seconds"
-"""A sandbox that has this annotation is suspended when it has no traffic, and woken by traffic."""
-SUSPENDED_BY, IDLE = f"{GROUP}/suspended-by", "idle"
-"""Who suspended it. Only what was suspended for being idle is woken."""
-LAST_ACTIVE = f"{GROUP}/last-active"
 _METADATA = ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp")
 _OURS = (IDLE_SECONDS, SUSPENDED_BY)
 _MODE = ("operatingMode", "replicas")

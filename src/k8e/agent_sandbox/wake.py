@@ -15,9 +15,10 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Generator
 
 from k8e.agent_sandbox.answers import Refusal, unless
-from k8e.agent_sandbox.pods import IDLE_SECONDS, LAST_ACTIVE, SUSPENDED_BY, Pods
+from k8e.agent_sandbox.pods import Pods
 from k8e.agent_sandbox.target import Target
-from k8e.controller import conditions, resources
+from k8e.controller import additions, resources
+from k8e.controller.additions import IDLE_SECONDS
 from k8e.controller.resources import Key, Object
 from k8e.controller.store import MERGE
 from k8e.kubernetes.api import CONFLICT, NOT_FOUND, Api, ApiError, ApiUnreachable
@@ -101,14 +102,9 @@ class Waker:
         await asyncio.shield(self._resuming[key])
 
     async def _write(self, key: Key, item: Object) -> None:
-        now = conditions.timestamp(time.time())
-        patch = {
-            "metadata": {
-                "resourceVersion": item["metadata"]["resourceVersion"],
-                "annotations": {LAST_ACTIVE: now, SUSPENDED_BY: None},
-            },
-            "spec": {"operatingMode": "Running"},
-        }
+        patch = additions.awake(time.time())
+        patch["metadata"]["resourceVersion"] = item["metadata"]["resourceVersion"]
+        patch["spec"] = {"operatingMode": "Running"}
         path = resources.path_of(resources.SANDBOX, key)
         try:
             made = await self._api.call("PATCH", path, patch, kind=MERGE)
@@ -171,7 +167,7 @@ class Activity:
             await asyncio.sleep(pause)
 
     async def _write(self, key: Key) -> None:
-        mark = {"metadata": {"annotations": {LAST_ACTIVE: conditions.timestamp(self._now())}}}
+        mark = additions.activity(self._now())
         try:
             async with self._turns:
                 path = resources.path_of(resources.SANDBOX, key)

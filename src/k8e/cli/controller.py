@@ -28,6 +28,7 @@ def add_controller(commands: Commands) -> None:
         "--kubeconfig", metavar="PATH", help="of the cluster; in a pod its service account"
     )
     _add_switch(parser, "--extensions", "serve claims, templates and warm pools too (true)")
+    _add_switch(parser, "--legacy", "serve the kinds of early write-ups too, as today's (false)")
     _add_switch(parser, "--leader-elect", "one active controller of many, by a Lease (true)")
     parser.add_argument("--leader-election-namespace", metavar="NAME", help="of the Lease")
     parser.add_argument("--leader-election-id", metavar="NAME", help="of the Lease")
@@ -47,6 +48,11 @@ def add_controller(commands: Commands) -> None:
             type=int,
             help=f"how many objects of this kind are looked at at once ({count})",
         )
+    parser.add_argument(
+        "--trace-endpoint",
+        metavar="URL",
+        help="of an OpenTelemetry collector, for traces by OTLP over HTTP (none)",
+    )
     parser.add_argument("--log-level", choices=tuple(_LEVELS), default="info", help="of stderr")
 
 
@@ -74,12 +80,14 @@ def controller(options: argparse.Namespace) -> int:
     given: dict[str, Any] = {
         "kubeconfig": Path(options.kubeconfig) if options.kubeconfig else None,
         "extensions": options.extensions,
+        "legacy": options.legacy,
         "leader_elect": options.leader_elect,
         "leader_election_namespace": options.leader_election_namespace,
         "leader_election_id": options.leader_election_id,
         "cluster_domain": options.cluster_domain,
         "metrics_address": options.metrics_bind_address,
         "probe_address": options.health_probe_bind_address,
+        "trace_endpoint": options.trace_endpoint,
     }
     for name in _WORKERS:
         given[f"{name}_workers"] = getattr(options, f"{name}_concurrent_workers")

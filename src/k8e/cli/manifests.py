@@ -21,13 +21,15 @@ def add_manifests(commands: Commands) -> None:
     below = group.commands(required=True)
     render_parser = below.add(
         "render",
-        "print those for Sandbox (core), for claims, templates and warm pools (extensions), or for "
-        "the way into sandboxes (router)",
+        "print those for Sandbox (core), for claims, templates and warm pools (extensions), "
+        "the kinds of early write-ups (extensions-legacy), or for the way into sandboxes (router)",
         "k8e manifests render extensions",
         render,
     )
     render_parser.add_argument(
-        "part", choices=("core", "extensions", "router"), help="what to print"
+        "part",
+        choices=("core", "extensions", "extensions-legacy", "router"),
+        help="what to print",
     )
     render_parser.add_argument("--image", metavar="IMAGE", help="of the Deployment")
     upgrade_parser = below.add(

@@ -11,6 +11,7 @@ from typing import Any, BinaryIO, Unpack, cast
 from k8e import errors
 from k8e.client import exposures, requests, templates
 from k8e.client.async_contexts import AsyncContext
+from k8e.client.async_processes import AsyncProcess
 from k8e.client.async_runs import AsyncRun
 from k8e.client.asynchronous import AsyncSandboxClient
 from k8e.client.exposures import Exposed
@@ -24,7 +25,7 @@ from k8e.client.requests import (
     SandboxOptions,
     SessionOptions,
 )
-from k8e.client.results import ExecEvent, ExecResult, FileEntry, SessionInfo
+from k8e.client.results import Egress, ExecEvent, ExecResult, FileEntry, SessionInfo
 from k8e.client.snapshots import Snapshot
 
 
@@ -46,6 +47,9 @@ class AsyncSandbox:
         limits: further limits; see :class:`Limits`.
         allowed_hosts: what it may reach; None means the gateway's default.
         client: whose sandbox it is; by default it has a client of its own.
+        endpoint: of its own client; see :class:`AsyncSandboxClient`.
+        api_key: of its own client.
+        profile: of its own client.
         options: see :class:`SandboxOptions`.
     """
 
@@ -60,6 +64,9 @@ class AsyncSandbox:
         limits: Limits | None = None,
         allowed_hosts: Sequence[str] | None = None,
         client: AsyncSandboxClient | None = None,
+        endpoint: str | None = None,
+        api_key: str | None = None,
+        profile: str | None = None,
         **options: Unpack[SandboxOptions],
     ) -> None:
         requests.check_session_options(type(self), options)
@@ -80,7 +87,7 @@ class AsyncSandbox:
         self._runtime = runtime
         self._allowed_hosts = allowed_hosts
         self._options = session
-        self._client = client or AsyncSandboxClient()
+        self._client = client or AsyncSandboxClient(endpoint, api_key=api_key, profile=profile)
         self._owns_client = client is None
         self.files = AsyncSandboxFiles(self._client, self._made)
         self._ends_with_block = True
@@ -90,27 +97,81 @@ class AsyncSandbox:
         self._closed = False
 
     @classmethod
+    async def create(
+        cls,
+        template: str = "",
+        *,
+        image: str = "",
+        runtime: str = "",
+        memory: float | str | None = None,
+        cpus: float | str | None = None,
+        limits: Limits | None = None,
+        allowed_hosts: Sequence[str] | None = None,
+        client: AsyncSandboxClient | None = None,
+        endpoint: str | None = None,
+        api_key: str | None = None,
+        profile: str | None = None,
+        **options: Unpack[SandboxOptions],
+    ) -> AsyncSandbox:
+        """A sandbox that is made at once; without a block, :meth:`close` kills it."""
+        sandbox = cls(
+            template,
+            image=image,
+            runtime=runtime,
+            memory=memory,
+            cpus=cpus,
+            limits=limits,
+            allowed_hosts=allowed_hosts,
+            client=client,
+            endpoint=endpoint,
+            api_key=api_key,
+            profile=profile,
+            **options,
+        )
+        return await sandbox.__aenter__()
+
+    @classmethod
     async def connect(
-        cls, session_id: str, *, client: AsyncSandboxClient | None = None
+        cls,
+        session_id: str,
+        *,
+        client: AsyncSandboxClient | None = None,
+        endpoint: str | None = None,
+        api_key: str | None = None,
+        profile: str | None = None,
     ) -> AsyncSandbox:
         """An existing sandbox; leaving its block does not kill it."""
-        sandbox = cls(client=client)
+        sandbox = cls(client=client, endpoint=endpoint, api_key=api_key, profile=profile)
         sandbox._id = session_id
         sandbox._ends_with_block = False
         try:
-            await sandbox.info()
+            requests.by_id(session_id)
+            info = await sandbox.info()
+            if info.phase == "ended":
+                raise errors.SessionNotFound(
+                    f"sandbox {session_id} has ended: {info.ended_reason}",
+                    hint="Sandbox.create() makes another one",
+                )
         except BaseException:
             await sandbox.close()
             raise
         return sandbox
 
     @classmethod
-    async def list(cls, *, client: AsyncSandboxClient | None = None) -> Sequence[SessionInfo]:
-        """The sandboxes that run, of this client's user."""
+    async def list(
+        cls,
+        *,
+        ended: bool = False,
+        client: AsyncSandboxClient | None = None,
+        endpoint: str | None = None,
+        api_key: str | None = None,
+        profile: str | None = None,
+    ) -> Sequence[SessionInfo]:
+        """The sandboxes of this client's user; with ``ended`` also those that ended in a day."""
         if client is not None:
-            return await client.list_sessions()
-        async with AsyncSandboxClient() as own:
-            return await own.list_sessions()
+            return await client.list_sessions(ended=ended)
+        async with AsyncSandboxClient(endpoint, api_key=api_key, profile=profile) as own:
+            return await own.list_sessions(ended=ended)
 
     @property
     def client(self) -> AsyncSandboxClient:
@@ -240,6 +301,42 @@ class AsyncSandbox:
             session_id, command, timeout, language=language or "", **options
         )
 
+    async def open(
+        self,
+        command: str | Sequence[str],
+        timeout: float = 0,
+        *,
+        stdin: bool = True,
+        **options: Unpack[ExecOptions],
+    ) -> AsyncProcess:
+        """Start a program to write to and read from while it runs; it ends with the handle."""
+        session_id = await self._made()
+        return await self._client.open(session_id, command, timeout, stdin=stdin, **options)
+
+    async def terminal(
+        self,
+        program: str | Sequence[str] | None = None,
+        rows: int = 24,
+        columns: int = 80,
+        *,
+        timeout: float = 0,
+        **options: Unpack[ExecOptions],
+    ) -> AsyncProcess:
+        """Start a program on a terminal: by default ``bash``, or ``sh`` where there is none."""
+        session_id = await self._made()
+        return await self._client.terminal(
+            session_id, program, rows, columns, timeout=timeout, **options
+        )
+
+    async def transcript(
+        self, start: int = 0, *, follow: bool = False
+    ) -> AsyncGenerator[ExecEvent]:
+        """Iterate over what all its programs printed; see :meth:`AsyncSandboxClient.transcript`."""
+        events = self._client.transcript(await self._made(), start, follow=follow)
+        async with contextlib.aclosing(events):
+            async for event in events:
+                yield event
+
     async def context(self, language: ContextLanguage = "python", *, cwd: str = "") -> AsyncContext:
         """Start a program that keeps its variables between runs."""
         return await self._client.create_context(await self._made(), language, cwd=cwd)
@@ -258,6 +355,18 @@ class AsyncSandbox:
     async def info(self) -> SessionInfo:
         """Its runtime, limits, phase, and until when it lives."""
         return await self._client.get_session(await self._made())
+
+    async def extend(self, lifetime: float) -> SessionInfo:
+        """Let it live ``lifetime`` seconds from now."""
+        return await self._client.extend_session(await self._made(), lifetime)
+
+    async def egress(self) -> Egress:
+        """What it may reach, and what it was refused."""
+        return await self._client.egress(await self._made())
+
+    async def update_allowed_hosts(self, hosts: Sequence[str]) -> Sequence[str]:
+        """Replace what it may reach; what is in effect."""
+        return await self._client.update_allowed_hosts(await self._made(), hosts)
 
     async def snapshot(self, name: str, *, replace: bool = False) -> Snapshot:
         """Save its /workspace; ``snapshot=name`` begins another sandbox with it."""
@@ -296,6 +405,16 @@ class AsyncSandboxFiles:
         session_id = await self._made()
         return await self._client.read_bytes(session_id, path, offset=offset, length=length)
 
+    async def read_chunks(
+        self, path: str, *, offset: int = 0, length: int | None = None
+    ) -> AsyncGenerator[bytes]:
+        """Iterate over a file in constant memory."""
+        session_id = await self._made()
+        chunks = self._client.read_chunks(session_id, path, offset=offset, length=length)
+        async with contextlib.aclosing(chunks):
+            async for chunk in chunks:
+                yield chunk
+
     async def write(
         self, path: str, content: AsyncContent, *, append: bool = False, mode: int | None = None
     ) -> int:
@@ -322,9 +441,17 @@ class AsyncSandboxFiles:
         """Give a file another path."""
         await self._client.rename(await self._made(), path, to)
 
-    async def mkdir(self, path: str) -> None:
+    async def mkdir(self, path: str, *, exist_ok: bool = True) -> None:
         """Make a folder and those above it."""
-        await self._client.mkdir(await self._made(), path)
+        await self._client.mkdir(await self._made(), path, exist_ok=exist_ok)
+
+    async def symlink(self, path: str, target: str) -> None:
+        """Make a symbolic link, replacing a file or link of that name."""
+        await self._client.symlink(await self._made(), path, target)
+
+    async def chmod(self, path: str, mode: int) -> None:
+        """Change its permissions."""
+        await self._client.chmod(await self._made(), path, mode)
 
     async def upload(self, source: str | Path | BinaryIO, path: str) -> Copied:
         """Make ``path`` a copy of a local file or folder; see :meth:`AsyncSandboxClient.upload`."""

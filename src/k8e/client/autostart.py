@@ -46,7 +46,7 @@ def _starting_alone(config: settings.Settings) -> Generator[None]:
         system.make_own(config.run_dir)
         lock = os.open(config.run_dir / "start.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise errors.GatewayUnreachable(
+        raise errors.NoGateway(
             f"no gateway runs, and none can be started: the folder {config.run_dir} cannot be "
             f"used: {error.strerror or error}",
             hint=errors.folder_hint(
@@ -109,7 +109,7 @@ def _log(config: settings.Settings) -> Generator[int]:
         config.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = os.open(config.log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise errors.GatewayUnreachable(
+        raise errors.NoGateway(
             f"no gateway runs, and none can be started: {config.log_file} cannot be written: "
             f"{error.strerror or error}",
             hint=errors.folder_hint(
@@ -154,8 +154,8 @@ def _why(said: str) -> tuple[str, str]:
         return "it ended without a message", ""
 
 
-def failed(config: settings.Settings, message: str, hint: str = "") -> errors.GatewayUnreachable:
+def failed(config: settings.Settings, message: str, hint: str = "") -> errors.NoGateway:
     hint = hint or "k8e gateway in the foreground shows what is wrong"
-    return errors.GatewayUnreachable(
+    return errors.NoGateway(
         f"the gateway did not start: {message}", hint=f"{hint}; its log is {config.log_file}"
     )

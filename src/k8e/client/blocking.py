@@ -364,6 +364,7 @@ class SandboxClient(GatewayClient):
         A new file appears whole or not at all. Folders above it are made. ``progress`` is called
         with the bytes that were sent and, if it is known, the total.
         """
+        requests.check_content(content)
         call = requests.file_call("write", session_id, path, append=append, mode=mode)
         operation = operations.write(call, progress, requests.size_of(content))
         return self._call(operation, content)["size"]

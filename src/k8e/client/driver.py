@@ -79,8 +79,8 @@ def in_thread(work: Callable[..., T], *arguments: Any) -> T:
     return work(*arguments)
 
 
-def nobody_listens(path: str) -> errors.GatewayUnreachable:
-    return errors.GatewayUnreachable(
+def nobody_listens(path: str) -> errors.NoGateway:
+    return errors.NoGateway(
         f"no gateway listens on {path}",
         hint="start it there, or unset K8E_SANDBOX_ENDPOINT to use this host's own",
     )

@@ -72,7 +72,7 @@ def find() -> Installation:
     """The installation that can run a gateway: this Python if it has all parts, else another.
 
     Raises:
-        GatewayUnreachable: there is none; the message says what was looked at.
+        NoGateway: there is none; the message says what was looked at.
     """
     lacking = missing_here()
     if not lacking:
@@ -86,7 +86,7 @@ def find() -> Installation:
         looked.append(f"{python}: {problem}")
     if len(looked) == 1:
         looked.append("nothing was installed by install.sh")
-    raise errors.GatewayUnreachable(
+    raise errors.NoGateway(
         f"no gateway runs, and none can be started: {'; '.join(looked)}", hint=INSTALL
     )
 

@@ -153,8 +153,13 @@ class Connection:
         self._socket.close()
 
 
-def closed(*, unread: bool) -> errors.GatewayUnreachable:
-    error = unreachable("the gateway closed the connection")
+_HINT = "k8e status shows the gateway's state; its log is gateway.log in the data folder"
+
+
+def closed(*, unread: bool) -> errors.ConnectionLost:
+    from k8e import errors
+
+    error = errors.ConnectionLost("the gateway closed the connection", hint=_HINT)
     error.unread = unread
     return error
 
@@ -162,5 +167,4 @@ def closed(*, unread: bool) -> errors.GatewayUnreachable:
 def unreachable(message: str, hint: str = "") -> errors.GatewayUnreachable:
     from k8e import errors
 
-    hint = hint or "k8e status shows the gateway's state; its log is gateway.log in the data folder"
-    return errors.GatewayUnreachable(message, hint=hint)
+    return errors.GatewayUnreachable(message, hint=hint or _HINT)

@@ -185,11 +185,14 @@ def lost_exec(error: Exception, session_id: str, exec_id: str) -> Exception:
     """The error for a gateway that went away while a command ran."""
     if not isinstance(error, errors.GatewayUnreachable):
         return error
-    return errors.GatewayUnreachable(
+    lost = errors.ProgramLost(
         f"{error.message} while command {exec_id} ran in session {session_id}",
         hint="the command goes on in its sandbox until it ends or times out, and was not started "
-        "again; the next call starts a gateway, which takes the session over",
+        "again; the next call starts a gateway, which takes the session over, and "
+        f"get_run('{session_id}.{exec_id}') comes back to it",
     )
+    lost.session_id, lost.exec_id = session_id, exec_id
+    return lost
 
 
 # Files.

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeVar
 
 from k8e import errors
-from k8e.client import credentials, renewal
+from k8e.client import credentials, local, renewal
 from k8e.client.endpoints import Endpoint
 
 StreamType = TypeVar("StreamType")
@@ -84,6 +84,11 @@ _KEY_HINT = (
     "k8e sandbox api-key create NAME on the gateway's machine makes a key; pass it with "
     "--apikey-file or K8E_SANDBOX_APIKEY"
 )
+_TRUST_HINT = (
+    "check that its CA is known here: K8E_SANDBOX_CERT names its ca.crt, "
+    "k8e sandbox login --ca-fingerprint fetches it; if it was known before, somebody may be in "
+    "between"
+)
 OPTIONS = [
     ("grpc.max_send_message_length", MAX_MESSAGE),
     ("grpc.max_receive_message_length", MAX_MESSAGE),
@@ -146,7 +151,7 @@ def metadata(endpoint: Endpoint) -> tuple[tuple[str, str], ...]:
     if not endpoint.api_key:
         return ()
     if not endpoint.api_key.isascii() or not endpoint.api_key.isprintable():
-        raise errors.InvalidRequest("the API key has characters that no key has")
+        raise errors.InvalidRequest("the API key has characters that no key has", hint=_KEY_HINT)
     return (("authorization", f"Bearer {endpoint.api_key}"),)
 
 
@@ -155,7 +160,7 @@ def explain(error: Any, endpoint: Endpoint) -> errors.K8eError:
     status = error.code().name
     text = f"the gateway at {endpoint.target} cannot be reached: {error.details() or status}"
     if status in ("PERMISSION_DENIED", "UNAUTHENTICATED"):
-        return errors.Denied(
+        return errors.KeyRefused(
             f"the gateway at {endpoint.target} refused us: {error.details()}", hint=_KEY_HINT
         )
     if status == "RESOURCE_EXHAUSTED":
@@ -164,6 +169,10 @@ def explain(error: Any, endpoint: Endpoint) -> errors.K8eError:
         return errors.InvalidRequest(f"the gateway at {endpoint.target}: {error.details()}")
     if status == "UNIMPLEMENTED":
         return errors.NotImplementedYet(f"{endpoint.target} does not offer what was asked for")
+    if "CERTIFICATE_VERIFY_FAILED" in text or "verify peer" in text.lower():
+        return errors.UntrustedGateway(
+            f"the gateway at {endpoint.target} is not trusted: {error.details()}", hint=_TRUST_HINT
+        )
     return errors.GatewayUnreachable(
         text,
         hint="check the address, that the gateway runs, and that its CA is known here: "
@@ -275,7 +284,7 @@ class Stream(_Stream):
         except self._failure as error:
             self.on_failure()
             raise explain(error, self._endpoint) from None
-        raise errors.GatewayUnreachable("the gateway closed the connection")
+        raise local.closed(unread=False)
 
     def close(self) -> None:
         self._call.cancel()
@@ -367,7 +376,7 @@ class AsyncStream(_Stream):
         except self._aio.AioRpcError as error:
             self.on_failure()
             raise explain(error, self._endpoint) from None
-        raise errors.GatewayUnreachable("the gateway closed the connection")
+        raise local.closed(unread=False)
 
     async def close(self) -> None:
         """End our side and read the other to its end: a cancelled call would outlive its loop."""

@@ -170,7 +170,12 @@ def code_call(
     options: ExecOptions,
 ) -> dict[str, Any]:
     """Run source code."""
-    data = code.encode("utf-8", "surrogateescape") if isinstance(code, str) else bytes(code)
+    given: Any = code
+    if not isinstance(given, (str, bytes, bytearray, memoryview)):
+        raise errors.InvalidRequest(
+            "the code is neither text nor bytes", hint='write run("print(1)", "python")'
+        )
+    data = bytes(as_bytes(given))
     if len(data) > wire.MAX_CODE:
         raise errors.LimitExceeded(
             f"the code is {len(data)} bytes long; the limit is {wire.MAX_CODE}",
@@ -206,6 +211,12 @@ def command_call(
 def _exec_call(
     session: Mapping[str, Any], timeout: float, stdin: bool, options: ExecOptions
 ) -> dict[str, Any]:
+    given: Any = timeout
+    if not isinstance(given, (int, float)):
+        raise errors.InvalidRequest(
+            f"the time-out is {given!r:.80}, and no number of seconds",
+            hint="a command with arguments is one list: ['ls', '-l']",
+        )
     fields: dict[str, Any] = {
         "op": "exec",
         "session": session,
@@ -382,6 +393,18 @@ def chunks(content: Content) -> Iterator[bytes | memoryview]:
     else:
         for piece in source:
             yield from cut(piece)
+
+
+def check_content(content: Any) -> None:
+    """Refuse what cannot be sent, before anything is asked of a gateway."""
+    kind = type(content).__name__
+    known = isinstance(content, (str, bytes, bytearray, memoryview, Iterable, AsyncIterable))
+    if not (known or hasattr(content, "read")) or isinstance(content, Mapping):
+        raise errors.InvalidRequest(
+            f"what is written is neither text nor bytes, but {kind}",
+            hint="pass text, bytes, an open binary file, or an iterable of text and bytes; "
+            "json.dumps() makes text of a value",
+        )
 
 
 def as_bytes(text: Any) -> Any:

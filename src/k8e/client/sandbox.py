@@ -15,6 +15,7 @@ from k8e.client.blocking import SandboxClient
 from k8e.client.contexts import Context
 from k8e.client.exposures import Exposed
 from k8e.client.operations import Copied
+from k8e.client.processes import Process
 from k8e.client.requests import (
     Content,
     ContextLanguage,
@@ -24,7 +25,7 @@ from k8e.client.requests import (
     SandboxOptions,
     SessionOptions,
 )
-from k8e.client.results import ExecEvent, ExecResult, FileEntry, SessionInfo
+from k8e.client.results import Egress, ExecEvent, ExecResult, FileEntry, SessionInfo
 from k8e.client.runs import Run
 from k8e.client.snapshots import Snapshot
 
@@ -47,6 +48,9 @@ class Sandbox:
         limits: further limits; see :class:`Limits`.
         allowed_hosts: what it may reach; None means the gateway's default.
         client: whose sandbox it is; by default it has a client of its own.
+        endpoint: of its own client; see :class:`SandboxClient`.
+        api_key: of its own client.
+        profile: of its own client.
         options: see :class:`SandboxOptions`.
     """
 
@@ -61,6 +65,9 @@ class Sandbox:
         limits: Limits | None = None,
         allowed_hosts: Sequence[str] | None = None,
         client: SandboxClient | None = None,
+        endpoint: str | None = None,
+        api_key: str | None = None,
+        profile: str | None = None,
         **options: Unpack[SandboxOptions],
     ) -> None:
         requests.check_session_options(type(self), options)
@@ -81,7 +88,7 @@ class Sandbox:
         self._runtime = runtime
         self._allowed_hosts = allowed_hosts
         self._options = session
-        self._client = client or SandboxClient()
+        self._client = client or SandboxClient(endpoint, api_key=api_key, profile=profile)
         self._owns_client = client is None
         self.files = SandboxFiles(self._client, self._made)
         self._ends_with_block = True
@@ -91,25 +98,81 @@ class Sandbox:
         self._closed = False
 
     @classmethod
-    def connect(cls, session_id: str, *, client: SandboxClient | None = None) -> Sandbox:
+    def create(
+        cls,
+        template: str = "",
+        *,
+        image: str = "",
+        runtime: str = "",
+        memory: float | str | None = None,
+        cpus: float | str | None = None,
+        limits: Limits | None = None,
+        allowed_hosts: Sequence[str] | None = None,
+        client: SandboxClient | None = None,
+        endpoint: str | None = None,
+        api_key: str | None = None,
+        profile: str | None = None,
+        **options: Unpack[SandboxOptions],
+    ) -> Sandbox:
+        """A sandbox that is made at once; without a block, :meth:`close` kills it."""
+        sandbox = cls(
+            template,
+            image=image,
+            runtime=runtime,
+            memory=memory,
+            cpus=cpus,
+            limits=limits,
+            allowed_hosts=allowed_hosts,
+            client=client,
+            endpoint=endpoint,
+            api_key=api_key,
+            profile=profile,
+            **options,
+        )
+        return sandbox.__enter__()
+
+    @classmethod
+    def connect(
+        cls,
+        session_id: str,
+        *,
+        client: SandboxClient | None = None,
+        endpoint: str | None = None,
+        api_key: str | None = None,
+        profile: str | None = None,
+    ) -> Sandbox:
         """An existing sandbox; leaving its block does not kill it."""
-        sandbox = cls(client=client)
+        sandbox = cls(client=client, endpoint=endpoint, api_key=api_key, profile=profile)
         sandbox._id = session_id
         sandbox._ends_with_block = False
         try:
-            sandbox.info()
+            requests.by_id(session_id)
+            info = sandbox.info()
+            if info.phase == "ended":
+                raise errors.SessionNotFound(
+                    f"sandbox {session_id} has ended: {info.ended_reason}",
+                    hint="Sandbox.create() makes another one",
+                )
         except BaseException:
             sandbox.close()
             raise
         return sandbox
 
     @classmethod
-    def list(cls, *, client: SandboxClient | None = None) -> Sequence[SessionInfo]:
-        """The sandboxes that run, of this client's user."""
+    def list(
+        cls,
+        *,
+        ended: bool = False,
+        client: SandboxClient | None = None,
+        endpoint: str | None = None,
+        api_key: str | None = None,
+        profile: str | None = None,
+    ) -> Sequence[SessionInfo]:
+        """The sandboxes of this client's user; with ``ended`` also those that ended in a day."""
         if client is not None:
-            return client.list_sessions()
-        with SandboxClient() as own:
-            return own.list_sessions()
+            return client.list_sessions(ended=ended)
+        with SandboxClient(endpoint, api_key=api_key, profile=profile) as own:
+            return own.list_sessions(ended=ended)
 
     @property
     def client(self) -> SandboxClient:
@@ -233,6 +296,37 @@ class Sandbox:
         session_id = self._made()
         return self._client.start(session_id, command, timeout, language=language or "", **options)
 
+    def open(
+        self,
+        command: str | Sequence[str],
+        timeout: float = 0,
+        *,
+        stdin: bool = True,
+        **options: Unpack[ExecOptions],
+    ) -> Process:
+        """Start a program to write to and read from while it runs; it ends with the handle."""
+        session_id = self._made()
+        return self._client.open(session_id, command, timeout, stdin=stdin, **options)
+
+    def terminal(
+        self,
+        program: str | Sequence[str] | None = None,
+        rows: int = 24,
+        columns: int = 80,
+        *,
+        timeout: float = 0,
+        **options: Unpack[ExecOptions],
+    ) -> Process:
+        """Start a program on a terminal: by default ``bash``, or ``sh`` where there is none."""
+        session_id = self._made()
+        return self._client.terminal(session_id, program, rows, columns, timeout=timeout, **options)
+
+    def transcript(self, start: int = 0, *, follow: bool = False) -> Generator[ExecEvent]:
+        """Iterate over what all its programs printed; see :meth:`SandboxClient.transcript`."""
+        events = self._client.transcript(self._made(), start, follow=follow)
+        with contextlib.closing(events):
+            yield from events
+
     def context(self, language: ContextLanguage = "python", *, cwd: str = "") -> Context:
         """Start a program that keeps its variables between runs."""
         return self._client.create_context(self._made(), language, cwd=cwd)
@@ -251,6 +345,18 @@ class Sandbox:
     def info(self) -> SessionInfo:
         """Its runtime, limits, phase, and until when it lives."""
         return self._client.get_session(self._made())
+
+    def extend(self, lifetime: float) -> SessionInfo:
+        """Let it live ``lifetime`` seconds from now."""
+        return self._client.extend_session(self._made(), lifetime)
+
+    def egress(self) -> Egress:
+        """What it may reach, and what it was refused."""
+        return self._client.egress(self._made())
+
+    def update_allowed_hosts(self, hosts: Sequence[str]) -> Sequence[str]:
+        """Replace what it may reach; what is in effect."""
+        return self._client.update_allowed_hosts(self._made(), hosts)
 
     def snapshot(self, name: str, *, replace: bool = False) -> Snapshot:
         """Save its /workspace; ``snapshot=name`` begins another sandbox with it."""
@@ -289,6 +395,15 @@ class SandboxFiles:
         session_id = self._made()
         return self._client.read_bytes(session_id, path, offset=offset, length=length)
 
+    def read_chunks(
+        self, path: str, *, offset: int = 0, length: int | None = None
+    ) -> Generator[bytes]:
+        """Iterate over a file in constant memory."""
+        session_id = self._made()
+        chunks = self._client.read_chunks(session_id, path, offset=offset, length=length)
+        with contextlib.closing(chunks):
+            yield from chunks
+
     def write(
         self, path: str, content: Content, *, append: bool = False, mode: int | None = None
     ) -> int:
@@ -315,9 +430,17 @@ class SandboxFiles:
         """Give a file another path."""
         self._client.rename(self._made(), path, to)
 
-    def mkdir(self, path: str) -> None:
+    def mkdir(self, path: str, *, exist_ok: bool = True) -> None:
         """Make a folder and those above it."""
-        self._client.mkdir(self._made(), path)
+        self._client.mkdir(self._made(), path, exist_ok=exist_ok)
+
+    def symlink(self, path: str, target: str) -> None:
+        """Make a symbolic link, replacing a file or link of that name."""
+        self._client.symlink(self._made(), path, target)
+
+    def chmod(self, path: str, mode: int) -> None:
+        """Change its permissions."""
+        self._client.chmod(self._made(), path, mode)
 
     def upload(self, source: str | Path | BinaryIO, path: str) -> Copied:
         """Make ``path`` a copy of a local file or folder; see :meth:`SandboxClient.upload`."""

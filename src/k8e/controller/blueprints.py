@@ -6,7 +6,7 @@ import functools
 import json
 from typing import Any
 
-from k8e.controller import policies, resources
+from k8e.controller import additions, environment, policies, resources
 from k8e.controller.resources import Object
 from k8e.kubernetes.api import entries, section
 
@@ -32,7 +32,7 @@ def pod_spec(template: Object) -> Object:
     if _has_default_policy(template) and "dnsPolicy" not in spec:
         spec["dnsPolicy"] = "None"
         spec.setdefault("dnsConfig", {"nameservers": list(DNS_SERVERS)})
-    return spec
+    return environment.with_file(spec) if environment.is_late(template) else spec
 
 
 def _users(metadata: Object | None) -> Object:
@@ -66,12 +66,13 @@ def blueprint_hash(template: Object) -> str:
 
 def _decisive(template: Object) -> list[Any]:
     spec = template["spec"]
-    return [
+    decisive = [
         template["metadata"]["name"],
         spec["podTemplate"]["spec"],
         entries(spec, "volumeClaimTemplates"),
         spec.get("service"),
     ]
+    return [*decisive, environment.LATE_ENV] if environment.is_late(template) else decisive
 
 
 @functools.lru_cache(256)
@@ -87,7 +88,11 @@ def is_fresh(sandbox: Object, template: Object) -> bool:
         return False
     if labels.get(resources.BLUEPRINT_HASH) == blueprint_hash(template):
         return True
-    # Another controller's hash says nothing: what counts is what is there.
+    return is_made_of(sandbox, template)  # another controller's hash says nothing
+
+
+def is_made_of(sandbox: Object, template: Object) -> bool:
+    """Whether a sandbox is what a template makes today, by what is in it and not by its labels."""
     wanted, has = blueprint(template), sandbox["spec"]
     parts = ("volumeClaimTemplates", "service")
     same = all((wanted.get(part) or None) == (has.get(part) or None) for part in parts)
@@ -123,7 +128,10 @@ def member(pool: Object, template: Object, name: str) -> Object:
         "generateName": f"{pool_name}-",
         "namespace": namespace,
         "labels": labels,
-        "annotations": {resources.TEMPLATE_REF: template["metadata"]["name"]},
+        "annotations": {
+            resources.TEMPLATE_REF: template["metadata"]["name"],
+            **additions.inherited(template),
+        },
         "ownerReferences": [resources.owner_reference(pool, resources.POOL)],
     }
     return _sandbox(metadata, blueprint(template))
@@ -154,7 +162,10 @@ def cold_sandbox(claim: Object, template: Object) -> Object:
     )
     if volumes:
         spec["volumeClaimTemplates"] = volumes
-    if metadata := _merged(section(pod, "metadata"), claim):
+    metadata = _merged(section(pod, "metadata"), claim)
+    if text := environment.text_of(claim, template):
+        metadata["annotations"] = section(metadata, "annotations") | {environment.ENV: text}
+    if metadata:
         pod["metadata"] = metadata
     labels = {
         resources.TEMPLATE_REF_HASH: resources.name_hash(name),
@@ -166,7 +177,11 @@ def cold_sandbox(claim: Object, template: Object) -> Object:
         "name": claim["metadata"]["name"],
         "namespace": claim["metadata"]["namespace"],
         "labels": labels,
-        "annotations": {resources.TEMPLATE_REF: name, **_trace(claim)},
+        "annotations": {
+            resources.TEMPLATE_REF: name,
+            **additions.inherited(template, claim),
+            **_trace(claim),
+        },
         "ownerReferences": [resources.owner_reference(claim, resources.CLAIM)],
     }
     return _sandbox(made, spec)
@@ -186,10 +201,17 @@ def _trace(claim: Object) -> dict[str, str]:
     return {resources.TRACE: found} if found else {}
 
 
-def adoption(claim: Object, sandbox: Object) -> Object:
+def check_late_env(claim: Object, template: Object) -> None:
+    """Whether a template lets a claim have its variables; Rejected if not."""
+    spec, policy = template["spec"], template["spec"].get("envVarsInjectionPolicy", "Disallowed")
+    policies.inject_env(spec["podTemplate"]["spec"], claim, policy)
+
+
+def adoption(claim: Object, sandbox: Object, now: float, *, env: str = "") -> Object:
     """The one patch by which a member of a pool becomes a claim's; Rejected if it may not.
 
-    It names the version that it was decided on, so of two claims at most one gets it.
+    It names the version that it was decided on, so of two claims at most one gets it. ``env`` is
+    the text of the file with the claim's variables.
     """
     template = section(sandbox["spec"]["podTemplate"], "metadata")
     policies.check_against(claim, template)
@@ -206,11 +228,17 @@ def adoption(claim: Object, sandbox: Object) -> Object:
         },
         "annotations": {resources.POD_NAME: sandbox["metadata"]["name"], **_trace(claim)},
     }
+    own = additions.inherited(sandbox, claim)
+    metadata["annotations"] |= own
+    if additions.IDLE_SECONDS in own:  # it was ready for long, in its pool
+        metadata["annotations"] |= additions.activity(now)["metadata"]["annotations"]
     patch: Object = {"metadata": metadata}
     pod: Object = {}
     for part, values in section(claim["spec"], "additionalPodMetadata").items():
         if values:
             pod[part] = dict(values)
+    if env:
+        pod.setdefault("annotations", {})[environment.ENV] = env
     if resources.EVICTABLE in section(template, "annotations"):
         pod.setdefault("annotations", {}).setdefault(resources.EVICTABLE, None)
     if pod:

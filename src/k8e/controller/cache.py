@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from urllib.parse import urlencode
 
 from k8e.controller.resources import Key, Object, collection, key_of, uid_of
-from k8e.kubernetes.api import GONE, Api, ApiError, ApiUnreachable, section
+from k8e.kubernetes.api import GONE, Api, ApiError, ApiUnreachable, entries, section
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +24,9 @@ WATCH_SECONDS = 240
 QUIET_SECONDS = 150.0
 """The API server sends a bookmark about once a minute: after this much silence nobody is there."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+_SHORT_WATCH_SECONDS = 1.0
+_MOST_GONE = 10_000
+_UNKNOWN = float("inf")
 
 Change = Callable[[Object | None, Object | None], None]
 """Told of each change: the object before and after it; None where there is none."""
@@ -53,7 +56,9 @@ class Cache:
         self._trim = trim or _without_fields
         self._quiet_seconds = quiet_seconds
         self._objects: dict[Key, Object] = {}
-        self._gone: dict[str, None] = {}
+        # When objects went, by uid: an answer that was on its way may not bring one back.
+        self._gone: dict[str, float] = {}
+        self._newest = 0
         self._indices: dict[str, tuple[Index, dict[str, dict[Key, Object]]]] = {}
         self._told: list[Change] = []
         self.synced = asyncio.Event()
@@ -88,7 +93,7 @@ class Cache:
         item = self._trim(item)
         key = key_of(item)
         before = self._objects.get(key)
-        if uid_of(item) in self._gone:
+        if version_of(item) <= self._gone.get(uid_of(item), -1):
             return item
         if before is not None and version_of(before) >= version_of(item):
             return before
@@ -99,10 +104,17 @@ class Cache:
         """An object that is deleted, as the API server has just answered."""
         before = self._objects.get(key)
         if before is not None and uid_of(before) == uid:
-            self._gone[uid] = None  # until the watch says so too: older changes are on their way
-            while len(self._gone) > 10_000:
-                del self._gone[next(iter(self._gone))]
-            self._put(key, before, None)
+            self._remove(key, before, _UNKNOWN)
+
+    def _remove(self, key: Key, before: Object, version: float) -> None:
+        self._note_gone(uid_of(before), version)
+        self._put(key, before, None)
+
+    def _note_gone(self, uid: str, version: float) -> None:
+        self._gone.pop(uid, None)
+        self._gone[uid] = version
+        while len(self._gone) > _MOST_GONE:
+            del self._gone[next(iter(self._gone))]
 
     def _put(self, key: Key, before: Object | None, after: Object | None) -> None:
         for words, found in self._indices.values():
@@ -131,13 +143,15 @@ class Cache:
                 if not version:
                     version = await self._list()
                     self.synced.set()
+                began = asyncio.get_running_loop().time()
                 async with contextlib.aclosing(self._watch(version)) as versions:
                     async for seen in versions:
                         version, pause = seen, _FIRST_PAUSE
-                continue  # the server ended the watch in time
+                if asyncio.get_running_loop().time() - began > _SHORT_WATCH_SECONDS:
+                    continue  # the server ended the watch in time
             except ApiError as error:
-                if error.status == GONE:
-                    log.info("%s: too far behind, listed anew", self.kind)
+                if error.status == GONE or _is_ahead(error):
+                    log.info("%s: listed again: %s", self.kind, error)
                     version = ""
                 else:
                     log.warning("%s: %s", self.kind, error)
@@ -153,6 +167,8 @@ class Cache:
         while True:
             query = {**self._query, "limit": str(PAGE)} | ({"continue": more} if more else {})
             page = await self._api.call("GET", f"{self._path}?{urlencode(query)}")
+            if int(page["metadata"]["resourceVersion"]) < self._newest:
+                self._forget_history()
             for item in page["items"]:
                 key = key_of(item)
                 found.add(key)
@@ -164,10 +180,18 @@ class Cache:
         for key, item in list(self._objects.items()):
             # Not those that we have made since the list began.
             if key not in found and version_of(item) <= int(version):
-                self._put(key, item, None)
-        self._gone.clear()
+                self._remove(key, item, int(version))
+        self._newest = int(version)
         self.lists += 1
         return version
+
+    def _forget_history(self) -> None:
+        """Start afresh: the server's store was set back, and versions count again from before."""
+        log.warning("%s: the API server has an older state than before", self.kind)
+        for key, item in list(self._objects.items()):
+            self._put(key, item, None)
+        self._gone.clear()
+        self._newest = 0
 
     def _see(self, item: Object) -> None:
         """An object of a list or a watch; another of the same name is one that was replaced."""
@@ -178,7 +202,7 @@ class Cache:
             and uid_of(before) != uid_of(item)
             and version_of(item) > version_of(before)
         ):
-            self._put(key, before, None)
+            self._remove(key, before, version_of(item))
         self.absorb(item)
 
     async def _watch(self, version: str) -> AsyncGenerator[str]:
@@ -199,6 +223,9 @@ class Cache:
                 item: Object = event["object"]
                 if event["type"] == "ERROR":
                     raise ApiError(int(item.get("code", GONE)), item, f"watching {self._path}")
+                if version_of(item) < self._newest:
+                    raise ApiError(GONE, {"message": "it is set back"}, f"watching {self._path}")
+                self._newest = version_of(item)
                 if event["type"] == "DELETED":
                     self._see_deleted(item)
                 elif event["type"] != "BOOKMARK":
@@ -206,11 +233,19 @@ class Cache:
                 yield item["metadata"]["resourceVersion"]
 
     def _see_deleted(self, item: Object) -> None:
-        key, uid = key_of(item), uid_of(item)
-        self._gone.pop(uid, None)
+        """An object that went, or that the selector of labels does not select any more."""
+        key = key_of(item)
         before = self._objects.get(key)
-        if before is not None and uid_of(before) == uid:
-            self._put(key, before, None)
+        if before is not None and uid_of(before) == uid_of(item):
+            self._remove(key, before, version_of(item))
+        else:
+            self._note_gone(uid_of(item), version_of(item))
+
+
+def _is_ahead(error: ApiError) -> bool:
+    """Whether a server has not seen the version yet that it was asked for, or not any more."""
+    causes = entries(error.body, "details", "causes")
+    return any(one.get("reason") == "ResourceVersionTooLarge" for one in causes)
 
 
 def _selector(labels: str) -> dict[str, str]:
@@ -220,9 +255,12 @@ def _selector(labels: str) -> dict[str, str]:
 def _without_fields(item: Object) -> Object:
     """An object without what only other writers need."""
     item["metadata"].pop("managedFields", None)
+    if annotations := section(item["metadata"], "annotations"):
+        annotations.pop(_LAST_APPLIED, None)  # the whole object once more, as text
     return item
 
 
+_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _POD_METADATA = (
     *("name", "namespace", "uid", "resourceVersion", "labels", "annotations"),
     *("ownerReferences", "deletionTimestamp", "creationTimestamp"),

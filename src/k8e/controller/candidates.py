@@ -71,13 +71,11 @@ class Candidates:
         if found is None:
             return None
         for members in (*sorted(found.ready.values(), key=len, reverse=True), found.addressed):
-            free = [
-                item for item in members.values() if uid_of(item) not in self._held and fits(item)
-            ]
-            if free:
-                best = min(free, key=_age)
-                self._held.add(uid_of(best))
-                return best
+            free = [item for item in members.values() if uid_of(item) not in self._held]
+            for best in sorted(free, key=_age):
+                if fits(best):
+                    self._held.add(uid_of(best))
+                    return best
         return None
 
     def release(self, item: Object) -> None:
@@ -90,17 +88,18 @@ class Candidates:
         return found is not None and bool(found.starting)
 
 
-def is_member(sandbox: Object) -> bool:
+def is_member(sandbox: Object, pool: str = "") -> bool:
     """Whether a sandbox is an idle member of the pool that owns it, and nothing else.
 
-    The labels are the controller's; asking for them and for the owner keeps others from putting
-    a sandbox of their own into a pool.
+    With a name, of that pool. The labels are the controller's; asking for them and for the owner
+    keeps others from putting a sandbox of their own into a pool.
     """
     owner = resources.controller_of(sandbox)
     labels = resources.labels_of(sandbox)
     return (
         owner is not None
         and owner["kind"] == resources.POOL
+        and pool in ("", owner["name"])
         and labels.get(resources.POOL_HASH) == resources.name_hash(owner["name"])
         and resources.TEMPLATE_REF_HASH in labels
         and not resources.is_going(sandbox)

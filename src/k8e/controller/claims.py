@@ -11,15 +11,23 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from k8e.controller import blueprints, conditions, policies, resources
-from k8e.controller.candidates import Candidates
+from k8e.controller import (
+    additions,
+    blueprints,
+    conditions,
+    environment,
+    policies,
+    resources,
+)
+from k8e.controller.candidates import Candidates, is_member
 from k8e.controller.events import Events
 from k8e.controller.metrics import Metrics
 from k8e.controller.policies import Rejected
 from k8e.controller.queue import WorkQueue
 from k8e.controller.resources import Key, Object, key_of, uid_of
 from k8e.controller.store import RightOfWay, Store
-from k8e.kubernetes.api import CONFLICT, NOT_FOUND, ApiError, section
+from k8e.controller.traces import Tracer
+from k8e.kubernetes.api import CONFLICT, FORBIDDEN, NOT_FOUND, ApiError, section
 
 BY_CLAIM, BY_POOL = "claim", "pool"
 WARM_POOL_NOT_FOUND, TEMPLATE_NOT_FOUND = "WarmPoolNotFound", "TemplateNotFound"
@@ -45,11 +53,13 @@ class ClaimController:
         right_of_way: RightOfWay,
         label_domains: Sequence[str],
         now: resources.Now,
+        tracer: Tracer | None = None,
     ) -> None:
         """``store`` has a connection of its own; ``background`` is for what comes after."""
         self._store, self._background = store, background
         self._events, self._metrics, self._way = events, metrics, right_of_way
         self._label_domains, self._now = label_domains, now
+        self._tracer = tracer or Tracer()
         self.queue: WorkQueue[Key] = WorkQueue("claim", self.reconcile)
         self.notes: WorkQueue[Key] = WorkQueue("claim notes", self._annotate)
         self._claims = store.cache(resources.CLAIM)
@@ -58,6 +68,8 @@ class ClaimController:
         self._candidates = Candidates(self._on_available)
         self._waiting: dict[str, dict[Key, None]] = {}
         self._seen: dict[str, tuple[float, float]] = {}
+        self._ready: dict[str, float] = {}
+        """When claims were told to be ready: that is written down later, behind other claims."""
         self._claims.add_index(BY_POOL, _pool_words)
         self._claims.tell(self._claim_changed)
         self._sandboxes.add_index(BY_CLAIM, _claim_words)
@@ -71,6 +83,8 @@ class ClaimController:
         if after is None:
             if before is not None:
                 self._seen.pop(uid_of(before), None)
+                self._ready.pop(uid_of(before), None)
+                self._stop_waiting(before)
             return
         if uid_of(after) not in self._seen:
             self._seen[uid_of(after)] = time.monotonic(), self._now()
@@ -82,6 +96,8 @@ class ClaimController:
             owner = resources.controller_of(item) if item is not None else None
             if item is not None and owner is not None and owner["kind"] == resources.CLAIM:
                 self.queue.add((item["metadata"]["namespace"], owner["name"]))
+        if after is None and before is not None and self._claims.get(key_of(before)) is not None:
+            self.queue.add(key_of(before))  # its name is free for the claim that wanted it
 
     def _on_available(self, pool: str) -> None:
         waiting = self._waiting.get(pool)
@@ -90,9 +106,21 @@ class ClaimController:
             del waiting[key]
             self.queue.add(key)
 
+    def _stop_waiting(self, claim: Object) -> None:
+        """A claim that is gone must not be woken in place of one that still waits."""
+        for pool, waiting in list(self._waiting.items()):
+            waiting.pop(key_of(claim), None)
+            if not waiting:
+                del self._waiting[pool]
+
     def _pool_changed(self, before: Object | None, after: Object | None) -> None:
-        if after is not None and (before is None or _spec_changed(before, after)):
+        if after is None:
+            return
+        if before is None or _spec_changed(before, after):
             self._wake_unbound(key_of(after))
+        if additions.claim_words(before) != additions.claim_words(after):
+            for claim in self._claims.by(BY_POOL, "/".join(key_of(after))):
+                self.queue.add(key_of(claim))
 
     def _template_changed(self, before: Object | None, after: Object | None) -> None:
         if after is None or (before is not None and not _spec_changed(before, after)):
@@ -114,12 +142,16 @@ class ClaimController:
         claim = self._claims.get(key)
         if claim is None or resources.is_going(claim):
             return None
+        with self._tracer.span("ReconcileSandboxClaim", claim):
+            return await self._reconcile(claim)
+
+    async def _reconcile(self, claim: Object) -> float | None:
         wait = None
-        ends = expiry(claim)
+        ends = end_of(claim, self._pools.get(_pool_key(claim)))
         if ends is not None:
-            wait = ends - self._now()
+            wait = ends[0] - self._now()
             if wait <= 0:
-                return await self._expire(claim)
+                return await self._expire(claim, ends[1])
             wait = max(wait, _LEAST_WAIT)
         try:
             policies.check_metadata(claim, self._label_domains)
@@ -133,14 +165,22 @@ class ClaimController:
             soon = None
             if error.reason in (WARM_POOL_NOT_FOUND, TEMPLATE_NOT_FOUND):
                 soon = _MISSING_SECONDS
+        except ApiError as error:
+            if error.status == FORBIDDEN:  # by a quota, for instance: tried again, and told
+                message = str(error.body.get("message") or error)
+                await self._tell_problem(claim, conditions.RECONCILER_ERROR, message)
+            raise
         return min((one for one in (wait, soon) if one is not None), default=None)
 
     async def _bind(self, claim: Object) -> float | None:
         sandbox = await self._recorded(claim)
         if sandbox is None:
             pool, template = await self._pool_and_template(claim)
-            if not policies.is_cold_only(claim):
-                sandbox = await self._adopt_any(claim, pool, template)
+            env = environment.text_of(claim, template)
+            if not policies.is_cold_only(claim, late_env=env is not None):
+                if env:
+                    blueprints.check_late_env(claim, template)
+                sandbox = await self._adopt_any(claim, pool, template, env=env or "")
                 if sandbox is None and (wait := self._wait_for_member(claim, pool)):
                     return wait
             if sandbox is None:
@@ -150,32 +190,33 @@ class ClaimController:
 
     def _wait_for_member(self, claim: Object, pool: Object) -> float:
         """How long to wait for a member that is starting; 0 if there is no point in it."""
-        left = self._seen[uid_of(claim)][0] + _WARM_SECONDS - time.monotonic()
-        waiting = self._waiting.setdefault(uid_of(pool), {})
+        seen = self._seen.get(uid_of(claim))
+        left = seen[0] + _WARM_SECONDS - time.monotonic() if seen is not None else 0.0
         if left <= 0 or not self._candidates.is_starting(uid_of(pool)):
-            waiting.pop(key_of(claim), None)
-            if not waiting:
-                self._waiting.pop(uid_of(pool), None)
+            self._stop_waiting(claim)
             return 0.0
-        waiting[key_of(claim)] = None
+        self._waiting.setdefault(uid_of(pool), {})[key_of(claim)] = None
         return left
 
     async def _recorded(self, claim: Object) -> Object | None:
         """The sandbox that this claim was given before, though its status does not say so yet."""
         owned = self._sandboxes.by(BY_CLAIM, uid_of(claim))
+        owned = [one for one in owned if not resources.is_going(one)]
         assigned = resources.annotations_of(claim).get(resources.ASSIGNED)
         if owned:
             # Of several, which two controllers took at once, the status names one in the end.
             return min(owned, key=lambda one: _rank(one, assigned))
-        if assigned:
+        if assigned and not policies.is_cold_only(claim):
+            # Upstream's controller got as far as this. Users write annotations too: it has to be
+            # a member that this claim may be given anyway.
             key = claim["metadata"]["namespace"], assigned
             found = self._sandboxes.get(key) or await self._store.read(resources.SANDBOX, key)
-            if found is not None and resources.owner_uid(found, resources.POOL):
+            if found is not None and is_member(found, claim["spec"]["warmPoolRef"]["name"]):
                 return await self._adopt(claim, found)
         return None
 
     async def _pool_and_template(self, claim: Object) -> tuple[Object, Object]:
-        namespace, name = claim["metadata"]["namespace"], claim["spec"]["warmPoolRef"]["name"]
+        namespace, name = _pool_key(claim)
         pool = await self._known(resources.POOL, (namespace, name))
         if pool is None:
             raise Rejected(WARM_POOL_NOT_FOUND, f'SandboxWarmPool "{name}" not found')
@@ -191,10 +232,15 @@ class ClaimController:
 
     # Warm and cold.
 
-    async def _adopt_any(self, claim: Object, pool: Object, template: Object) -> Object | None:
+    async def _adopt_any(
+        self, claim: Object, pool: Object, template: Object, *, env: str
+    ) -> Object | None:
         strategy = section(pool["spec"], "updateStrategy").get("type")
 
         def fits(sandbox: Object) -> bool:
+            # A member from before the template asked for late variables has no file for them.
+            if env and not environment.has_file(sandbox):
+                return False
             return strategy != "Recreate" or blueprints.is_fresh(sandbox, template)
 
         for _ in range(_ATTEMPTS):
@@ -202,7 +248,7 @@ class ClaimController:
             if found is None:
                 return None
             try:
-                return await self._adopt(claim, found)
+                return await self._adopt(claim, found, env=env)
             except ApiError as error:
                 if error.status not in (CONFLICT, NOT_FOUND):
                     raise
@@ -211,8 +257,8 @@ class ClaimController:
                 self._candidates.release(found)
         return None
 
-    async def _adopt(self, claim: Object, sandbox: Object) -> Object:
-        patch = blueprints.adoption(claim, sandbox)
+    async def _adopt(self, claim: Object, sandbox: Object, *, env: str = "") -> Object:
+        patch = blueprints.adoption(claim, sandbox, self._now(), env=env)
         adopted = await self._store.patch(resources.SANDBOX, sandbox, patch)
         name = adopted["metadata"]["name"]
         self._events.normal(
@@ -232,6 +278,8 @@ class ClaimController:
                 raise
             found = await self._store.read(resources.SANDBOX, key_of(claim))
             if found is not None and resources.is_controlled_by(found, claim):
+                if resources.is_going(found):
+                    raise
                 return found
             name = claim["metadata"]["name"]
             raise Rejected(
@@ -280,10 +328,10 @@ class ClaimController:
         patch = {"spec": {"podTemplate": {"metadata": change}}}
         await self._background.patch(resources.SANDBOX, sandbox, patch)
 
-    async def _expire(self, claim: Object) -> float | None:
-        lifecycle = claim["spec"]["lifecycle"]
-        policy = lifecycle.get("shutdownPolicy", "Retain")
-        self._events.normal(claim, resources.CLAIM, CLAIM_EXPIRED, "Claim has expired")
+    async def _expire(self, claim: Object, policy: str) -> float | None:
+        said = resources.condition_of(claim, conditions.READY)
+        if said is None or said["reason"] != CLAIM_EXPIRED:
+            self._events.normal(claim, resources.CLAIM, CLAIM_EXPIRED, "Claim has expired")
         if policy in ("Delete", "DeleteForeground"):
             propagation = "Foreground" if policy == "DeleteForeground" else "Background"
             await self._store.delete(resources.CLAIM, claim, propagation=propagation)
@@ -317,6 +365,10 @@ class ClaimController:
             told["podIPs"] = addresses
         status = {"conditions": self._merged(claim, wanted), "sandbox": told}
         await self._write(claim, status, first=first)
+        if wanted[0]["status"] == "True" and resources.FIRST_READY not in (
+            resources.annotations_of(claim)
+        ):
+            self._ready.setdefault(uid_of(claim), self._now())
 
     async def _tell_problem(self, claim: Object, reason: str, message: str) -> None:
         self._events.warn(claim, resources.CLAIM, reason, message)
@@ -368,7 +420,8 @@ class ClaimController:
             wanted[resources.ASSIGNED] = name
         is_ready = resources.is_true(claim, conditions.READY)
         if is_ready and resources.FIRST_READY not in has:
-            wanted[resources.FIRST_READY] = conditions.precise_timestamp(self._now())
+            at = self._ready.get(uid_of(claim)) or self._now()
+            wanted[resources.FIRST_READY] = conditions.precise_timestamp(at)
         if not wanted:
             return None
         await self._way.wait()
@@ -381,6 +434,7 @@ class ClaimController:
                 return None
             raise
         if resources.FIRST_READY in wanted:
+            self._ready.pop(uid_of(claim), None)
             sandbox = self._sandboxes.get((key[0], name))
             self._metrics.claim_is_ready(patched, sandbox)
         return None
@@ -391,7 +445,11 @@ def _ready(status: str, reason: str, message: str) -> Object:
 
 
 def _pool_words(claim: Object) -> tuple[str, ...]:
-    return (f"{claim['metadata']['namespace']}/{claim['spec']['warmPoolRef']['name']}",)
+    return ("/".join(_pool_key(claim)),)
+
+
+def _pool_key(claim: Object) -> Key:
+    return claim["metadata"]["namespace"], claim["spec"]["warmPoolRef"]["name"]
 
 
 def _claim_words(sandbox: Object) -> tuple[str, ...]:
@@ -417,8 +475,16 @@ def _rank(sandbox: Object, assigned: str | None) -> tuple[bool, str, str]:
     return metadata["name"] != assigned, metadata["creationTimestamp"], metadata["name"]
 
 
+def end_of(claim: Object, pool: Object | None) -> tuple[float, str] | None:
+    """When a claim ends, in seconds since the epoch, and what goes then; None if it does not."""
+    ends = expiry(claim)
+    if ends is not None:
+        return ends, claim["spec"]["lifecycle"].get("shutdownPolicy", "Retain")
+    return additions.claim_end(claim, pool)
+
+
 def expiry(claim: Object) -> float | None:
-    """When a claim ends, in seconds since the epoch; None if never."""
+    """When a claim ends by its own lifecycle; None if never."""
     lifecycle = section(claim["spec"], "lifecycle")
     ends: list[float] = []
     if until := lifecycle.get("shutdownTime"):

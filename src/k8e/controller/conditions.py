@@ -20,6 +20,7 @@ RECONCILER_ERROR, INVALID_CONFIGURATION = "ReconcilerError", "InvalidConfigurati
 MULTIPLE_PODS = "MultiplePods"
 TERMINAL = {"Succeeded": "PodSucceeded", "Failed": "PodFailed"}
 _LONGEST_MESSAGE = 1024
+_LONG_AGO = datetime.datetime(1, 1, 1, tzinfo=datetime.UTC).timestamp()
 # Reasons of a waiting container that pass by themselves, in a moment.
 _ORDINARY = ("ContainerCreating", "PodInitializing")
 # The kubelet goes to and fro between these; people need to be told once.
@@ -40,7 +41,12 @@ def precise_timestamp(seconds: float) -> str:
 
 def seconds_of(text: str) -> float:
     """A time of an object, as seconds since the epoch."""
-    return datetime.datetime.fromisoformat(text).timestamp()
+    try:
+        return datetime.datetime.fromisoformat(text.upper()).timestamp()
+    except ValueError:
+        if text.startswith("0000-"):  # valid for the API server; Python's years begin at 1
+            return _LONG_AGO
+        raise
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,8 @@ class Found:
     foreign_pod: bool = False
     """A pod of somebody else has the sandbox's name."""
     problem: Problem | None = None
+    replaced_in: float | None = None
+    """Seconds until the failed pod is replaced; None if it is not."""
 
     @property
     def pod(self) -> Object | None:
@@ -95,7 +103,8 @@ def status(sandbox: Object, found: Found, *, domain: str, now: float) -> Object:
     pod = found.pod
     if pod is not None:
         wanted.append(_scheduled(pod))
-    if pod is not None and pod["status"].get("phase") in TERMINAL:
+    ended = pod is not None and pod["status"].get("phase") in TERMINAL
+    if pod is not None and ended and found.replaced_in is None:
         wanted.append(_finished(pod))
     name = sandbox["metadata"]["name"]
     made: Object = {
@@ -128,6 +137,9 @@ def ready(sandbox: Object, found: Found) -> Object:
     if desired.is_suspended(sandbox):
         return condition(READY, "False", SANDBOX_SUSPENDED, "Sandbox is suspended")
     pod = found.pod
+    if pod is not None and found.replaced_in is not None:
+        message = f"{_end_of(pod)}; it will be replaced"
+        return condition(READY, "False", DEPENDENCIES_NOT_READY, message)
     if pod is not None and (reason := TERMINAL.get(pod["status"].get("phase", ""))):
         return condition(READY, "False", reason, _end_of(pod))
     usable, message = _usable(pod)

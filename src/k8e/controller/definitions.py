@@ -311,6 +311,7 @@ def _version(name: str, told: str, spec: Object, status: Object | None, **more: 
 def _definition(kind: str, short: str, *versions: Object) -> Object:
     plural = resources.PLURALS[kind]
     group = resources.API_VERSIONS[kind].partition("/")[0]
+    kind = resources.kind_of(kind)
     names: Object = {
         "kind": kind,
         "listKind": f"{kind}List",
@@ -392,6 +393,47 @@ def warm_pool() -> Object:
         additionalPrinterColumns=columns,
     )
     return _definition(resources.POOL, "swp", version)
+
+
+def legacy() -> list[Object]:
+    """The kinds of early write-ups, which the controller turns into today's where asked to."""
+    spec = _template_spec()
+    spec["properties"] |= {"template": _without_descriptions(spec["properties"]["podTemplate"])}
+    del spec["required"]
+    template = _without_descriptions(spec)
+    claim = _without_descriptions(_claim_spec())
+    claim["properties"] |= {
+        "template": _told(_NAME, "The SandboxTemplate of the sandbox."),
+        "sandboxTemplateRef": _reference("The same, as upstream's own v1alpha1 has it."),
+        "warmpool": _told(_NAME, "A warm pool; by default one of the template."),
+    }
+    del claim["required"]
+    pool = _without_descriptions(_pool_spec())
+    pool["properties"] |= {
+        "template": _told(_NAME, "The SandboxTemplate of its sandboxes."),
+        "size": {"type": "integer", "format": "int32", "minimum": 0},
+    }
+    del pool["properties"]["replicas"]["default"]
+    del pool["required"]
+    return [
+        _legacy(resources.LEGACY_TEMPLATE, "legacytemplate", template, None),
+        _legacy(resources.LEGACY_CLAIM, "legacyclaim", claim, _CLAIM_STATUS),
+        _legacy(resources.LEGACY_POOL, "legacyswp", pool, _POOL_STATUS),
+    ]
+
+
+def _legacy(kind: str, short: str, spec: Object, status: Object | None) -> Object:
+    version = _version(
+        "v1alpha1",
+        "A kind of early write-ups, from which today's object of its name is made.",
+        spec,
+        _without_descriptions(status) if status is not None else None,
+        deprecated=True,
+        deprecationWarning=f"agents.x-k8s.io/v1alpha1 {resources.kind_of(kind)} is deprecated; "
+        f"use {resources.EXTENSIONS_VERSION} (k8e manifests upgrade -f FILE)",
+        additionalPrinterColumns=[_AGE],
+    )
+    return _definition(kind, short, version)
 
 
 def core() -> list[Object]:

@@ -1,6 +1,7 @@
 """Manifests of the controller, in upstream's two files: ``manifest.yaml`` and ``extensions.yaml``.
 
-Both are rendered from here; ``deploy/agent-sandbox`` has them as files.
+``extensions-legacy.yaml`` comes after them where manifests of early write-ups are to be served. All
+are rendered from here; ``deploy/agent-sandbox`` has them as files.
 """
 
 from __future__ import annotations
@@ -16,31 +17,42 @@ from k8e.controller.resources import Object
 IMAGE = f"k8e.internal/k8e:{__version__}"
 _NAME, _NAMESPACE = resources.CONTROLLER, resources.SYSTEM_NAMESPACE
 _EXTENSIONS_NAME = f"{_NAME}-extensions"
+_LEGACY_NAME = f"{_NAME}-legacy"
 _LABELS = {"app": _NAME}
 _READ = ["get", "list", "watch"]
-_PARTS = ("core", "extensions")
+PARTS = ("core", "extensions", "extensions-legacy")
 
 
 def render(part: str, image: str = IMAGE) -> str:
-    """``core`` or ``extensions`` as YAML."""
+    """One of :data:`PARTS` as YAML."""
     return yaml.safe_dump_all(objects(part, image), sort_keys=False, width=100)
 
 
 def objects(part: str, image: str = IMAGE) -> list[Object]:
-    """What is applied to serve Sandbox (``core``), and claims, templates and pools besides."""
+    """What is applied to serve Sandbox (``core``), and claims, templates and pools besides.
+
+    ``extensions-legacy`` adds the kinds that early write-ups have in Sandbox's group.
+    """
     if part == "core":
         return [
             {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": _NAMESPACE}},
             *definitions.core(),
             {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": _metadata(_NAME)},
             *_roles(),
-            _deployment(image, extensions=False),
+            _deployment(image, "--extensions=false"),
+        ]
+    if part == "extensions-legacy":
+        return [
+            *definitions.legacy(),
+            _cluster_role(_LEGACY_NAME, _legacy_rules()),
+            _cluster_binding(_LEGACY_NAME),
+            _deployment(image, "--extensions=true", "--legacy=true"),
         ]
     return [
         *definitions.extensions(),
         _cluster_role(_EXTENSIONS_NAME, _extension_rules()),
         _cluster_binding(_EXTENSIONS_NAME),
-        _deployment(image, extensions=True),
+        _deployment(image, "--extensions=true"),
     ]
 
 
@@ -76,6 +88,18 @@ def _extension_rules() -> list[Object]:
         _rule(extensions, "sandboxclaims/status sandboxwarmpools/status", ["patch"]),
         _rule(extensions, owners, ["update"]),
         _rule("networking.k8s.io", "networkpolicies", [*_READ, "create", "patch", "delete"]),
+    ]
+
+
+def _legacy_rules() -> list[Object]:
+    core, extensions = resources.CORE_GROUP, resources.EXTENSIONS_GROUP
+    kinds = "sandboxtemplates sandboxclaims sandboxwarmpools"
+    owners = " ".join(f"{kind}/finalizers" for kind in kinds.split())
+    return [
+        _rule(core, kinds, _READ),
+        _rule(core, "sandboxclaims/status sandboxwarmpools/status", ["patch"]),
+        _rule(core, owners, ["update"]),
+        _rule(extensions, kinds, ["create", "patch"]),
     ]
 
 
@@ -124,13 +148,13 @@ def _probe(path: str) -> Object:
     return {"httpGet": {"path": path, "port": "probes"}, "periodSeconds": 10, "timeoutSeconds": 5}
 
 
-def _deployment(image: str, *, extensions: bool) -> Object:
+def _deployment(image: str, *flags: str) -> Object:
     container: dict[str, Any] = {
         "name": _NAME,
         "image": image,
         "imagePullPolicy": "IfNotPresent",
         "command": ["k8e", "controller"],
-        "args": ["--leader-elect=true", f"--extensions={str(extensions).lower()}"],
+        "args": ["--leader-elect=true", *flags],
         "ports": [
             {"name": "metrics", "containerPort": 8080},
             {"name": "probes", "containerPort": 8081},

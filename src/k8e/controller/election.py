@@ -94,7 +94,11 @@ class Election:
         while True:
             await asyncio.sleep(RENEW_SECONDS)
             try:
-                await self._renew()
+                left = GIVE_UP_SECONDS - (time.monotonic() - renewed)
+                async with asyncio.timeout(max(left, 0.0)):
+                    await self._renew()
+            except TimeoutError:
+                raise LeadershipLost(self._name) from None
             except ApiError as error:
                 if error.status == CONFLICT:
                     raise LeadershipLost(self._name) from None

@@ -50,7 +50,7 @@ class Events:
             },
             "involvedObject": {
                 "apiVersion": resources.API_VERSIONS[kind],
-                "kind": kind,
+                "kind": resources.kind_of(kind),
                 "name": metadata["name"],
                 "namespace": metadata["namespace"],
                 "uid": metadata["uid"],

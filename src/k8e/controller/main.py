@@ -21,10 +21,12 @@ from k8e.controller.cache import Cache, trim_pod
 from k8e.controller.claims import ClaimController
 from k8e.controller.election import Election
 from k8e.controller.events import Events
+from k8e.controller.legacy import LegacyController
 from k8e.controller.metrics import Metrics
 from k8e.controller.sandboxes import SandboxController
 from k8e.controller.store import RightOfWay, Store
 from k8e.controller.templates import TemplateController
+from k8e.controller.traces import Tracer
 from k8e.controller.warm_pools import WarmPoolController
 from k8e.kubernetes.api import Api, ApiError, ApiUnreachable, TokenFile, read_kubeconfig
 
@@ -35,6 +37,7 @@ _CORE = (resources.SANDBOX, "Pod", "PersistentVolumeClaim", "Service")
 _EXTENSIONS = (resources.CLAIM, resources.POOL, resources.TEMPLATE, "NetworkPolicy")
 _PARTS = ("Pod", "PersistentVolumeClaim", "Service")
 _CLAIM_CALLS, _CALLS = 16, 6
+_LEGACY_WORKERS = 4
 _PROBE_SECONDS = 2.0
 
 
@@ -44,6 +47,7 @@ class Options:
 
     kubeconfig: Path | None = None
     extensions: bool = True
+    legacy: bool = False
     leader_elect: bool = True
     leader_election_namespace: str = resources.SYSTEM_NAMESPACE
     leader_election_id: str = f"{resources.CONTROLLER}.k8e"
@@ -54,6 +58,7 @@ class Options:
     claim_workers: int = 50
     pool_workers: int = 1
     template_workers: int = 1
+    trace_endpoint: str = ""
 
 
 def connections(kubeconfig: Path | None) -> Callable[[], Api]:
@@ -84,21 +89,26 @@ class Controller:
         self.metrics = Metrics()
         api, claims_api = connect(), connect()
         kinds = (*_CORE, *_EXTENSIONS) if options.extensions else _CORE
-        self.caches = {kind: _cache(connect(), kind) for kind in kinds}
+        legacy = options.extensions and options.legacy
+        if legacy:
+            kinds = (*kinds, *resources.LEGACY_KINDS)
+        followed = {kind: connect() for kind in kinds}
+        self.caches = {kind: _cache(api, kind) for kind, api in followed.items()}
+        now = followed[resources.SANDBOX].clock
         events = Events(connect())
-        way = RightOfWay()
+        way, tracer = RightOfWay(), Tracer(options.trace_endpoint)
         store = Store(api, self.caches, at_once=_CALLS)
         self._sandboxes = SandboxController(
             store,
             events,
             right_of_way=way,
             domain=options.cluster_domain,
-            now=time.time,
-            on_ready=lambda before, after: self.metrics.sandbox_is_ready(
-                before, after, time.time()
-            ),
+            now=now,
+            on_ready=lambda before, after: self.metrics.sandbox_is_ready(before, after, now()),
+            tracer=tracer,
         )
-        self._works = [self._sandboxes.queue.run(options.sandbox_workers), events.run()]
+        sandboxes = self._sandboxes.queue.run(options.sandbox_workers)
+        self._works = [sandboxes, events.run(), tracer.run()]
         if options.extensions:
             claims = ClaimController(
                 Store(claims_api, self.caches, at_once=_CLAIM_CALLS),
@@ -107,17 +117,22 @@ class Controller:
                 self.metrics,
                 right_of_way=way,
                 label_domains=label_domains,
-                now=time.time,
+                now=now,
+                tracer=tracer,
             )
-            pools = WarmPoolController(store, events, right_of_way=way, now=time.time)
-            templates = TemplateController(store, events)
+            # Of its own: what a client waits for must not queue behind hundreds of members.
+            filling = Store(connect(), self.caches, at_once=_CALLS)
+            pools = WarmPoolController(filling, events, right_of_way=way, now=now)
+            templates = TemplateController(store, events, tracer)
             self._works += [
                 claims.queue.run(options.claim_workers),
                 claims.notes.run(4),
                 pools.queue.run(options.pool_workers),
                 templates.queue.run(options.template_workers),
             ]
-            self.metrics.follow(self.caches[resources.SANDBOX], self.caches[resources.POOL])
+            if legacy:
+                self._works.append(LegacyController(store, events).queue.run(_LEGACY_WORKERS))
+        self.metrics.follow(self.caches[resources.SANDBOX], self.caches.get(resources.POOL))
 
     def is_synced(self) -> bool:
         return all(cache.synced.is_set() for cache in self.caches.values())

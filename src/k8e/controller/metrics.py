@@ -65,7 +65,7 @@ class Metrics:
         )
         build.labels(__version__).set(1)
 
-    def follow(self, sandboxes: Cache, pools: Cache) -> None:
+    def follow(self, sandboxes: Cache, pools: Cache | None) -> None:
         """Count what is in these caches, whenever somebody asks."""
         self.registry.register(_Population(sandboxes, pools))
 
@@ -131,7 +131,7 @@ def _seconds(text: str | None) -> float | None:
 class _Population(Collector):
     """How many sandboxes and members of pools there are."""
 
-    def __init__(self, sandboxes: Cache, pools: Cache) -> None:
+    def __init__(self, sandboxes: Cache, pools: Cache | None) -> None:
         self._sandboxes, self._pools = sandboxes, pools
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
@@ -151,7 +151,7 @@ class _Population(Collector):
         sandboxes, pools = self._sandbox_family(), self._pool_family()
         for words, count in Count(map(_words, self._sandboxes)).items():
             sandboxes.add_metric(words, count)
-        for pool in self._pools:
+        for pool in self._pools or ():
             status = section(pool, "status")
             for state, name in (("all", "replicas"), ("ready", "readyReplicas")):
                 pools.add_metric([*resources.key_of(pool), state], status.get(name) or 0)

@@ -6,7 +6,7 @@ import copy
 import re
 from collections.abc import Sequence
 
-from k8e.controller import resources
+from k8e.controller import additions, resources
 from k8e.controller.resources import Object
 from k8e.kubernetes.api import entries, section
 
@@ -14,7 +14,7 @@ INVALID_METADATA = "InvalidMetadata"
 ENV_REJECTED = "EnvVarsInjectionRejected"
 VOLUMES_REJECTED = "VolumeClaimTemplatesError"
 DEFAULT_LABEL_DOMAINS = ("sandbox.users.io",)
-_RESERVED = ("kubernetes.io", "k8s.io", resources.CORE_GROUP)
+_RESERVED = ("kubernetes.io", "k8s.io", resources.CORE_GROUP, additions.GROUP)
 _DISALLOWED, _OVERRIDES = "Disallowed", "Overrides"
 _VALUE = re.compile(r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?")
 _NAME = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
@@ -70,9 +70,13 @@ def check_against(claim: Object, metadata: Object) -> None:
                 )
 
 
-def is_cold_only(claim: Object) -> bool:
-    """Whether a claim asks for what no running sandbox can be given."""
-    return bool(claim["spec"].get("env") or claim["spec"].get("volumeClaimTemplates"))
+def is_cold_only(claim: Object, *, late_env: bool = False) -> bool:
+    """Whether a claim asks for what no running sandbox can be given.
+
+    ``late_env``: its variables can be (:mod:`k8e.controller.environment`).
+    """
+    env = claim["spec"].get("env") and not late_env
+    return bool(env or claim["spec"].get("volumeClaimTemplates"))
 
 
 def inject_env(spec: Object, claim: Object, policy: str) -> Object:

@@ -30,6 +30,7 @@ class WorkQueue(Generic[K]):
         self.name = name
         self._work = work
         self._ready: deque[K] = deque()
+        self._patient: deque[K] = deque()
         self._queued: set[K] = set()
         self._busy: set[K] = set()
         self._again: set[K] = set()
@@ -40,12 +41,13 @@ class WorkQueue(Generic[K]):
         self._timer: asyncio.TimerHandle | None = None
         self._wake = asyncio.Semaphore(0)
 
-    def add(self, key: K) -> None:
+    def add(self, key: K, *, patient: bool = False) -> None:
+        """Add a key; a ``patient`` one is looked at when no other waits."""
         if key in self._busy:
             self._again.add(key)
         elif key not in self._queued:
             self._queued.add(key)
-            self._ready.append(key)
+            (self._patient if patient else self._ready).append(key)
             self._wake.release()
 
     def add_after(self, key: K, seconds: float) -> None:
@@ -88,7 +90,7 @@ class WorkQueue(Generic[K]):
     async def _run_worker(self) -> None:
         while True:
             await self._wake.acquire()
-            key = self._ready.popleft()
+            key = (self._ready or self._patient).popleft()
             self._queued.discard(key)
             self._busy.add(key)
             try:
@@ -126,4 +128,4 @@ class WorkQueue(Generic[K]):
         return pause * (0.75 + random.random() / 2)  # noqa: S311 - spread, not a secret
 
     def __len__(self) -> int:
-        return len(self._ready)
+        return len(self._ready) + len(self._patient)

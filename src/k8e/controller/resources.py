@@ -27,7 +27,15 @@ CONFIG_MAP, CONFIG_LABELS = "agent-sandbox-config", "allowed-label-domains"
 
 SANDBOX, CLAIM = "Sandbox", "SandboxClaim"
 TEMPLATE, POOL = "SandboxTemplate", "SandboxWarmPool"
+LEGACY_VERSION = f"{CORE_GROUP}/v1alpha1"
+LEGACY_TEMPLATE, LEGACY_CLAIM = "LegacySandboxTemplate", "LegacySandboxClaim"
+LEGACY_POOL = "LegacySandboxWarmPool"
+LEGACY_KINDS = {LEGACY_TEMPLATE: TEMPLATE, LEGACY_CLAIM: CLAIM, LEGACY_POOL: POOL}
+"""Kinds of early write-ups, in another group, by the names that they have here."""
 API_VERSIONS = {
+    LEGACY_TEMPLATE: LEGACY_VERSION,
+    LEGACY_CLAIM: LEGACY_VERSION,
+    LEGACY_POOL: LEGACY_VERSION,
     SANDBOX: CORE_VERSION,
     CLAIM: EXTENSIONS_VERSION,
     TEMPLATE: EXTENSIONS_VERSION,
@@ -38,6 +46,9 @@ API_VERSIONS = {
     "NetworkPolicy": "networking.k8s.io/v1",
 }
 PLURALS = {
+    LEGACY_TEMPLATE: "sandboxtemplates",
+    LEGACY_CLAIM: "sandboxclaims",
+    LEGACY_POOL: "sandboxwarmpools",
     SANDBOX: "sandboxes",
     CLAIM: "sandboxclaims",
     TEMPLATE: "sandboxtemplates",
@@ -139,11 +150,16 @@ def owner_uid(item: Object, kind: str) -> str:
     return found["uid"] if found is not None and found["kind"] == kind else ""
 
 
+def kind_of(name: str) -> str:
+    """What the API calls a kind that has a name of its own here."""
+    return LEGACY_KINDS.get(name, name)
+
+
 def owner_reference(owner: Object, kind: str) -> Object:
     metadata = owner["metadata"]
     return {
         "apiVersion": API_VERSIONS[kind],
-        "kind": kind,
+        "kind": kind_of(kind),
         "name": metadata["name"],
         "uid": metadata["uid"],
         "controller": True,

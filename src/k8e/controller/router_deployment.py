@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from k8e.controller import resources
+from k8e.controller import additions, resources
 from k8e.controller.deployment import IMAGE
 from k8e.controller.resources import Object
 
@@ -20,7 +20,7 @@ NAME, SERVICE, SECRET = "sandbox-router", "sandbox-router-svc", "sandbox-router-
 _NAMESPACE = resources.SYSTEM_NAMESPACE
 _LABELS = dict([resources.ROUTER_LABEL])
 _ACCESS = "/etc/k8e-router"
-_MARKS = ("sandbox.k8e.io/last-active", "sandbox.k8e.io/suspended-by")
+_MARKS = (additions.LAST_ACTIVE, additions.SUSPENDED_BY)
 _REPLICAS = 2
 
 

@@ -7,13 +7,14 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from k8e.controller import conditions, desired, resources
+from k8e.controller import additions, conditions, desired, environment, resources
 from k8e.controller.conditions import Found, Problem
 from k8e.controller.events import Events
 from k8e.controller.queue import WorkQueue
 from k8e.controller.resources import Key, Object, key_of, uid_of
 from k8e.controller.store import RightOfWay, Store
-from k8e.kubernetes.api import CONFLICT, ApiError, entries, section
+from k8e.controller.traces import Tracer
+from k8e.kubernetes.api import CONFLICT, FORBIDDEN, ApiError, entries, section
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +25,6 @@ _FOREIGN_SECONDS = 10.0
 _INVALID_SECONDS = 300.0
 _DEFERRED_SECONDS = 1.0
 _PERMANENT = (400, 422)
-_FORBIDDEN = 403
 
 
 def by_owner(item: Object) -> tuple[str, ...]:
@@ -53,9 +53,11 @@ class SandboxController:
         domain: str,
         now: resources.Now,
         on_ready: Callable[[Object, Object], None] = lambda _before, _after: None,
+        tracer: Tracer | None = None,
     ) -> None:
         self._store, self._events, self._way = store, events, right_of_way
         self._domain, self._now, self._on_ready = domain, now, on_ready
+        self._tracer = tracer or Tracer()
         self._deferred: set[str] = set()
         self.queue: WorkQueue[Key] = WorkQueue("sandbox", self.reconcile)
         self._sandboxes = store.cache(resources.SANDBOX)
@@ -67,13 +69,20 @@ class SandboxController:
 
     def _sandbox_changed(self, before: Object | None, after: Object | None) -> None:
         if after is not None and (before is None or _matters(before, after)):
-            self.queue.add(key_of(after))
+            self._add(after)
+
+    def _add(self, sandbox: Object) -> None:
+        """Sandboxes that a client waits for come before those that fill a pool."""
+        is_member = bool(resources.owner_uid(sandbox, resources.POOL))
+        self.queue.add(key_of(sandbox), patient=is_member)
 
     def _part_changed(self, before: Object | None, after: Object | None) -> None:
         for item in (before, after):
             owner = resources.controller_of(item) if item is not None else None
             if item is not None and owner is not None and owner["kind"] == resources.SANDBOX:
-                self.queue.add((item["metadata"]["namespace"], owner["name"]))
+                sandbox = self._sandboxes.get((item["metadata"]["namespace"], owner["name"]))
+                if sandbox is not None:  # else it goes too, or is told of by itself
+                    self._add(sandbox)
             elif item is not None and before is not None:
                 self.queue.add(key_of(item))  # a foreign object of a sandbox's name
 
@@ -84,21 +93,52 @@ class SandboxController:
             return None
         if resources.owner_uid(sandbox, resources.POOL):
             await self._way.wait()
+        with self._tracer.span("ReconcileSandbox", sandbox):
+            return await self._reconcile(key, sandbox)
+
+    async def _reconcile(self, key: Key, sandbox: Object) -> float | None:
         wait = None
         if until := sandbox["spec"].get("shutdownTime"):
             wait = conditions.seconds_of(until) - self._now()
             if wait <= 0:
                 return await self._expire(sandbox)
             wait = max(wait, _LEAST_WAIT)
+        if (left := await self._suspend_if_idle(sandbox)) is not None:
+            wait = min(left, wait or left)
+        if (known := self._sandboxes.get(key)) is None:
+            return None
+        sandbox = known
         found, failure = await self._look(sandbox)
         soon = await self._tell(sandbox, found)
         if failure is not None:
             raise failure
+        if found.replaced_in is not None:
+            wait = min(found.replaced_in, wait or found.replaced_in)
         if found.foreign_pod:
             soon = _FOREIGN_SECONDS
         elif found.problem is not None and found.problem.reason == conditions.INVALID_CONFIGURATION:
             soon = _INVALID_SECONDS
         return min((one for one in (wait, soon) if one is not None), default=None)
+
+    async def _suspend_if_idle(self, sandbox: Object) -> float | None:
+        """Suspend a sandbox that is without traffic for too long; how long it may be so yet."""
+        if wrong := additions.invalid(sandbox):
+            self._events.warn(sandbox, resources.SANDBOX, "InvalidAnnotation", wrong)
+        if additions.SUSPENDED_BY in resources.annotations_of(sandbox):
+            if not desired.is_suspended(sandbox):  # it was woken
+                patch = additions.awake(self._now())
+                await self._store.patch(resources.SANDBOX, sandbox, patch)
+            return None
+        if desired.is_suspended(sandbox):
+            return None
+        left = additions.idle_left(sandbox, self._now())
+        if left is None or left > 0:
+            return left
+        await self._store.patch(resources.SANDBOX, sandbox, additions.suspension(sandbox))
+        limit = resources.annotations_of(sandbox)[additions.IDLE_SECONDS]
+        message = f"Suspended after {limit} s without traffic"
+        self._events.normal(sandbox, resources.SANDBOX, "SandboxIdle", message)
+        return None
 
     def _owned(self, kind: str, sandbox: Object) -> list[Object]:
         return self._store.cache(kind).by(BY_OWNER, uid_of(sandbox))
@@ -115,8 +155,10 @@ class SandboxController:
             self._events.warn(sandbox, resources.SANDBOX, conditions.MULTIPLE_PODS, message)
             return replace(found, problem=Problem(conditions.MULTIPLE_PODS, message)), None
         try:
-            await self._volume_claims(sandbox)
-            found = await self._pod(sandbox, found)
+            with self._tracer.span("reconcilePVCs", sandbox):
+                await self._volume_claims(sandbox)
+            with self._tracer.span("reconcilePod", sandbox):
+                found = await self._pod(sandbox, found)
             found = replace(found, service=await self._service(sandbox, found.service))
         except _Foreign as error:
             problem = Problem(conditions.RECONCILER_ERROR, str(error))
@@ -129,7 +171,7 @@ class SandboxController:
             lasting = error.status in _PERMANENT
             reason = conditions.INVALID_CONFIGURATION if lasting else conditions.RECONCILER_ERROR
             problem = Problem(reason, str(error.body.get("message") or error))
-            if error.status in (*_PERMANENT, _FORBIDDEN):
+            if error.status in (*_PERMANENT, FORBIDDEN):
                 self._events.warn(sandbox, resources.SANDBOX, reason, problem.message)
             return replace(found, problem=problem), None if lasting else error
         return found, None
@@ -151,8 +193,11 @@ class SandboxController:
             return replace(found, pods=[made])
         if resources.is_going(pod):
             return found
+        if additions.is_replaced(sandbox, pod):
+            return await self._replace(sandbox, found, pod)
         if patch := desired.metadata_patch(sandbox, pod):
-            if resources.owner_uid(sandbox, resources.CLAIM):
+            changed = section(patch, "metadata", "annotations")
+            if resources.owner_uid(sandbox, resources.CLAIM) and environment.ENV not in changed:
                 await self._way.wait()  # whoever claimed it does not wait for a label
             try:
                 pod = await self._store.patch("Pod", pod, patch)
@@ -163,6 +208,17 @@ class SandboxController:
                     return replace(found, pods=[])
                 raise
         return replace(found, pods=[pod])
+
+    async def _replace(self, sandbox: Object, found: Found, pod: Object) -> Found:
+        """Delete a failed pod when it is time to: that it is missing is what makes a new one."""
+        when = additions.replacement(sandbox, pod, self._now())
+        if when.left > 0:
+            return replace(found, replaced_in=when.left)
+        await self._store.patch(resources.SANDBOX, sandbox, additions.recreated(when.count + 1))
+        why = pod["status"].get("message") or pod["status"].get("reason") or "its program failed"
+        self._events.warn(sandbox, resources.SANDBOX, "PodRecreated", f"Pod is replaced: {why}")
+        await self._store.delete("Pod", pod)
+        return replace(found, pods=self._owned("Pod", sandbox))
 
     async def _without_pod(self, sandbox: Object, found: Found) -> Found:
         pod = found.pod
@@ -204,12 +260,15 @@ class SandboxController:
         found = await self._store.read(kind, key)
         if found is None:  # it went in this moment
             raise ApiError(CONFLICT, {"message": "it is being deleted"}, f"{kind} {key[1]}")
+        labels = {resources.NAME_HASH: resources.name_hash(sandbox["metadata"]["name"])}
         if resources.is_controlled_by(found, sandbox):
-            return found
+            if labels.items() <= resources.labels_of(found).items():
+                return found
+            # Its label was removed, without which it is not followed.
+            return await self._store.patch(kind, found, {"metadata": {"labels": labels}})
         why = _why_not(kind, sandbox, found)
         if why:
             raise _Foreign(kind, key, why)
-        labels = {resources.NAME_HASH: resources.name_hash(sandbox["metadata"]["name"])}
         owner = resources.owner_reference(sandbox, resources.SANDBOX)
         metadata: Object = {
             "resourceVersion": found["metadata"]["resourceVersion"],

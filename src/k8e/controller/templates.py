@@ -9,6 +9,7 @@ from k8e.controller.events import Events
 from k8e.controller.queue import WorkQueue
 from k8e.controller.resources import Key, Object, key_of
 from k8e.controller.store import Store
+from k8e.controller.traces import Tracer
 from k8e.kubernetes.api import CONFLICT, ApiError, entries
 
 log = logging.getLogger(__name__)
@@ -20,8 +21,9 @@ _FOREIGN_SECONDS = 60.0
 class TemplateController:
     """Keeps one network policy for each template that wants one managed."""
 
-    def __init__(self, store: Store, events: Events) -> None:
+    def __init__(self, store: Store, events: Events, tracer: Tracer | None = None) -> None:
         self._store, self._events = store, events
+        self._tracer = tracer or Tracer()
         self.queue: WorkQueue[Key] = WorkQueue("template", self.reconcile)
         self._templates = store.cache(resources.TEMPLATE)
         self._policies = store.cache("NetworkPolicy")
@@ -42,6 +44,10 @@ class TemplateController:
         template = self._templates.get(key)
         if template is None or resources.is_going(template):
             return None
+        with self._tracer.span("ReconcileSandboxTemplate", template):
+            return await self._reconcile(key, template)
+
+    async def _reconcile(self, key: Key, template: Object) -> float | None:
         await self._label(template)
         wanted = blueprints.network_policy(template)
         has = self._policies.get((key[0], key[1] + _SUFFIX))

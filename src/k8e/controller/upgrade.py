@@ -42,6 +42,11 @@ def upgrade(items: list[Object]) -> tuple[list[Object], list[str]]:
     return made, notes
 
 
+def is_shadow(pool: str) -> bool:
+    """Whether a pool only stands for a template that claims name, without idle sandboxes."""
+    return pool.startswith(_SHADOW)
+
+
 def _name(item: Object) -> str:
     return str(section(item, "metadata").get("name", ""))
 

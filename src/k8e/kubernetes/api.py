@@ -12,6 +12,7 @@ import json
 import ssl
 import time
 from collections.abc import AsyncGenerator, Callable
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
@@ -27,7 +28,8 @@ _CHUNK = 1 << 16
 _MOST_IDLE = 4
 _TOKEN_SECONDS = 60.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0
-NOT_FOUND, CONFLICT, GONE = 404, 409, 410
+_CLOCKS_APART_SECONDS = 10.0
+FORBIDDEN, NOT_FOUND, CONFLICT, GONE = 403, 404, 409, 410
 
 Object = dict[str, Any]
 
@@ -119,6 +121,7 @@ class Api:
         self._most_idle, self._reuse_for_posts = most_idle, reuse_for_posts
         self._plurals: dict[tuple[str, str], tuple[str, bool]] = {}
         self._idle: list[_Connection] = []
+        self._ahead = 0.0
 
     async def call(
         self,
@@ -156,7 +159,7 @@ class Api:
         self, connection: _Connection, method: str, path: str, data: bytes, kind: str
     ) -> tuple[int, bytes]:
         try:
-            status = await connection.send(method, path, self._headers(data, kind), data)
+            status = await self._ask(connection, method, path, data, kind)
             answer = b"".join([part async for part in connection.body()])
         except BaseException:
             connection.close()
@@ -166,6 +169,25 @@ class Api:
         else:
             connection.close()
         return status, answer
+
+    async def _ask(
+        self, connection: _Connection, method: str, path: str, data: bytes, kind: str
+    ) -> int:
+        """Send a request; the status of the answer."""
+        status = await connection.send(method, path, self._headers(data, kind), data)
+        with contextlib.suppress(ValueError):
+            theirs = parsedate_to_datetime(connection.date).timestamp()
+            self._ahead = theirs - time.time()
+        return status
+
+    def clock(self) -> float:
+        """Seconds since the epoch by the server's clock, as far as ours is wrong by much.
+
+        Times in objects are the server's. What it says has whole seconds and took a while, so it
+        only counts where the two are clearly apart.
+        """
+        far = abs(self._ahead) > _CLOCKS_APART_SECONDS
+        return time.time() + (self._ahead if far else 0.0)
 
     def _renew(self) -> None:
         """Leave connections of a certificate that was renewed: the old one will expire."""
@@ -273,7 +295,7 @@ class Api:
             raise ApiUnreachable(self.server, error or "no answer in time") from None
         try:
             async with asyncio.timeout(_SECONDS):
-                status = await connection.send("GET", path, self._headers(b"", ""), b"")
+                status = await self._ask(connection, "GET", path, b"", "")
             if status >= 300:
                 answer = b"".join([part async for part in connection.body()])
                 raise ApiError(status, _decode(answer), f"watching {path.partition('?')[0]}")
@@ -357,6 +379,8 @@ class _Connection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
         self._http = h11.Connection(h11.CLIENT)
+        self.date = ""
+        """When the last answer was sent, as the server says."""
 
     async def send(
         self, method: str, path: str, headers: list[tuple[str, str]], data: bytes
@@ -371,6 +395,8 @@ class _Connection:
         while True:
             event = await self._event()
             if isinstance(event, h11.Response):
+                dates = (value for name, value in event.headers if name == b"date")
+                self.date = next(dates, b"").decode("ascii", "replace")
                 return event.status_code
 
     async def body(self) -> AsyncGenerator[bytes]:
