@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 from collections.abc import AsyncGenerator
 
 import pytest
@@ -40,12 +41,17 @@ async def echoing() -> AsyncGenerator[Target]:
                 await task
 
 
-async def resolve(namespace: str, name: str) -> list[str]:
-    return {("space", "box"): ["127.0.0.1"]}.get((namespace, name), [])
+def resolve(target: Target) -> str:
+    if (target.namespace, target.sandbox) != ("space", "box"):
+        raise Refusal(404, "there is no such sandbox")
+    return "127.0.0.1"
+
+
+HERE = [ipaddress.ip_network("127.0.0.0/8")]
 
 
 async def test_a_pod_is_reached_at_the_address_of_its_sandbox() -> None:
-    async with echoing() as target, PodReach(resolve, loopback=True).open(target) as connection:
+    async with echoing() as target, PodReach(resolve, networks=HERE).open(target) as connection:
         await connection.send(b"hello")
         assert await connection.receive() == b"HELLO"
 
@@ -66,8 +72,8 @@ FORBIDDEN = [
 
 @pytest.mark.parametrize("address", FORBIDDEN)
 async def test_an_address_that_is_no_pods_is_never_dialled(address: str) -> None:
-    async def forged(namespace: str, name: str) -> list[str]:
-        return [address]
+    def forged(target: Target) -> str:
+        return address
 
     async with echoing() as target:
         with pytest.raises(Refusal) as refused:
@@ -80,9 +86,9 @@ async def test_an_unknown_sandbox_and_a_closed_port_are_refused() -> None:
     async with echoing() as target:
         for wrong in (target._replace(sandbox="other"), target._replace(namespace="other")):
             with pytest.raises(Refusal):
-                async with PodReach(resolve, loopback=True).open(wrong):
+                async with PodReach(resolve, networks=HERE).open(wrong):
                     pass
     with pytest.raises(Refusal) as refused:
-        async with PodReach(resolve, loopback=True).open(target):
+        async with PodReach(resolve, networks=HERE).open(target):
             pass
     assert "does not answer" in str(refused.value)

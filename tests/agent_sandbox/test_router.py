@@ -341,5 +341,47 @@ def test_other_ports_lead_to_the_sandboxs_own_server(stage: Stage) -> None:
     assert "x-own" in names
     assert not {name for name in names if name.startswith(("x-sandbox", "x-forwarded"))}
     assert "authorization" not in names
-    upgrade = {"x-sandbox-port": "3000", "connection": "upgrade", "upgrade": "websocket"}
-    assert stage.ask("GET", "/", upgrade).status_code == 501
+
+
+WEBSOCKET_SERVER = """
+import base64, hashlib, socket, sys
+listener = socket.create_server(("127.0.0.1", 3002))
+client, _ = listener.accept()
+stream = client.makefile("rb")
+head = b"".join(iter(stream.readline, b"\\r\\n")).decode()
+key = next(line[18:].strip() for line in head.splitlines() if line.lower()[4:17] == "websocket-key")
+digest = hashlib.sha1((key + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11").encode()).digest()
+client.sendall(b"HTTP/1.1 101 Switching Protocols\\r\\nConnection: Upgrade\\r\\n"
+    b"Upgrade: websocket\\r\\n"
+    b"Sec-WebSocket-Accept: " + base64.b64encode(digest) + b"\\r\\n\\r\\n")
+while data := client.recv(65536):
+    client.sendall(data)
+"""
+
+
+def test_a_websocket_reaches_a_server_in_the_sandbox(stage: Stage) -> None:
+    stage.files("PUT", "websocket.py", content=WEBSOCKET_SERVER.encode())
+    start = (
+        "setsid python3 websocket.py >/dev/null 2>&1 & "
+        "until grep -q ':0BBA ' /proc/net/tcp; do sleep 0.1; done"  # 3002 listens
+    )
+    stage.ask("POST", "/execute", json={"command": start, "timeout_seconds": PATIENCE})
+    where = urlsplit(stage.gateway.root)
+    head = (
+        f"GET /agent-sandbox/router/ws HTTP/1.1\r\nHost: {where.netloc}\r\n"
+        f"Authorization: {stage.web.headers['authorization']}\r\n"
+        f"X-Sandbox-ID: {stage.sandbox}\r\nX-Sandbox-Port: 3002\r\n"
+        "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    )
+    with socket.create_connection((where.hostname, where.port), PATIENCE) as client:
+        client.sendall(head.encode())
+        stream = client.makefile("rb")
+        assert stream.readline() == b"HTTP/1.1 101 Switching Protocols\r\n"
+        lines = b"".join(iter(stream.readline, b"\r\n"))
+        assert b"s3pPLMBiTxaQ9kYGzzhZRbK+xOo=" in lines
+        for size in (1, 1000, 65_000):
+            message = b"\x82\x7e" + size.to_bytes(2, "big") + b"x" * size
+            client.sendall(message)
+            assert stream.read(len(message)) == message
+    assert stage.ask("POST", "/execute", json={"command": "true"}).json()["exit_code"] == 0

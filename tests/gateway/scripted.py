@@ -63,7 +63,7 @@ class Script:
             raise piece
         return piece
 
-    def end(self) -> None:
+    async def end(self) -> None:
         self.heard += b"<end>"
         self.changed.set()
 

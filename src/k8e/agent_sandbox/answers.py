@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -15,11 +15,12 @@ from k8e import errors
 from k8e.agent_sandbox.bodies import Left, TooLarge
 from k8e.agent_sandbox.client import InsideClient
 from k8e.agent_sandbox.paths import Outside
+from k8e.bounded_sockets import SLOW_SECONDS, BoundedSocket
 from k8e.client.results import Chunk, FileEntry
+from k8e.http_headers import Headers
 
 T = TypeVar("T")
-SLOW_SECONDS = 300.0
-"""How long a client may leave bytes that wait for it."""
+Switch = Callable[[Headers], BoundedSocket]
 LARGE = 256 << 10
 """Bytes of text whose JSON is made in a thread."""
 JSON, BYTES = b"application/json", b"application/octet-stream"
@@ -37,8 +38,10 @@ class Refusal(Exception):
 class Answer:
     """The answer to one request."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, switch: Switch | None = None) -> None:
+        """``switch`` is the server's way to turn the connection into a WebSocket's."""
         self._send = send
+        self._switch = switch
         self.begun = False
 
     async def send(self, message: Message) -> None:
@@ -46,18 +49,35 @@ class Answer:
         async with asyncio.timeout(SLOW_SECONDS):
             await self._send(message)
 
+    def switch(self, headers: Headers) -> BoundedSocket:
+        """Answer that the connection is a WebSocket's from now on; its bytes."""
+        if self._switch is None:
+            raise Refusal(501, "this server has no WebSockets")
+        self.begun = True
+        return self._switch(headers)
+
     async def begin(self, code: int, *headers: tuple[bytes, bytes]) -> None:
         await self.send({"type": "http.response.start", "status": code, "headers": headers})
 
-    async def give(self, code: int, body: bytes = b"", kind: bytes = JSON) -> None:
+    async def give(
+        self, code: int, body: bytes = b"", kind: bytes = JSON, *, more: Headers | None = None
+    ) -> None:
         """A whole answer."""
         headers = [(b"content-length", b"%d" % len(body))] if code != 204 else []
-        await self.begin(code, *headers, *([(b"content-type", kind)] if body else []))
+        headers += [(b"content-type", kind)] if body else []
+        await self.begin(code, *headers, *(more or []))
         await self.send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def tell(self, value: Any, code: int = 200) -> None:
         """A whole answer in JSON."""
         await self.give(code, json.dumps(value).encode())
+
+    async def refuse(self, refused: Refusal) -> None:
+        """An error as both routers tell it; a client may come back later after a 503."""
+        more = [(b"retry-after", b"1")] if refused.code == 503 else []
+        if refused.code == 401:
+            more = [(b"www-authenticate", b"Bearer"), (b"connection", b"close")]
+        await self.give(refused.code, json.dumps({"detail": str(refused)}).encode(), more=more)
 
     async def give_file(self, client: InsideClient, session_id: str, path: str) -> None:
         """A file of the sandbox. It says its length, so that one that is cut off is noticed."""
@@ -82,8 +102,13 @@ class Answer:
 
 async def unless_left(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Do ``work``, which ends when the client leaves; its request's body must have been read."""
+    return await unless(_leave(receive), work)
+
+
+async def unless(left: Coroutine[Any, Any, object], work: Coroutine[Any, Any, T]) -> T:
+    """Do ``work``; Left if ``left`` ends before."""
     doing = asyncio.create_task(work)
-    leaving = asyncio.create_task(_leave(receive))
+    leaving = asyncio.create_task(left)
     try:
         await asyncio.wait({doing, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not doing.done():

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 
 from starlette.types import Receive
+
+from k8e.bounded_sockets import SLOW_SECONDS
 
 
 class TooLarge(Exception):
@@ -16,9 +19,13 @@ class Left(Exception):
 
 
 async def pieces(receive: Receive) -> AsyncGenerator[bytes]:
-    """A request's body as it comes; Left if the client leaves before its end."""
+    """A request's body as it comes; Left if the client leaves before its end, or sends nothing."""
     while True:
-        message = await receive()
+        try:
+            async with asyncio.timeout(SLOW_SECONDS):
+                message = await receive()
+        except TimeoutError:
+            raise Left from None
         if message["type"] == "http.disconnect":
             raise Left
         if body := message.get("body", b""):

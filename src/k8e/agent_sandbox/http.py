@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 from k8e.agent_sandbox.claims import Claims
 from k8e.agent_sandbox.client import InsideClient
 from k8e.agent_sandbox.kubernetes import KubernetesApi
-from k8e.agent_sandbox.router import Router
+from k8e.agent_sandbox.router import LocalSandboxes, Router
 from k8e.client.async_driver import Dial
 
 PATH = "/agent-sandbox"
@@ -24,7 +24,7 @@ class App:
         self._client = InsideClient(dial)
         self._claims = Claims(self._client)
         self._kubernetes = KubernetesApi(self._claims)
-        self._router = Router(self._client, self._claims)
+        self._router = Router(LocalSandboxes(self._client, self._claims))
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:

@@ -1,7 +1,7 @@
 """The router: from a request's headers to a sandbox of its caller, and back.
 
-On one machine, both runtimes' routes are answered here; see :mod:`k8e.agent_sandbox.python_runtime`
-for why.
+What leads to a sandbox differs: the links of this machine's gateway (:class:`LocalSandboxes`), or
+the pods of a cluster (:mod:`k8e.agent_sandbox.cluster_router`).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
+from typing import Protocol
 
 from starlette.types import Message, Receive, Scope, Send
 
@@ -21,9 +22,12 @@ from k8e.agent_sandbox.client import InsideClient
 from k8e.agent_sandbox.forward import forward
 from k8e.agent_sandbox.paths import Outside
 from k8e.agent_sandbox.python_runtime import PythonRuntime
-from k8e.agent_sandbox.reach import LinkReach, Reach
+from k8e.agent_sandbox.reach import LinkReach
 from k8e.agent_sandbox.sandboxd import Sandboxd
 from k8e.agent_sandbox.target import Target
+from k8e.bounded_sockets import BoundedSocket
+from k8e.http_connections import CUT_OFF, SWITCH
+from k8e.http_headers import Headers
 
 log = logging.getLogger(__name__)
 
@@ -33,19 +37,28 @@ EXPECTED = (Refusal, TooLarge, Outside, errors.K8eError, OSError)
 HEALTH = "/healthz"
 
 
+class Sandboxes(Protocol):
+    """The sandboxes that a router leads one caller to."""
+
+    async def check(self, asked: Target) -> None:
+        """Refuse a sandbox that is not the caller's, or is not there."""
+        ...
+
+    async def serve(
+        self, asked: Target, path: str, scope: Scope, receive: Receive, answer: Answer
+    ) -> None:
+        """Answer a request to a port of a sandbox."""
+        ...
+
+
 class Router:
     """Serves the sandboxes of one caller."""
 
-    def __init__(self, client: InsideClient, claims: Claims, reach: Reach | None = None) -> None:
-        """``reach`` is the way to ports; by default the links of this gateway's sandboxes."""
-        self._reach = reach or LinkReach(client)
-        self._claims = claims
-        self._python = PythonRuntime(client)
-        self._sandboxd = Sandboxd(client)
-        self._namespaces: OrderedDict[str, str] = OrderedDict()
+    def __init__(self, sandboxes: Sandboxes) -> None:
+        self._sandboxes = sandboxes
 
     async def __call__(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = Answer(send)
+        answer = Answer(send, scope.get("state", {}).get(SWITCH))
         try:
             if path == HEALTH and scope["method"] == "GET":
                 await answer.tell({"status": "ok"})
@@ -55,24 +68,39 @@ class Router:
             return
         except EXPECTED as error:
             if answer.begun:
-                raise Broken from error
-            refused = refusal_of(error)
-            await answer.tell({"detail": str(refused)}, refused.code)
+                _cut_off(scope, error)
+                return
+            await answer.refuse(refusal_of(error))
 
     async def _serve(self, path: str, scope: Scope, receive: Receive, answer: Answer) -> None:
         asked = target.parse(scope["headers"])
-        await self._check(asked)
+        await self._sandboxes.check(asked)
         limit = asyncio.timeout(asked.seconds)
         try:
             async with limit:
-                await self._forward(asked, path, scope, receive, _Timed(answer, limit))
+                timed = _Timed(answer, limit)
+                await self._sandboxes.serve(asked, path, scope, receive, timed)
         except TimeoutError:
             if not limit.expired():
                 raise
             seconds = f"{asked.seconds:g}"
             raise Refusal(504, f"the sandbox did not answer within {seconds} seconds") from None
 
-    async def _forward(
+
+class LocalSandboxes:
+    """Sandboxes of this machine's gateway.
+
+    Both runtimes' routes are answered here; see :mod:`k8e.agent_sandbox.python_runtime` for why.
+    """
+
+    def __init__(self, client: InsideClient, claims: Claims) -> None:
+        self._reach = LinkReach(client)
+        self._claims = claims
+        self._python = PythonRuntime(client)
+        self._sandboxd = Sandboxd(client)
+        self._namespaces: OrderedDict[str, str] = OrderedDict()
+
+    async def serve(
         self, asked: Target, path: str, scope: Scope, receive: Receive, answer: Answer
     ) -> None:
         if asked.port == python_runtime.PORT and python_runtime.is_route(path):
@@ -80,10 +108,9 @@ class Router:
         elif asked.port == sandboxd.PORT and sandboxd.is_route(path):
             await self._sandboxd.serve(asked.sandbox, path, scope, receive, answer)
         else:
-            async with self._reach.open(asked) as connection:
-                await forward(connection, path, scope, receive, answer)
+            await forward(self._reach.open(asked), path, scope, receive, answer)
 
-    async def _check(self, asked: Target) -> None:
+    async def check(self, asked: Target) -> None:
         """Refuse a sandbox that is not the caller's, or of another namespace.
 
         What is remembered is never an admission: each operation asks the gateway again whose the
@@ -102,6 +129,15 @@ class Router:
             raise _unknown(asked)
 
 
+def _cut_off(scope: Scope, error: Exception) -> None:
+    """End an answer in the middle."""
+    cut_off = scope.get("state", {}).get(CUT_OFF)
+    if cut_off is None:
+        raise Broken from error
+    log.debug("an answer was cut off: %s", error)
+    cut_off()
+
+
 class Broken(Exception):
     """An answer ended in the middle; its connection is cut off, so that the client notices."""
 
@@ -110,13 +146,20 @@ class _Timed(Answer):
     """An answer whose time counts only until it begins."""
 
     def __init__(self, answer: Answer, limit: asyncio.Timeout) -> None:
-        super().__init__(answer.send)
+        super().__init__(answer.send, answer.switch)
         self._limit = limit
 
     async def send(self, message: Message) -> None:
+        self._begin()
+        await super().send(message)
+
+    def switch(self, headers: Headers) -> BoundedSocket:
+        self._begin()
+        return super().switch(headers)
+
+    def _begin(self) -> None:
         if not self.begun and not self._limit.expired():
             self._limit.reschedule(None)
-        await super().send(message)
 
 
 def _unknown(asked: Target) -> Refusal:

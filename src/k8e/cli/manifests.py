@@ -21,15 +21,17 @@ def add_manifests(commands: Commands) -> None:
     below = group.commands(required=True)
     render_parser = below.add(
         "render",
-        "print those for Sandbox (core), for claims, templates and warm pools (extensions), or for "
-        "the kinds of early write-ups (extensions-legacy)",
+        "print those for Sandbox (core), for claims, templates and warm pools (extensions), "
+        "the kinds of early write-ups (extensions-legacy), or for the way into sandboxes (router)",
         "k8e manifests render extensions",
         render,
     )
     render_parser.add_argument(
-        "part", choices=("core", "extensions", "extensions-legacy"), help="what to print"
+        "part",
+        choices=("core", "extensions", "extensions-legacy", "router"),
+        help="what to print",
     )
-    render_parser.add_argument("--image", metavar="IMAGE", help="of the controller's Deployment")
+    render_parser.add_argument("--image", metavar="IMAGE", help="of the Deployment")
     upgrade_parser = below.add(
         "upgrade",
         "print old manifests of agent-sandbox in today's form",
@@ -42,9 +44,14 @@ def add_manifests(commands: Commands) -> None:
 
 
 def render(options: argparse.Namespace) -> int:
-    from k8e.controller import deployment
+    from k8e.controller import deployment, router_deployment
 
-    fast.write(1, deployment.render(options.part, options.image or deployment.IMAGE).encode())
+    image = options.image or deployment.IMAGE
+    if options.part == router_deployment.PART:
+        text = router_deployment.render(image)
+    else:
+        text = deployment.render(options.part, image)
+    fast.write(1, text.encode())
     return 0
 
 

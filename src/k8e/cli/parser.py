@@ -90,6 +90,8 @@ COMMANDS = {
     "agent": "server",
     "token": "token",
     "controller": "controller",
+    "router": "router",
+    "router-key": "router",
     "manifests": "manifests",
 }
 

@@ -115,6 +115,8 @@ class Api:
         self.server = server.rstrip("/")
         parts = urlsplit(self.server)
         self._host, self._port = parts.hostname or "", parts.port or 6443
+        self.heard_at = float("-inf")
+        """When the server last answered, or said something on a list that is followed."""
         self._identity = identity
         self._context = identity if isinstance(identity, ssl.SSLContext) else identity.context()
         self._token = token
@@ -139,6 +141,7 @@ class Api:
                 status, answer = await self._exchange(method, path, data, kind)
         except (OSError, TimeoutError, h11.ProtocolError, EOFError) as error:
             raise ApiUnreachable(self.server, error or "no answer in time") from None
+        self._heard()
         read = _decode(answer)
         if status >= 300:
             raise ApiError(status, read, f"{method} {path.partition('?')[0]}")
@@ -210,6 +213,9 @@ class Api:
         if data:
             headers += [("Content-Type", kind), ("Content-Length", str(len(data)))]
         return headers
+
+    def _heard(self) -> None:
+        self.heard_at = asyncio.get_running_loop().time()
 
     def close(self) -> None:
         while self._idle:
@@ -296,9 +302,11 @@ class Api:
                 answer = b"".join([part async for part in connection.body()])
                 raise ApiError(status, _decode(answer), f"watching {path.partition('?')[0]}")
             rest = b""
+            self._heard()
             async with asyncio.timeout(quiet_seconds) as patience:
                 async for part in connection.body():
-                    patience.reschedule(asyncio.get_running_loop().time() + quiet_seconds)
+                    self._heard()
+                    patience.reschedule(self.heard_at + quiet_seconds)
                     if b"\n" not in part:
                         rest += part
                         continue

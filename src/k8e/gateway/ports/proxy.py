@@ -18,11 +18,13 @@ from typing import Any, cast
 
 import h11
 
-from k8e import errors
+from k8e import errors, websockets
+from k8e.bounded_sockets import SLOW_SECONDS, Gone
 from k8e.gateway.ports import access
-from k8e.gateway.ports.access import Admitted, Headers, PortAccess, PortRefusal
-from k8e.gateway.ports.listener import SLOW_SECONDS, ClientSocket, Gone
+from k8e.gateway.ports.access import Admitted, PortAccess, PortRefusal
+from k8e.gateway.ports.listener import ClientSocket
 from k8e.gateway.ports.tunnel import BrokenTunnel, Tunnel
+from k8e.http_headers import Headers
 from k8e.http_messages import HttpStream
 
 log = logging.getLogger(__name__)
@@ -186,7 +188,12 @@ class HttpExchange:
             feeding.cancel()
             await asyncio.wait((feeding,))
         if switched:
-            await self._relay()
+            client_said, server_said = (
+                side.trailing_data[0] for side in (self._http, self._server)
+            )
+            await websockets.relay(
+                self._visitor, self._tunnel, client_said=client_said, server_said=server_said
+            )
 
     async def _feed(self, next_event: Callable[[], Any]) -> None:
         """Pass the request's body on; then, tell if the client does not wait for its answer."""
@@ -307,34 +314,6 @@ class HttpExchange:
         await self._send(
             h11.InformationalResponse(status_code=101, headers=headers, reason=event.reason)
         )
-
-    async def _relay(self) -> None:
-        """Bytes both ways, whatever they mean, until both sides have ended."""
-        sending = asyncio.create_task(self._relay_to_server())
-        try:
-            data = self._server.trailing_data[0]
-            while data or (data := await self._tunnel.receive()):
-                await self._visitor.send(data)
-                data = b""
-            self._visitor.end()
-            async with asyncio.timeout(LINGER_SECONDS):
-                await self._visitor.left.wait()
-        except (BrokenTunnel, errors.K8eError, OSError):
-            raise Gone from None
-        finally:
-            sending.cancel()
-            await asyncio.wait((sending,))
-
-    async def _relay_to_server(self) -> None:
-        try:
-            await self._tunnel.send(self._http.trailing_data[0])
-            while data := await self._visitor.receive():
-                await self._tunnel.send(data)
-            self._tunnel.end()
-            await asyncio.sleep(LINGER_SECONDS)  # for the server's own goodbye
-            raise Gone
-        except (Gone, BrokenTunnel, errors.K8eError, OSError) as error:
-            self._tunnel.fail(error)
 
 
 def _explain(error: Exception) -> PortRefusal:

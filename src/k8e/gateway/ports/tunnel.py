@@ -14,6 +14,7 @@ from k8e.model import Principal
 from k8e.sessions.exchange import SMALL, decode
 from k8e.sessions.operations import Operation
 from k8e.sessions.service import Sessions
+from k8e.websockets import ServerLost
 
 TUNNEL_WINDOW = 256 << 10
 """Bytes from the sandbox that may wait for a slow client."""
@@ -21,7 +22,7 @@ IDLE_SECONDS = 3600.0
 """A connection on which nothing moves for this long is given up."""
 
 
-class BrokenTunnel(Exception):
+class BrokenTunnel(ServerLost):
     """A connection ended in another way than it should; the message says how."""
 
 
@@ -123,7 +124,7 @@ class Tunnel:
             self._operation.send(wire.DATA, bytes(part))
             view = view[len(part) :]
 
-    def end(self) -> None:
+    async def end(self) -> None:
         """Tell the server that no more comes."""
         if self._operation is not None:
             self._operation.send(wire.END)
