@@ -197,8 +197,8 @@ class Settings:
     kubeconfig: str = ""
     """K8E_KUBECONFIG: kubeconfig of the cluster in whose pods sandboxes run, or ``in-cluster`` for
     a gateway that is a pod there; empty means that they run on this machine."""
-    sandbox_namespace: str = "sandbox-matrix"
-    """K8E_SANDBOX_NAMESPACE: the namespace of those pods."""
+    pod_namespace: str = "sandbox-matrix"
+    """K8E_POD_NAMESPACE: the namespace of those pods."""
     runtime_classes: str = "gvisor kata firecracker"
     """K8E_RUNTIME_CLASSES: the cluster's RuntimeClasses that sessions may ask for as their runtime,
     separated by spaces or commas; ``kubernetes`` means the first. One that the cluster lacks is an

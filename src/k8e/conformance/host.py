@@ -21,7 +21,7 @@ from k8e.runtimes.registry import Runtimes
 PATIENCE = 30.0
 CLUSTER = (
     "K8E_KUBECONFIG",
-    "K8E_SANDBOX_NAMESPACE",
+    "K8E_POD_NAMESPACE",
     "K8E_SANDBOX_IMAGE",
     "K8E_GUEST_IMAGE",
     "K8E_RUNTIME_CLASSES",

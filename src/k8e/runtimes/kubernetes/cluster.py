@@ -75,7 +75,7 @@ class Cluster:
     def __init__(self, settings: Settings, leftovers: Leftovers) -> None:
         self.settings = settings
         self.leftovers = leftovers
-        self.namespace = settings.sandbox_namespace
+        self.namespace = settings.pod_namespace
         self.records = Records(settings.data_dir / "pods")
         self.verifier = TokenVerifier(self._keys)
         self._made: dict[str, None] = {}  # templates, the one that was asked for last at the end

@@ -57,7 +57,7 @@ class Kubernetes:
     def facts(self) -> Sequence[str]:
         settings = self.cluster.settings
         return [
-            *("kubernetes", settings.kubeconfig, settings.sandbox_namespace),
+            *("kubernetes", settings.kubeconfig, settings.pod_namespace),
             *(settings.sandbox_image, settings.guest_image, settings.runtime_classes),
         ]
 
