@@ -111,6 +111,12 @@ def credential(headers: Headers) -> str:
     return values[0][len(BEARER) :].strip()
 
 
+def content_type(headers: Headers) -> str:
+    """The type of a request's body, without parameters; empty if it names none."""
+    found = _values(headers, b"content-type")
+    return found[0].partition(";")[0].strip().lower() if found else ""
+
+
 def _values(headers: Headers, name: bytes) -> list[str]:
     return [value.decode("latin-1").strip() for key, value in headers if key.lower() == name]
 

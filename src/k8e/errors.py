@@ -16,6 +16,7 @@
     ├─ NotExposed            a port that is not exposed
     ├─ Conflict              a name or request id is taken by something different
     ├─ Denied                the caller may not do this
+    ├─ TokenRefused          a token is not good, or not for this
     ├─ LimitExceeded         a limit was reached; the message names it
     ├─ TimedOut              no answer came in time, or it is too late
     ├─ StateUnusable         stored state is damaged, or of a newer release
@@ -211,6 +212,12 @@ class Denied(K8eError):
     code, grpc_status, http_status = "denied", "PERMISSION_DENIED", 403
 
 
+class TokenRefused(K8eError):
+    """A token is not good here and now, or not for this sandbox or operation."""
+
+    code, grpc_status, http_status = "token_refused", "UNAUTHENTICATED", 401
+
+
 class LimitExceeded(K8eError):
     """A limit was reached; the message names it."""
 
@@ -309,6 +316,7 @@ _BY_CODE: dict[str, type[K8eError]] = {
         StateUnusable,
         StoreUnreachable,
         Denied,
+        TokenRefused,
         LimitExceeded,
         RuntimeUnusable,
         NotImplementedYet,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import Generator
 from typing import Any
 
@@ -148,7 +149,8 @@ class _Switched(BoundedSocket):
 class Server(uvicorn.Server):
     """Serves one app until it is told to stop; signals are its program's."""
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: Any, context: ssl.SSLContext | None = None) -> None:
+        """With a ``context``, it speaks TLS."""
         self.told = asyncio.Event()
         config = uvicorn.Config(
             app,
@@ -164,6 +166,8 @@ class Server(uvicorn.Server):
             proxy_headers=False,
             timeout_graceful_shutdown=CLOSE_SECONDS,
         )
+        config.load()
+        config.ssl = context
         super().__init__(config)
 
     @contextlib.contextmanager

@@ -49,6 +49,12 @@ def new_id(prefix: str) -> str:
     return f"{prefix}-" + base64.b32encode(secrets.token_bytes(15))[:20].decode().lower()
 
 
+# No slash: they name folders and objects of a storage, too.
+CONVERSATION_NAME = "[A-Za-z0-9][A-Za-z0-9._:@+=~-]*"
+"""Ids of conversations and of their users."""
+MAX_CONVERSATION_NAME = 128
+
+
 def check_id(value: str, what: str) -> str:
     """Return ``value`` if it is a lowercase DNS label of at most 50 characters."""
     fits = 0 < len(value) <= MAX_ID and set(value) <= _LABEL_CHARS
@@ -107,6 +113,14 @@ class Role(enum.StrEnum):
     ADMIN = "admin"
 
 
+class Scope(NamedTuple):
+    """What a caller with a token may do: some operations, on one session."""
+
+    session_id: str
+    operations: frozenset[str]
+    """Names of operations of the gateway and of guests."""
+
+
 @dataclass(frozen=True)
 class Principal:
     """A caller of the gateway."""
@@ -118,6 +132,8 @@ class Principal:
     """What people call it, if that is something else; somebody else may be called so later."""
     rate: float = 0
     """Calls per second, if this one has a limit of its own."""
+    scope: Scope | None = None
+    """All that it may do, where it came with a token; None for everything that its roles allow."""
 
     @property
     def shown(self) -> str:

@@ -31,6 +31,7 @@ SYSTEM_DATA = Path("/var/lib/k8e")
 SERVER_GATEWAY = SYSTEM_DATA / "gateway"
 """Where the gateway of ``k8e server`` keeps its state."""
 _RUNTIME_TOOLS = ("runsc", "runc", "crun")
+_SWITCH = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}
 
 
 def own_home() -> Path:
@@ -83,9 +84,23 @@ class Settings:
     """K8E_LISTEN: address of the gRPC endpoint; ``none`` for no TCP listener at all. Callers from
     other machines need an API key or a client certificate."""
     http: str = ""
-    """K8E_HTTP: address of the HTTP endpoint (``/mcp``, ``/a2a``, ``/healthz``, ``/metrics``), for
-    this machine alone; ``none`` for no such. Empty means 127.0.0.1:8811 for a gateway in the
-    foreground whose K8E_LISTEN is not ``none``, and ``none`` for any other."""
+    """K8E_HTTP: address of the HTTP endpoint (``/sandbox``, ``/mcp``, ``/a2a``, ``/healthz``,
+    ``/metrics``); ``none`` for no such. One that other machines can reach is served by TLS, with
+    the gateway's certificate. Empty means 127.0.0.1:8811 for a gateway in the foreground whose
+    K8E_LISTEN is not ``none``, and ``none`` for any other."""
+    http_trust_local: bool = False
+    """K8E_HTTP_TRUST_LOCAL: whether programs of the gateway's own user may use ``/sandbox`` on this
+    machine without a credential; web pages never may."""
+    token_signing_key: str = field(default="", repr=False)
+    """K8E_TOKEN_SIGNING_KEY: the secret that signs tokens of conversations by HMAC, of 32 bytes at
+    least; empty means Ed25519 keys of k8e's own, which follow each other. A gateway in the
+    foreground takes ``TOKEN_SIGNING_KEY`` where this is not set."""
+    token_ttl: str = "1h"  # noqa: S105 - a duration
+    """K8E_TOKEN_TTL: how long such a token is good, as ``1h``, ``90m`` or ``3600``; a gateway in
+    the foreground takes ``TOKEN_TTL`` where this is not set."""
+    sandbox_namespace: str = "default"
+    """K8E_SANDBOX_NAMESPACE: the tenant of conversations that name none; a gateway in the
+    foreground takes ``SANDBOX_NAMESPACE`` where this is not set."""
     advertise_names: str = ""
     """K8E_ADVERTISE_NAMES: further host names and addresses by which clients call this machine,
     separated by commas; the gateway's certificate is made for them too."""
@@ -179,6 +194,21 @@ class Settings:
     encrypted, such as a credential of systemd; empty means ``secrets.key`` in the data folder,
     which is made with the first secret."""
 
+    kubeconfig: str = ""
+    """K8E_KUBECONFIG: kubeconfig of the cluster in whose pods sandboxes run, or ``in-cluster`` for
+    a gateway that is a pod there; empty means that they run on this machine."""
+    sandbox_namespace: str = "sandbox-matrix"
+    """K8E_SANDBOX_NAMESPACE: the namespace of those pods."""
+    runtime_classes: str = "gvisor kata firecracker"
+    """K8E_RUNTIME_CLASSES: the cluster's RuntimeClasses that sessions may ask for as their runtime,
+    separated by spaces or commas; ``kubernetes`` means the first. One that the cluster lacks is an
+    error."""
+    sandbox_image: str = ""
+    """K8E_SANDBOX_IMAGE: the image of sandboxes in pods whose session and template name none."""
+    guest_image: str = ""
+    """K8E_GUEST_IMAGE: the image with k8e's guest, from which each pod copies it; empty means the
+    one that ``k8e server`` and ``k8e agent`` give their nodes."""
+
     components_dir: Path = Path("/var/cache/k8e/components")
     """K8E_COMPONENTS_DIR: the upstream programs that ``k8e server`` and ``k8e agent`` run; see
     ``k8e components``."""
@@ -239,9 +269,21 @@ def _parse(name: str, value: Any, base: Settings) -> Any:
     default: Any = getattr(base, name)
     if isinstance(default, Path):
         return Path(value).absolute()
+    if isinstance(default, bool):
+        return _parse_switch(name, value)
     try:
         return type(default)(value)
     except ValueError:
         raise errors.InvalidRequest(
             f"setting {_variable(name)} is {value!r}, not a {type(default).__name__}"
         ) from None
+
+
+def _parse_switch(name: str, value: Any) -> bool:
+    text = str(value).lower()
+    if text not in _SWITCH:
+        raise errors.InvalidRequest(
+            f"setting {_variable(name)} is {value!r}, neither true nor false",
+            hint=f"use {' or '.join(_SWITCH)}",
+        )
+    return _SWITCH[text]

@@ -187,6 +187,13 @@ OPERATIONS: dict[str, list[Row]] = {
     "drain_pool": [Row(ADMIN, OWN)],
     "create_api_key": [Row(ADMIN, OWN)],
     "list_api_keys": [Row(ADMIN, LISTED)],
+    "open_conversation": [
+        Row(AGENT, OWN, lambda of: {"conversation_id": "c", "user_id": "u"}),
+    ],
+    "issue_token": [_session()],
+    "revoke_tokens": [Row("agent admin", OWN, lambda of: {"session_id": of.session})],
+    "rotate_token_key": [Row(ADMIN, OWN)],
+    "token_keys": [Row(ANY, LISTED)],
     "rotate_api_key": [Row(ADMIN, OWN)],
     "delete_api_key": [Row(ADMIN, OWN)],
     "list_templates": [Row("agent admin", LISTED)],

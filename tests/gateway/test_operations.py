@@ -18,7 +18,7 @@ from k8e.audit.act import AuditCaller
 from k8e.auth.rates import Rates
 from k8e.errors import K8eError
 from k8e.gateway import operations, refusals
-from k8e.gateway.http.app import ROUTES, HttpRoute, route_of
+from k8e.gateway.http.app import JWKS, ROUTES, HttpRoute, route_of
 from k8e.gateway.http.mounts import DOCUMENTS, MOUNTS
 from k8e.gateway.identity import UnknownPeer
 from k8e.gateway.operations import (
@@ -38,7 +38,9 @@ from k8e.gateway.rpc.errors import describe
 from k8e.gateway.rpc.service import RPCS
 from k8e.gateway.service import OPERATIONS
 from k8e.model import Principal, Role
+from k8e.rest.routes import ROUTES as REST_ROUTES
 from k8e.sessions.exchange import GuestOSError
+from k8e.sessions.operations import OPERATIONS as OF_GUESTS
 
 SERVICE = pb.DESCRIPTOR.services_by_name["SandboxService"]
 NAMES_SESSION = {"session_id", "parent_session_id", "run_id", "terminal_id"}
@@ -54,8 +56,19 @@ ROUTES_OF_ALL = {
     **{f"frames {name}": item for name, item in OPERATIONS.items()},
     **{f"grpc {name}": item.declared(OPERATIONS) for name, item in RPCS.items()},
     **{f"http {name}": item.operation for name, item in ROUTES.items()},
+    **{
+        f"rest {route.name}: {name}": USE_SESSION if name in OF_GUESTS else OPERATIONS[name]
+        for route in REST_ROUTES
+        for name in route.calls
+    },
 }
 """Each way to ask for something, with the declaration that holds for it."""
+PUBLIC_ROUTES = {
+    "grpc GetCACert",
+    "frames token_keys",
+    f"http {JWKS}",
+    *(f"http {path}" for path in DOCUMENTS),
+}
 
 
 @pytest.mark.parametrize("route", ROUTES_OF_ALL)
@@ -64,7 +77,7 @@ def test_every_route_declares_roles_row_and_limit(route: str) -> None:
     assert found.roles <= set(Role)
     assert isinstance(found.audit, WritesRow | NoRow)
     assert isinstance(found.limit, Limit)
-    if route in {"grpc GetCACert", *(f"http {path}" for path in DOCUMENTS)}:
+    if route in PUBLIC_ROUTES:
         assert found.public
     else:
         assert found.roles
@@ -73,7 +86,7 @@ def test_every_route_declares_roles_row_and_limit(route: str) -> None:
 
 def test_no_dialect_has_a_route_that_is_not_declared() -> None:
     assert set(RPCS) == set(SERVICE.methods_by_name)
-    assert set(ROUTES) == {"/healthz", "/metrics", *DOCUMENTS, *MOUNTS}
+    assert set(ROUTES) == {"/healthz", "/metrics", JWKS, *DOCUMENTS, *MOUNTS}
     assert {path for path, route in ROUTES.items() if route.mount} == set(MOUNTS)
 
 

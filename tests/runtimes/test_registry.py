@@ -111,13 +111,22 @@ async def test_an_unknown_runtime_is_refused_with_the_known_ones(
     assert probes.asked == []
 
 
-@pytest.mark.parametrize("asked", ["kata", "firecracker", "microvm", "kubernetes"])
+@pytest.mark.parametrize("asked", ["kata", "firecracker", "microvm"])
 async def test_a_runtime_of_a_later_release_says_so(
     host: Host, monkeypatch: pytest.MonkeyPatch, asked: str
 ) -> None:
     runtimes, _ = make(host, monkeypatch, gvisor=True, container=True)
     with pytest.raises(errors.RuntimeUnusable, match="not part of this release"):
         await runtimes.choose(asked)
+
+
+async def test_a_gateway_without_a_cluster_says_how_it_gets_one(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtimes, _ = make(host, monkeypatch, gvisor=True, container=True)
+    with pytest.raises(errors.RuntimeUnusable, match="knows no cluster") as caught:
+        await runtimes.choose("kubernetes")
+    assert "K8E_KUBECONFIG" in caught.value.hint
 
 
 async def test_a_probe_is_remembered_over_a_restart_with_its_features(

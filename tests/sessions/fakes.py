@@ -184,6 +184,7 @@ class FakeRuntimes:
         self.disk, self.machine = host.growth, host
         self.all = {runtime.name: runtime}
         self.on_change: list[Callable[[], None]] = []
+        self.network_fault = ""
         self._runtime = runtime
 
     def start(self) -> None:

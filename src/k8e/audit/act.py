@@ -17,7 +17,8 @@ class AuditCaller(NamedTuple):
     principal: str
     via: str
     """How we know: ``socket`` (the uid of a unix socket's peer), ``loopback`` (the uid behind a TCP
-    connection), ``key``, ``certificate``, ``token`` (of the HTTP endpoint); ``gateway`` for what
+    connection), ``key``, ``certificate``, ``token`` (of the HTTP endpoint),
+    ``conversation-token``; ``gateway`` for what
     the gateway does by itself."""
     peer: str = ""
     """Where the call came from: an address with port, or uid and pid."""
@@ -30,6 +31,8 @@ class Act(NamedTuple):
     call: str
     session: str = ""
     """The session that it names; its owner is not checked."""
+    request: str = ""
+    """The id of the request that it came with, if it came with one."""
 
 
 P = ParamSpec("P")

@@ -282,6 +282,8 @@ class Trail:
     ) -> None:
         caller = act.caller if act is not None else GATEWAY._replace(principal=owner)
         other = owner if owner != caller.principal else ""
+        if act is not None and act.request:
+            detail = {**detail, "request": to_json(act.request)}
         row = AuditRow(
             action, outcome, caller.principal, caller.via, caller.peer, session, other, detail
         )

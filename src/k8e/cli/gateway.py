@@ -28,8 +28,9 @@ def serve(options: argparse.Namespace) -> int:
     config = settings.load(
         listen=options.listen,
         http=options.http,
+        http_trust_local=True if options.http_trust_local else None,
         data_dir=options.data_dir,
-        database_url=None if options.background else _database_url(),
+        **({} if options.background else _shared_names()),
     )
     if options.background and options.ready_fd < 0:
         return _start(config)
@@ -46,9 +47,16 @@ def serve(options: argparse.Namespace) -> int:
     return app.run(config, background=options.background, ready_fd=options.ready_fd)
 
 
-def _database_url() -> str | None:
-    """DATABASE_URL, which other programs use too: not for a gateway that starts by itself."""
-    return None if "K8E_DATABASE_URL" in os.environ else os.environ.get("DATABASE_URL")
+SHARED_NAMES = ("DATABASE_URL", "TOKEN_SIGNING_KEY", "TOKEN_TTL", "SANDBOX_NAMESPACE")
+"""Variables that other programs use too: not for a gateway that starts by itself."""
+
+
+def _shared_names() -> dict[str, Any]:
+    """The settings that those variables give, where none of ours does."""
+    return {
+        name.lower(): None if f"K8E_{name}" in os.environ else os.environ.get(name)
+        for name in SHARED_NAMES
+    }
 
 
 def _start(config: settings.Settings) -> int:
@@ -183,7 +191,7 @@ def repair(options: argparse.Namespace) -> int:
 
 def migrate(options: argparse.Namespace) -> int:
     """Bring the tables of the database to this release, or one step back."""
-    config = settings.load(database_url=_database_url())
+    config = settings.load(database_url=_shared_names()["database_url"])
     if not config.database_url:
         raise errors.InvalidRequest(
             "there is no database to migrate: DATABASE_URL is not set",
@@ -327,7 +335,14 @@ def add_gateway(commands: Commands) -> None:
     )
     parser.add_argument("--listen", metavar="HOST:PORT", help="gRPC address, or none [K8E_LISTEN]")
     parser.add_argument(
-        "--http", metavar="HOST:PORT", help="address of /mcp, /a2a and /metrics, or none [K8E_HTTP]"
+        "--http",
+        metavar="HOST:PORT",
+        help="address of /sandbox, /mcp, /a2a and /metrics, or none [K8E_HTTP]",
+    )
+    parser.add_argument(
+        "--http-trust-local",
+        action="store_true",
+        help="let your own programs use /sandbox without a key [K8E_HTTP_TRUST_LOCAL]",
     )
     parser.add_argument("--data-dir", metavar="PATH", help="state and logs [K8E_DATA_DIR]")
     # For the program that starts a gateway: the gateway writes to it when it is ready.

@@ -19,6 +19,15 @@ from k8e.runtimes.host import Host, kill_mentioning
 from k8e.runtimes.registry import Runtimes
 
 PATIENCE = 30.0
+CLUSTER = (
+    "K8E_KUBECONFIG",
+    "K8E_SANDBOX_NAMESPACE",
+    "K8E_SANDBOX_IMAGE",
+    "K8E_GUEST_IMAGE",
+    "K8E_RUNTIME_CLASSES",
+)
+IN_PODS = "kubernetes"
+"""How promises call any runtime whose sandboxes are pods."""
 OPEN_FOLDER = 0o711  # sandboxes have uids of their own and pass through it
 
 
@@ -63,7 +72,9 @@ def _make_folder() -> Path:
 
 
 def _home() -> dict[str, str]:
-    return {name: os.environ[name] for name in ("K8E_HOME", "PATH") if name in os.environ}
+    """Of the environment, what says where tools are, and which cluster has the sandboxes."""
+    names = ("K8E_HOME", "PATH", *CLUSTER)
+    return {name: os.environ[name] for name in names if name in os.environ}
 
 
 async def runtimes(host: Host, asked: Sequence[str] | None) -> list[Runtime]:
@@ -87,7 +98,7 @@ async def results(
 ) -> AsyncGenerator[runner.BehaviourResult]:
     """The results of the behaviours; afterwards nothing of their sandboxes may be left."""
     folders = (host.settings.data_dir, host.settings.run_dir)
-    recorded = Recorded(runtime)
+    recorded = Recorded(runtime, IN_PODS if host.settings.kubeconfig else "")
     async with contextlib.aclosing(runner.results(recorded, ids, folders=folders)) as found:
         async for result in found:
             yield result
@@ -99,8 +110,8 @@ async def results(
 class Recorded:
     """A runtime that remembers what it launched."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self.name = runtime.name
+    def __init__(self, runtime: Runtime, name: str = "") -> None:
+        self.name = name or runtime.name
         self.networked = runtime.networked
         self.launched: list[str] = []
         self._runtime = runtime

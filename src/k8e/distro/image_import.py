@@ -30,6 +30,11 @@ async def load_all(layout: Layout, components: Path) -> None:
     )
 
 
+async def load(layout: Layout, components: Path, archive: Path) -> None:
+    """Give containerd an archive that is no component's."""
+    await _load(layout, components, [archive])
+
+
 async def _load(layout: Layout, components: Path, wanted: list[Path]) -> None:
     """Import archives that were not imported in the same form before."""
     noted = layout.agent / "images.loaded"

@@ -15,6 +15,7 @@ from k8e import errors
 from k8e.distro import (
     basic_network,
     cilium,
+    guest_image,
     image_import,
     join,
     kernel_settings,
@@ -78,6 +79,9 @@ class NodeServices:
 
     async def load_images(self) -> None:
         await image_import.load_all(self.node.layout, self._components)
+        layout = self.node.layout
+        made = await asyncio.to_thread(guest_image.write, layout.agent / "guest")
+        await image_import.load(layout, self._components, made)
 
     async def run_network(self) -> None:
         """What keeps the network right beside its own components."""

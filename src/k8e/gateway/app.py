@@ -20,6 +20,7 @@ from k8e.audit.trail import Trail
 from k8e.auth.keys import Keys
 from k8e.auth.store import Key
 from k8e.gateway import audit, local, state, stores
+from k8e.gateway.conversations import ConversationCalls
 from k8e.gateway.http import endpoint
 from k8e.gateway.http.endpoint import HttpEndpoint
 from k8e.gateway.images import ImageCalls
@@ -27,6 +28,7 @@ from k8e.gateway.ports.exposures import ExposureCalls, Exposures
 from k8e.gateway.rpc import endpoint as rpc_endpoint
 from k8e.gateway.service import Gateway
 from k8e.gateway.stores import Stores
+from k8e.gateway.tokens import SandboxTokens, TokenCalls, TokenDesk
 from k8e.runtimes.registry import Runtimes, this_machine
 from k8e.sessions.approvals import Approvals
 from k8e.sessions.exposures import ExposureStore
@@ -97,6 +99,7 @@ async def _main(settings: Settings, *, background: bool, ready_fd: int) -> None:
             max_age=settings.audit_max_age,
             content=settings.audit_content,
         )
+        desk: TokenDesk | None = None
         try:
             await asyncio.to_thread(host.prepare)
             sessions = Sessions(settings, known.sessions, Runtimes(host))
@@ -107,6 +110,7 @@ async def _main(settings: Settings, *, background: bool, ready_fd: int) -> None:
             exposed = Exposures(exposures, sessions)
             gateway.operations.add(ExposureCalls(exposed, sessions))
             gateway.operations.add(ImageCalls(host, sessions))
+            desk, renewing = _converse(gateway, known)
             sessions.quotas.sessions_of = gateway.keys.max_sessions
             audit.attach(gateway, trail)
             loop = asyncio.get_running_loop()
@@ -114,6 +118,7 @@ async def _main(settings: Settings, *, background: bool, ready_fd: int) -> None:
                 loop.add_signal_handler(number, gateway.stopping.set)
             async with trail.running(), sessions.running():
                 await sessions.evictions.sweep(gateway.keys.gone())
+                renewing.start()
                 async with exposed.running(), _serving(gateway, background=background):
                     log.info("ready on %s", settings.socket)
                     _report(ready_fd, "ready")
@@ -123,11 +128,28 @@ async def _main(settings: Settings, *, background: bool, ready_fd: int) -> None:
                     say()  # now: calls that are read later would begin and be lost
                 if gateway.destroy_on_stop:
                     await sessions.destroy_all("the gateway was stopped with its sessions")
+                await renewing.stop()
                 if known.shared is not None and not sessions.count():
                     await known.shared.gateways.leave()
         finally:
             exposures.close()
+            if desk is not None:
+                desk.close()
             await asyncio.to_thread(host.leave)  # waits for threads that fetch images
+
+
+def _converse(gateway: Gateway, known: Stores) -> tuple[TokenDesk, SandboxTokens]:
+    """Let a gateway have conversations, and tokens for them."""
+    sessions, settings = gateway.sessions, gateway.settings
+    desk = gateway.tokens = TokenDesk(settings, known, sessions)
+    gateway.operations.add(ConversationCalls(desk, sessions, settings.sandbox_namespace))
+    gateway.operations.add(TokenCalls(desk, sessions))
+
+    def forget(key: Key) -> None:
+        gateway.spawn(desk.evict(key.owner))
+
+    gateway.keys.on_delete.append(forget)
+    return desk, SandboxTokens(desk, sessions)
 
 
 def _share(gateway: Gateway, known: Stores) -> None:

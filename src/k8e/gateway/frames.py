@@ -18,7 +18,7 @@ from typing import Any
 from k8e import database, errors
 from k8e.audit import act as audit_act
 from k8e.audit.act import Act, AuditCaller
-from k8e.gateway.operations import USE_SESSION, BoundOperation
+from k8e.gateway.operations import USE_SESSION, BoundOperation, check_scope
 from k8e.gateway.service import Gateway
 from k8e.guest import wire
 from k8e.model import Principal, Session, words_from_json
@@ -33,6 +33,7 @@ MAX_UNREAD = 16 << 20  # bytes for a client that does not read them, before it i
 MAX_EARLY = wire.WINDOW  # bytes held for an operation whose session is still being made …
 MAX_EARLY_FRAMES = 64  # … in so many pieces, where they cannot be joined …
 MAX_ALL_EARLY = 64 << 20  # … and for all operations of one client
+MAX_REQUEST_REF = 64  # characters of a request's id
 
 Send = Callable[[int, int, bytes], None]
 
@@ -132,13 +133,18 @@ class ClientConnection:
 
     def _call(self, channel: int, call: dict[str, Any]) -> None:
         op = str(call.get("op"))
+        request = _request_of(call)
         try:
             if "session" in call:
-                audit_act.begin(Act(self._caller, op, USE_SESSION.session_of(call)))
+                session_id = USE_SESSION.session_of(call)
+                audit_act.begin(Act(self._caller, op, session_id, request))
+                check_scope(self._principal, op, session_id)
                 self._operations.admit(self._principal, USE_SESSION)
                 self._call_guest(channel, call)
                 return
-            admitted = self._operations.begin(self._caller, self._principal, op, call)
+            admitted = self._operations.begin(
+                self._caller, self._principal, op, call, request=request
+            )
             self._later(channel, self._answer(channel, call, admitted))
         except errors.K8eError as error:
             self._fail(channel, error)
@@ -276,6 +282,13 @@ class ClientConnection:
     def _reply(self, kind: int, channel: int, body: bytes) -> None:
         if not self._closed:
             self._send(kind, channel, body)
+
+
+def _request_of(call: dict[str, Any]) -> str:
+    """The id of the request that a call belongs to, which is for the audit trail alone."""
+    told = call.pop("request_ref", "")
+    fits = isinstance(told, str) and len(told) <= MAX_REQUEST_REF
+    return told if fits and told.isascii() and told.isprintable() else ""
 
 
 def _add_session(body: bytes, session_id: str, warning: str) -> bytes:

@@ -136,6 +136,23 @@ class BoundOperation(NamedTuple):
         )
 
 
+def check_scope(principal: Principal, name: str, session_id: str) -> None:
+    """Refuse a caller with a token what that does not allow; ``name`` is the operation's."""
+    scope = principal.scope
+    if scope is None:
+        return
+    if session_id != scope.session_id:
+        raise errors.TokenRefused(
+            "this token is not for that sandbox", hint=f"it is for {scope.session_id} alone"
+        )
+    if name not in scope.operations:
+        raise errors.TokenRefused(
+            f"this token does not allow {name[:80]}",
+            hint=f"it allows {', '.join(sorted(scope.operations))}; whoever has the API key can "
+            "make one that allows more",
+        )
+
+
 class Operations:
     """All operations that a gateway answers."""
 
@@ -176,12 +193,19 @@ class Operations:
             )
 
     def begin(
-        self, caller: AuditCaller, principal: Principal, name: str, call: Call
+        self,
+        caller: AuditCaller,
+        principal: Principal,
+        name: str,
+        call: Call,
+        *,
+        request: str = "",
     ) -> BoundOperation:
         """Check all that can be checked before an operation runs, on behalf of its caller."""
         item = self._bound.get(name)
         session = item[0].session_of(call) if item is not None else ""
-        audit_act.begin(Act(caller, name, session))
+        audit_act.begin(Act(caller, name, session, request))
+        check_scope(principal, name, session)
         if item is None:
             self._rates[Limit.CALLS].take(principal)
         found = self.find(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict
@@ -17,6 +18,7 @@ from k8e.gateway import tls
 from k8e.gateway.approvals import ApprovalCalls
 from k8e.gateway.arguments import text
 from k8e.gateway.audit import AuditCalls
+from k8e.gateway.conversations import ConversationCalls
 from k8e.gateway.images import ImageCalls
 from k8e.gateway.keys import ClientCertificates, KeyCalls
 from k8e.gateway.operations import (
@@ -34,6 +36,7 @@ from k8e.gateway.ports.exposures import ExposureCalls
 from k8e.gateway.secrets import SecretCalls
 from k8e.gateway.snapshots import SnapshotCalls
 from k8e.gateway.templates import TemplateCalls, broken_templates
+from k8e.gateway.tokens import TokenCalls, TokenDesk
 from k8e.model import Principal, Role, words_from_json
 from k8e.sessions.approvals import Approvals
 from k8e.sessions.service import Sessions
@@ -239,6 +242,8 @@ OPERATIONS = declared(
     PoolCalls,
     ExposureCalls,
     ImageCalls,
+    ConversationCalls,
+    TokenCalls,
     AuditCalls,
 )
 """Every operation of a gateway, by name."""
@@ -250,12 +255,14 @@ class Gateway:
     def __init__(
         self, settings: Settings, sessions: Sessions, approvals: Approvals, keys: Keys
     ) -> None:
-        """Operations on exposed ports, images and the audit trail are added by the caller."""
+        """The caller adds operations on exposed ports, images, conversations, tokens and audit."""
         self.settings = settings
         self.sessions = sessions
         self.keys = keys
         self.client_certificates = ClientCertificates(keys, settings.data_dir / "tls")
         self.operations = Operations(Rates(settings.call_rate), Rates(settings.call_rate, STREAMS))
+        self.tokens: TokenDesk | None = None
+        """What recognises tokens of conversations, once there is one."""
         self.listening_on = ""
         """The TCP endpoint, or why there is none; empty until that is known."""
         self.http_on = ""
@@ -285,6 +292,11 @@ class Gateway:
             PoolCalls(sessions),
         ):
             self.operations.add(capability)
+
+    @functools.cached_property
+    def certificates(self) -> tls.Certificates:
+        """The gateway's own certificate, for gRPC and HTTP."""
+        return tls.Certificates(self.settings.data_dir / "tls", tls.names_of(self.settings))
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run ``work`` beside the caller; the gateway holds on to it until it is done."""

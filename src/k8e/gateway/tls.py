@@ -22,7 +22,7 @@ import socket
 import ssl
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -106,6 +106,7 @@ class Certificates:
         self.folder = folder
         self._more_names = more_names
         self._identity: Identity | None = None
+        self._loading = asyncio.Lock()
 
     @property
     def identity(self) -> Identity:
@@ -122,6 +123,10 @@ class Certificates:
 
     async def load(self) -> None:
         """Read the certificate, and make or renew it first if needed."""
+        async with self._loading:
+            await self._load()
+
+    async def _load(self) -> None:
         if due(self.folder, time.time(), self._more_names):
             await make_in_child("issuer", str(self.folder), *self._more_names)
         elif self._identity is not None:
@@ -130,12 +135,14 @@ class Certificates:
         publish_ca(self.folder.parent, (self.folder / CA_CERT).read_bytes())
         self._identity = Identity(key, certificate)
 
-    async def keep(self) -> None:
-        """Renew in time, for ever."""
+    async def keep(self, on_check: Callable[[], object] | None = None) -> None:
+        """Renew in time, for ever; after each check, ``on_check`` can look for a new one."""
         while True:
             await asyncio.sleep(CHECK_EVERY)
             try:
                 await self.load()
+                if on_check is not None:
+                    on_check()
             except (errors.K8eError, OSError):
                 log.exception("the TLS certificate could not be renewed; trying again later")
 
@@ -159,6 +166,25 @@ def names(more: Sequence[str] = ()) -> list[str]:
     known = ["localhost", "127.0.0.1", "::1"]
     usable = [host] if _HOST_NAME.fullmatch(host) else []
     return list(dict.fromkeys([*known, *usable, *more]))
+
+
+def names_of(known: settings.Settings) -> list[str]:
+    """All further names and addresses by which clients call a gateway, of gRPC and HTTP."""
+    found = [_address(known.listen), *advertised(known.advertise_names)]
+    http = _address(known.http)
+    if http and not ipaddress.ip_address(http).is_loopback:
+        found.append(http)
+    return [name for name in found if name]
+
+
+def _address(listening: str) -> str:
+    """The address of one that is listened on; empty if it is none, or all that there are."""
+    host = listening.rpartition(":")[0].removeprefix("[").removesuffix("]")
+    try:
+        address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
+    except ValueError:
+        return ""
+    return "" if address.is_unspecified else str(address)
 
 
 def advertised(text: str) -> list[str]:

@@ -83,7 +83,7 @@ class GuestLink:
         self.channels: dict[int, GuestChannel] = {}
         self._loop = loop
         self._operations = operations
-        self._socket: socket.socket | None = None
+        self._socket: Any = None
         self._outgoing: list[Any] = []
         self._retry = FIRST_RETRY
         self._reading = SMALL_READ
@@ -105,10 +105,19 @@ class GuestLink:
                 connection.close()
             self._retry_later()
             return
+        self._begin(connection)
+
+    def _begin(self, connection: Any) -> None:
+        """Greet whoever is at the other end of a connection that is watched already."""
         self._socket = connection
         self._splitter = Splitter(MAX_REQUEST)
         self._nonce = os.urandom(16)
         self.send(frame(HELLO, 0, self._nonce))
+
+    def _read_key(self) -> bytes:
+        """The key that only our host has beside us."""
+        with open(KEY, "rb") as file:
+            return file.read()
 
     def _retry_later(self) -> None:
         self._loop.later(self._retry, self.dial)
@@ -156,8 +165,7 @@ class GuestLink:
                 self._greet(kind, body)
 
     def _greet(self, kind: int, body: bytes) -> None:
-        with open(KEY, "rb") as file:
-            key = file.read()
+        key = self._read_key()
         if kind != WELCOME or not equal(body[16:], proof(key, self._nonce, b"host")):
             raise WireError("the other end is not our host")
         self.send(frame(PROOF, 0, proof(key, body[:16], b"guest")))

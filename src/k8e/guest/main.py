@@ -23,7 +23,15 @@ from k8e.guest.link import GuestLink
 from k8e.guest.loop import READ, Loop
 from k8e.guest.paths import make_folders
 from k8e.guest.ports import Ports
-from k8e.guest.setup import SessionPlace, leave_log, own_home, rehearse, rehearse_binding
+from k8e.guest.setup import (
+    TOKEN_VARIABLE,
+    SessionPlace,
+    leave_log,
+    own_home,
+    put_token,
+    rehearse,
+    rehearse_binding,
+)
 from k8e.guest.spawn import STOCK, WORKSPACE, as_user, kill_others, list_processes
 from k8e.guest.terminals import Terminals, signal_foreground
 from k8e.guest.trees import Listing, remove_path
@@ -34,11 +42,15 @@ from k8e.guest.wire import RESULT, pack
 class Guest:
     """PID 1: reaps, answers calls, never exits."""
 
+    link_class = GuestLink
+
     def __init__(self) -> None:
         self.loop = Loop()
         self.execs = Execs(self.loop)
         self.place = SessionPlace()
         self._ahead = False  # it was prepared before there was a session
+        self._hidden: list[str] = []  # what the transcript does not show, but for tokens
+        self._warm: dict[str, list[str]] = {}
         self.execs.contexts = Contexts(self.loop, self.execs)
 
     def operations(self) -> dict[str, Any]:
@@ -63,6 +75,7 @@ class Guest:
             "ping": _answered(lambda _: {}),
             "settle": self._settle,
             "bind": self._bind,
+            "token": _answered(self._renew_token),
             "hold": _answered(lambda _: self.execs.hold(True)),
             "release": _answered(lambda _: self.execs.hold(False)),
             **Terminals(self.loop, self.execs).operations(),
@@ -73,7 +86,7 @@ class Guest:
         limit_files()
         own_home()
         self._catch_children()
-        self.execs.link = GuestLink(self.loop, self.operations())
+        self.execs.link = self.link_class(self.loop, self.operations())
         self.execs.link.dial()
         self.loop.run()
 
@@ -150,15 +163,30 @@ class Guest:
         self.place.give_up_mounting()
         leave_log()
         self.execs.env = dict(spec.get("env") or {})
-        self.execs.transcript.hide(list(spec.get("hidden") or []))
+        self._hidden = list(spec.get("hidden") or [])
+        self._take_token(str(spec.get("token") or ""))
         self._settle_at(spec.get("cwd") or WORKSPACE)
-        warm = dict(spec.get("warm") or {})
+        warm = self._warm = dict(spec.get("warm") or {})
         if spec.get("other_limits"):  # there may be no room for interpreters, and the host waits
             self.execs.warmth.bind(self.execs.env, warm)
             channel.send(RESULT, pack({}))
         else:  # no caller waits for this, and nothing is started before it is done
             channel.send(RESULT, pack({}))
             self.execs.warmth.bind(self.execs.env, warm)
+
+    def _take_token(self, token: str) -> None:
+        """Give it to all programs from now on; the transcript shows neither it nor the last one."""
+        before = self.execs.env.get(TOKEN_VARIABLE, "")
+        self.execs.transcript.hide([*self._hidden, *filter(None, (before, token))])
+        if token:
+            put_token(token)
+            self.execs.env = dict(self.execs.env, **{TOKEN_VARIABLE: token})
+
+    def _renew_token(self, spec: dict[str, Any]) -> dict[str, Any]:
+        """The host has made a new token, before the last one expires."""
+        self._take_token(str(spec["token"]))
+        self.execs.warmth.bind(self.execs.env, self._warm)
+        return {}
 
     def _keep_limits(self, spec: dict[str, Any]) -> None:
         """Set limits for all programs from now on, and for the interpreters that wait."""

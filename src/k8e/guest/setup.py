@@ -125,6 +125,25 @@ class SessionPlace:
             raise OSError(number, f"{what} failed: {os.strerror(number)}")
 
 
+TOKEN_VARIABLE = "SANDBOX_TOKEN"  # noqa: S105 - a name
+TOKEN_FILE = "/run/k8e/token"  # noqa: S105 - a path
+"""A link out of the root file system, which is read-only."""
+
+
+def put_token(token: str) -> None:
+    """Write the sandbox's own token for its programs; they find the old one or the new one."""
+    path = os.path.realpath(TOKEN_FILE)
+    scratch = path + ".new"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    fd = os.open(scratch, flags, 0o400)
+    try:
+        os.write(fd, token.encode())
+        os.fchown(fd, UID, GID)
+    finally:
+        os.close(fd)
+    os.rename(scratch, path)
+
+
 PROGRAM = ["env"]
 """One that heeds LANG, as most do: what it opens of that, others find open."""
 

@@ -61,6 +61,9 @@ GOODBYE = 22
 HELLO = 32
 WELCOME = 33
 PROOF = 34
+# Before that, inside TLS, where a gateway has dialled a pod.
+IDENTITY = 35  # u8: whether the guest has a key; then the token of its pod
+LINK_KEY = 36  # the key that both have from now on; empty where the guest has one
 
 MAX_DEPTH = 8
 MAX_ITEMS = 1 << 16

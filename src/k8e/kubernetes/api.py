@@ -26,6 +26,8 @@ _SECONDS = 30.0
 _WATCH_SECONDS = 240
 _CHUNK = 1 << 16
 _MOST_IDLE = 4
+_ACCEPTED = "application/json, application/jwk-set+json;q=0.5"
+"""Keys of service accounts have a type of their own."""
 _TOKEN_SECONDS = 60.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0
 _CLOCKS_APART_SECONDS = 10.0
@@ -205,7 +207,7 @@ class Api:
         return _Connection(reader, writer)
 
     def _headers(self, data: bytes, kind: str) -> list[tuple[str, str]]:
-        headers = [("Host", f"{self._host}:{self._port}"), ("Accept", "application/json")]
+        headers = [("Host", f"{self._host}:{self._port}"), ("Accept", _ACCEPTED)]
         if token := self._token if isinstance(self._token, str) else self._token():
             headers.append(("Authorization", f"Bearer {token}"))
         if data:

@@ -93,6 +93,8 @@ class Binding:
     waits where this is empty."""
     hidden: tuple[str, ...] = field(default=(), repr=False)
     """Values that the session's transcript must not show."""
+    token: str = field(default="", repr=False)
+    """The sandbox's own token, for ``SANDBOX_TOKEN`` and ``/run/k8e/token``; empty for none."""
 
 
 class Guest(Protocol):

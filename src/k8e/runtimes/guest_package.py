@@ -18,6 +18,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,8 @@ MODULES = (
     "terminals",
     "main",
 )
+POD_MODULES = (*MODULES, "pod")
+"""The guest of pods: what only they need takes time to load."""
 BOOT = "boot"
 """The first program of warm Pythons: beside the guest, a file of its own."""
 BOOT_NODE = "boot_node.js"
@@ -97,9 +100,12 @@ def join_modules(sources: dict[str, str]) -> str:
     """One module that does what ``sources`` do together; ValueError on clashing names."""
     body: list[ast.stmt] = []
     owners: dict[str, str] = {}
+    *_, last = sources
     for module, source in sources.items():
         for node in _without_docstring(ast.parse(source).body):
             if isinstance(node, ast.ImportFrom) and _is_dropped(node):
+                continue
+            if module != last and _is_start(node):
                 continue
             for name in _defined(node):
                 if owners.setdefault(name, module) != module:
@@ -115,6 +121,11 @@ def _is_dropped(node: ast.ImportFrom) -> bool:
     return (node.module or "").startswith("k8e.guest") or node.module in ("__future__", "typing")
 
 
+def _is_start(node: ast.stmt) -> bool:
+    """Whether this is what a module does when it is started as a program."""
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"
+
+
 def _defined(node: ast.stmt) -> list[str]:
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
         return [node.name]
@@ -124,10 +135,10 @@ def _defined(node: ast.stmt) -> list[str]:
     ]
 
 
-def packed_source() -> str:
+def packed_source(modules: Sequence[str] = MODULES) -> str:
     """The guest as one source file."""
     folder = Path(k8e.guest.__file__).parent
-    return join_modules({name: (folder / f"{name}.py").read_text("utf-8") for name in MODULES})
+    return join_modules({name: (folder / f"{name}.py").read_text("utf-8") for name in modules})
 
 
 def boot_source() -> str:
@@ -149,9 +160,9 @@ def kernel_sources() -> dict[str, str]:
     return {"python.py": join_modules(parts), **others}
 
 
-def pack_guest(folder: Path, interpreter: str) -> Path:
+def pack_guest(folder: Path, interpreter: str, modules: Sequence[str] = MODULES) -> Path:
     """Write the packed guest below ``folder`` (once per version) and return the file to run."""
-    source = packed_source()
+    source = packed_source(modules)
     boot = {"sitecustomize.py": boot_source(), "node.js": node_boot_source()}
     kernels = kernel_sources()
     # An upgraded interpreter refuses what the one before it compiled.
@@ -184,6 +195,45 @@ def pack_guest(folder: Path, interpreter: str) -> Path:
     scratch.chmod(0o644)
     scratch.rename(compiled)
     return compiled
+
+
+COPIER = "copy.py"
+_POD_NAME = "guest-pod"
+
+
+def pods_stamp(interpreter: str) -> str:
+    """What changes whenever ``pack_for_pods`` would make something else."""
+    copier = (Path(k8e.guest.__file__).parent / COPIER).read_text("utf-8")
+    parts = (packed_source(POD_MODULES), boot_source(), node_boot_source(), kernel_sources())
+    text = f"{FORM} {_stamps(Path(interpreter).resolve())} {parts} {copier}"
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def pack_for_pods(folder: Path, interpreter: str) -> None:
+    """Write what pods need into an empty folder: the guest, its Python, and what copies both.
+
+    By names that do not change, because pods are told them by gateways.
+    """
+    packed = pack_guest(folder / "guest", interpreter, POD_MODULES)
+    digest = packed.stem.removeprefix("guest-")
+    packed.rename(packed.with_name(f"{_POD_NAME}.pyc"))
+    packed.with_suffix(".py").unlink()
+    for kind in (BOOT, "kernels"):
+        (packed.parent / f"{kind}-{digest}").rename(packed.parent / f"{kind}-pod")
+    copier = (Path(k8e.guest.__file__).parent / COPIER).read_text("utf-8")
+    # Joined with nothing, it has no import of what the small Python lacks.
+    (packed.parent / COPIER).write_text(join_modules({COPIER: copier}), "utf-8")
+    made = make_interpreter(folder / "made", interpreter, packed_source(POD_MODULES))
+    if "musl" in made.loader:
+        raise errors.RuntimeUnusable(
+            "the guest of pods can be made on a system with glibc only",
+            hint="build its image on another machine, and set K8E_GUEST_IMAGE",
+        )
+    made.folder.rename(folder / "python")
+    (folder / "made").rmdir()
+    loader = folder / "python/so/loader"
+    shutil.copyfile(loader.with_name(made.loader), loader)
+    loader.chmod(0o755)
 
 
 def _write_tools(folder: Path) -> None:

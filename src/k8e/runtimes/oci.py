@@ -132,6 +132,7 @@ class OciGuest:
             "env": {**self.record.env, **binding.env},
             "cwd": binding.cwd,
             "hidden": list(binding.hidden),
+            "token": binding.token,
             "warm": self._warm_languages(binding.warm),
             "limits": dict(vars(self.record.limits)),
             "other_limits": self.record.limits != before.limits,

@@ -147,7 +147,7 @@ def _remove(folder: Path) -> None:
 
 
 def _fingerprint() -> str:
-    return repr((FOLDERS, EMPTY, sorted(rootfs.FILES.items())))
+    return repr((FOLDERS, EMPTY, sorted(rootfs.FILES.items()), rootfs.LINKS))
 
 
 # Our layer.
@@ -156,6 +156,8 @@ def _fingerprint() -> str:
 def _make_top(top: Path, below: list[int]) -> None:
     for name in FOLDERS:
         (top / name).mkdir(parents=True)
+    for name, target in rootfs.LINKS.items():
+        (top / name).symlink_to(target)
     for name in KEPT:
         (top / "etc" / name).write_text(rootfs.FILES[name], "ascii")
     for name in EMPTY:

@@ -44,10 +44,12 @@ FAILURE_TIMES = 10
 """As many times as long as it took to find out: a host where gVisor hangs is not always trying."""
 LOOK_SECONDS = 1.0  # between two looks at whether a warning still holds
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-LATER = ("kata", "firecracker", "microvm", "kubernetes")
+LATER = ("kata", "firecracker", "microvm")
+KUBERNETES = "kubernetes"
 WEAKER = (
     "{title} does not work on this host ({reason}); sessions use the {name} runtime: {weakness}"
 )
+IN_PODS = "sandboxes in pods have no network in this release"
 UNBOUNDED = (
     "the gateway does not run as root, and no control group was given to it: nothing holds a "
     "sandbox as a whole to its limits of CPU and memory (k8e doctor tells more)"
@@ -72,6 +74,26 @@ register(GVisor.name, GVisor)
 register(Container.name, Container)
 
 
+def _make_all(host: Host) -> list[RegisteredRuntime]:
+    """The runtimes of a gateway: those of its machine, or of the cluster that it was given."""
+    if not host.settings.kubeconfig:
+        return [make(host) for make in _kinds.values()]
+    # Loaded only here: what signs and verifies takes memory that other gateways need not have.
+    from k8e.runtimes.kubernetes.cluster import Cluster
+    from k8e.runtimes.kubernetes.runtime import Kubernetes
+
+    cluster = Cluster(host.settings, host.leftovers)
+    classes = host.settings.runtime_classes.replace(",", " ").split()
+    if not classes:
+        raise errors.InvalidRequest(
+            "K8E_RUNTIME_CLASSES names no RuntimeClass", hint="gvisor is the usual one"
+        )
+    return [
+        Kubernetes(cluster, name, () if number else (KUBERNETES,))
+        for number, name in enumerate(dict.fromkeys(classes))
+    ]
+
+
 def names() -> list[str]:
     """The names of all runtimes that are known."""
     return list(_kinds)
@@ -92,10 +114,14 @@ class Runtimes:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._cache = host.settings.data_dir / "probe.json"
-        made = sorted((make(host) for make in _kinds.values()), key=lambda item: -item.strength)
+        made = sorted(_make_all(host), key=lambda item: -item.strength)
         self.all: dict[str, RegisteredRuntime] = {runtime.name: runtime for runtime in made}
         """By their names, the strongest first."""
         self._names = {alias: item.name for item in made for alias in (item.name, *item.aliases)}
+        self._usual = ""
+        if host.settings.kubeconfig:
+            # In a cluster nobody gets another class than was meant, not even a stronger one.
+            self._usual = self._names[KUBERNETES]
         self._retries = RemovalRetries(host.leftovers, self.purge)
         self._machine = _machine(host)
         self._keys: dict[str, str] = {}  # the facts on which each probe rests
@@ -112,7 +138,12 @@ class Runtimes:
 
     def resolve(self, asked: str) -> str:
         """The name of the runtime that is meant by ``asked``; empty stays empty."""
-        if asked in LATER:
+        if asked == KUBERNETES and asked not in self._names:
+            raise errors.RuntimeUnusable(
+                "this gateway runs sandboxes on its machine, and knows no cluster",
+                hint="set K8E_KUBECONFIG: docs/howto/kubernetes.md",
+            )
+        if asked in LATER and asked not in self._names:
             raise errors.RuntimeUnusable(
                 f"runtime {asked!r} is not part of this release",
                 hint=f"leave the runtime away, or use {_joined(self.all, 'or')}",
@@ -125,7 +156,7 @@ class Runtimes:
 
     async def choose(self, asked: str, default: str = "") -> Runtime:
         """The runtime for a session. One that was asked for by name never falls back."""
-        name = self.resolve(asked or default)
+        name = self.resolve(asked or default or self._usual)
         if name:
             support = await self._supported(name)
             if not support.usable:
@@ -161,7 +192,7 @@ class Runtimes:
 
     def stronger(self, name: str) -> RegisteredRuntime | None:
         """A runtime that isolates better than the one of this name, and works by now."""
-        for runtime in self.all.values():
+        for runtime in () if self._usual else self.all.values():
             if runtime.name == name:
                 break
             if self.is_usable(runtime.name):
@@ -229,6 +260,11 @@ class Runtimes:
         return found
 
     @property
+    def network_fault(self) -> str:
+        """Why no sandbox of these runtimes has a network; empty where they may have one."""
+        return IN_PODS if self._host.settings.kubeconfig else ""
+
+    @property
     def disk(self) -> SharedDisk:
         """The disk that all workspaces share."""
         return self._host.growth
@@ -252,6 +288,8 @@ class Runtimes:
 
         ``named`` leaves out what a client knows that asked for a runtime by its name.
         """
+        if self._usual:
+            return ""  # it never falls back, and limits are the cluster's to hold
         told = [] if named else self._fallen_back()
         return "; ".join(told if self._host.has_cgroups else [*told, UNBOUNDED])
 

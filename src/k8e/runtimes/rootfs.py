@@ -32,6 +32,8 @@ COPIED = (
     "localtime timezone ssl/certs ssl/openssl.cnf ca-certificates.conf debian_version magic "
     "python3 python3.11 nodejs java-17-openjdk terminfo bash.bashrc profile inputrc"
 ).split()
+LINKS = {"run/k8e/token": "/dev/k8e-token"}
+"""Links out of the root file system, which is read-only, to what the guest writes."""
 FILES = {
     "passwd": "root:x:0:0:root:/root:/usr/sbin/nologin\n"
     "user:x:1000:1000:user:/home/user:/bin/bash\n"
@@ -50,7 +52,7 @@ FILES = {
 
 def fingerprint() -> str:
     """Changes when the skeleton would come out differently."""
-    digest = hashlib.sha256(repr((FOLDERS, COPIED, FILES)).encode())
+    digest = hashlib.sha256(repr((FOLDERS, COPIED, FILES, LINKS)).encode())
     for name in COPIED:
         path = Path("/etc", name)
         digest.update(f"{name} {path.stat().st_mtime_ns if path.exists() else 0}".encode())
@@ -68,6 +70,8 @@ def make_skeleton(folder: Path) -> Path:
     shutil.rmtree(scratch, ignore_errors=True)
     for name in FOLDERS:
         (scratch / name).mkdir(parents=True)
+    for name, target_path in LINKS.items():
+        (scratch / name).symlink_to(target_path)
     for name in MERGED:
         link = Path("/", name)
         if link.is_symlink():

@@ -16,19 +16,26 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from k8e import database, errors
-from k8e.model import Phase, Session, check_tenant, new_id
+from k8e.model import (
+    CONVERSATION_NAME,
+    MAX_CONVERSATION_NAME,
+    Phase,
+    Session,
+    check_tenant,
+    new_id,
+)
 
 CONVERSATION_LABEL, USER_LABEL = "k8e/conversation", "k8e/user"
 """Labels of a session that is the sandbox of a conversation."""
-MAX_NAME = 128
+OF_ONE_SANDBOX = (CONVERSATION_LABEL, USER_LABEL)
+"""Labels that a sub-agent does not get from its parent."""
 KEEP_SECONDS = 30 * 24 * 3600.0
 """How long a conversation without a sandbox is remembered."""
 SWEEP_EVERY = 256  # claims, between two searches for conversations that can be forgotten
 SWEPT = 512  # of them that are examined at once
 MAX_SWAPS = 8
 """Attempts to give a conversation another session: each fails because another caller's did not."""
-# No slash: they name folders and objects of a storage, too.
-_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:@+=~-]{{0,{MAX_NAME - 1}}}")
+_NAME = re.compile(CONVERSATION_NAME)
 
 MIGRATIONS = (
     """
@@ -153,11 +160,11 @@ class SqliteConversations:
 
 def check_name(value: str, what: str) -> str:
     """Return ``value`` if it can be the id of a conversation or a user."""
-    if not _NAME.fullmatch(value):
+    if len(value) > MAX_CONVERSATION_NAME or not _NAME.fullmatch(value):
         raise errors.InvalidRequest(
             f"{what} {value[:80]!r} cannot be used",
-            hint=f"use 1 to {MAX_NAME} letters, digits and . _ : @ + = ~ -, and begin with a "
-            "letter or digit",
+            hint=f"use 1 to {MAX_CONVERSATION_NAME} letters, digits and . _ : @ + = ~ -, and begin "
+            "with a letter or digit",
         )
     return value
 

@@ -52,6 +52,8 @@ class SandboxTerms:
     policy: Policy
     secrets: dict[str, str] = field(repr=False)
     """Values by variable; given to the guest, and kept nowhere."""
+    token: str = field(default="", repr=False)
+    """The sandbox's own token, if it gets one."""
 
 
 class SessionMaker:
@@ -78,6 +80,9 @@ class SessionMaker:
         self._furnisher = furnisher
         self._secrets = secrets
         self._on_made = on_made
+        self.token_of: Callable[[Session], Awaitable[str]] | None = None
+        """Makes the token that a new sandbox finds in itself; empty for none. Never asked for
+        sub-agents."""
         self._creating: dict[str, asyncio.Task[Session]] = {}
         self._holders: dict[str, QuotaHolder] = {}  # by the same keys: the holders
 
@@ -189,7 +194,8 @@ class SessionMaker:
             allowed_hosts=words,
             parent=kin.parent.session_id if kin else "",
         )
-        return session, SandboxTerms(policy, values)
+        token = "" if kin or self.token_of is None else await self.token_of(session)
+        return session, SandboxTerms(policy, values, token)
 
     async def _write(self, session: Session) -> None:
         await self._store.insert(session)
@@ -266,7 +272,7 @@ class SessionMaker:
         """
         spec, cwd = session.spec, kin.cwd if kin else ""
         env, secrets = {**spec.env, **terms.secrets}, hidden(terms.secrets)
-        binding = Binding(env, cwd, spec.limits, dict(spec.warm), secrets)
+        binding = Binding(env, cwd, spec.limits, dict(spec.warm), secrets, terms.token)
         bound = asyncio.create_task(guest.bind(binding))
         try:
             await asyncio.sleep(0)  # it asks the guest, which works while we do

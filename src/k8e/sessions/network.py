@@ -56,6 +56,7 @@ class Network:
         self._defaults: asyncio.Task[tuple[Rule, ...]] | None = None
         self._quiet = _is_quiet(self._usual)
         self._closed = False
+        self._forgone = False
         self._trying = asyncio.Lock()
         self._tried = ("", 0.0)  # the facts that this rests on, and until when it is believed
         self._way_out = -1  # a handle of the program that carries packets without root
@@ -101,6 +102,12 @@ class Network:
         if DEFAULT in map(tidy, self._usual):
             self._ask_indexes()
 
+    def do_without(self, reason: str) -> None:
+        """Have no network as long as this gateway runs; what asks for one is told the reason."""
+        parse_policy(self._usual)
+        self.reason, self._fix = reason, "start sessions with the policy none"
+        self._forgone = True
+
     def _watch_way_out(self) -> None:
         """Start the program that carries all packets again when it ends."""
         self._let_go_of_way_out()
@@ -141,7 +148,7 @@ class Network:
 
     async def try_again(self, *, at_once: bool = False) -> None:
         """Try to start the network where there was none and something may have changed."""
-        if not self.reason or self._closed:
+        if not self.reason or self._closed or self._forgone:
             return
         async with self._trying:
             facts, until = self._tried

@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Protocol
 
-from k8e import errors
+from k8e import errors, link
 from k8e.egress.policy import changed, narrows
 from k8e.model import DEFAULT_TEMPLATE, Phase, Principal, Session, SessionSpec, new_id
 from k8e.runtimes.base import Feature, Guest, Leftover
@@ -42,6 +42,7 @@ from k8e.settings import Settings
 log = logging.getLogger(__name__)
 
 COUNT_SECONDS = 5.0  # that a guest may need to list its programs for a client
+TOKEN_SECONDS = 10.0  # that a guest may need to take a token
 END_SECONDS = 10.0  # that a creation waits for the end of the session whose id it asks for
 
 
@@ -249,7 +250,10 @@ class Sessions:
             self._network.sandboxes = self.sandboxes
             self._network.on_late_start.append(self._has_network_now)
             alive = self.sandboxes()
-            await self._network.start(alive)
+            if self.runtimes.network_fault:
+                self._network.do_without(self.runtimes.network_fault)
+            else:
+                await self._network.start(alive)
             for sandbox_id in alive - self.sandboxes():  # it died before there was a network
                 await self._network.detach(sandbox_id)
             await adoption.finish_policies(self._store, self._network, self._live)
@@ -400,6 +404,39 @@ class Sessions:
             return await self._repeated(key, known, spec)
         refusals.check_same(made, spec)  # another call may have begun it
         return made
+
+    async def requested(self, principal: Principal, request_id: str) -> Session | None:
+        """The session that was made for a request before, once it is there."""
+        if (task := self._maker.task(f"request {principal.name} {request_id}")) is not None:
+            with contextlib.suppress(errors.Conflict):  # another gateway was quicker
+                return await asyncio.shield(task)
+        known = self._store.find_request(principal.name, request_id)
+        return await self._store.settled(known) if known is not None else None
+
+    def find(self, session_id: str, owner: str) -> Session | None:
+        """The newest session with an id and an owner, ended or not."""
+        return self._store.get(session_id, owner)
+
+    def alive(self) -> list[Session]:
+        """The sessions of this gateway that live."""
+        return [live.session for live in self._live.values() if live.ending is None]
+
+    def give_tokens(self, make: Callable[[Session], Awaitable[str]]) -> None:
+        """From now on ``make`` says which token a new sandbox finds in itself; empty for none."""
+        self._maker.token_of = make
+
+    async def renew_token(self, session_id: str, token: str) -> bool:
+        """Put a new token in the place of the old one in a sandbox; False if it is paused or gone.
+
+        Raises:
+            GuestFailed: the guest does not answer; one of an older release does not know how.
+        """
+        live = self._live.get(session_id)
+        if live is None or live.ending is not None or live.paused:
+            return False
+        connected = await live.guest.connect()
+        await link.request(connected, {"op": "token", "token": token}, seconds=TOKEN_SECONDS)
+        return True
 
     async def _vacated(self, session_id: str) -> None:
         """Wait for the end of a session whose id is asked for again while it ends."""

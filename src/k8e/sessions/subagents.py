@@ -13,6 +13,7 @@ from k8e.manifests import Manifest
 from k8e.model import Principal, Session, SessionSpec, new_id
 from k8e.sessions import live as sessions_live
 from k8e.sessions import refusals
+from k8e.sessions.conversations import OF_ONE_SANDBOX
 from k8e.sessions.creation import Kinship, SessionMaker
 from k8e.sessions.live import Live
 from k8e.sessions.network import Network
@@ -149,7 +150,8 @@ def child_spec(parent: Session, kind: str) -> SessionSpec:
         raise errors.InvalidRequest(
             f"an agent type has at most {MAX_AGENT_TYPE} printable characters"
         )
-    labels = {**parent.spec.labels, **({AGENT_TYPE: kind} if kind else {})}
+    own = {name: text for name, text in parent.spec.labels.items() if name not in OF_ONE_SANDBOX}
+    labels = {**own, **({AGENT_TYPE: kind} if kind else {})}
     return replace(
         parent.spec,
         runtime=parent.runtime,  # by name: a child never gets a weaker one

@@ -131,6 +131,12 @@ export class Denied extends K8eError {
   override name = "Denied";
 }
 
+/** A token is not good here and now, or not for this sandbox or operation. */
+export class TokenRefused extends K8eError {
+  override readonly code: string = "token_refused";
+  override name = "TokenRefused";
+}
+
 /** A limit was reached; the message names it. */
 export class LimitExceeded extends K8eError {
   override readonly code: string = "limit_exceeded";
@@ -204,6 +210,7 @@ export const BY_CODE: Readonly<Record<string, typeof K8eError>> = {
   state_unusable: StateUnusable,
   store_unreachable: StoreUnreachable,
   denied: Denied,
+  token_refused: TokenRefused,
   limit_exceeded: LimitExceeded,
   runtime_unusable: RuntimeUnusable,
   unimplemented: NotImplementedYet,

@@ -119,6 +119,7 @@ async def memory(stage: Stage) -> None:
     "limits.memory-alone",
     gvisor="gVisor has no limit on one process's memory and no killer of its own: the sandbox ends "
     "as a whole, and says why",
+    kubernetes="the limit is the pod's: the sandbox ends as a whole, and says why",
 )
 async def memory_alone(stage: Stage) -> None:
     """A program that wants more memory than the limit fails alone; the guest and others go on."""
@@ -165,7 +166,10 @@ async def _explained(sandbox: Sandbox) -> None:
         expect("out of memory" in error.message, f"the error says {error.message}")
 
 
-@behaviour("limits.memory-files")
+@behaviour(
+    "limits.memory-files",
+    kubernetes="the limit is the pod's: a sandbox whose files need more memory ends as a whole",
+)
 async def memory_files(stage: Stage) -> None:
     """Files in /tmp, /home, /var/tmp and /dev/shm are bounded by the memory limit."""
     sandbox = await stage.launch(memory=96 * MIB)
@@ -230,7 +234,10 @@ async def threads(stage: Stage) -> None:
     equal((await sandbox.run(["echo", "alive"])).stdout, b"alive\n", "a program after the bomb")
 
 
-@behaviour("limits.disk")
+@behaviour(
+    "limits.disk",
+    kubernetes="the kubelet looks now and then how large an emptyDir is, and then ends the pod",
+)
 async def disk(stage: Stage) -> None:
     """The workspace holds about as many bytes as its limit, also through a sparse file."""
     sandbox = await stage.launch(disk=16 * MIB)
@@ -247,7 +254,7 @@ async def disk(stage: Stage) -> None:
     )
 
 
-@behaviour("limits.inodes")
+@behaviour("limits.inodes", kubernetes="Kubernetes has no limit on the files of an emptyDir")
 async def inodes(stage: Stage) -> None:
     """The workspace holds a bounded number of files, however small."""
     sandbox = await stage.launch(disk=8 * MIB)

@@ -6,9 +6,14 @@ too. The exception is documents that say how to authenticate, which are the same
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import http
 import json
 import logging
+import re
+import secrets
+import time
 from collections.abc import AsyncGenerator
 from typing import NamedTuple
 
@@ -19,7 +24,9 @@ from k8e.audit import act
 from k8e.audit.act import Act, AuditCaller
 from k8e.auth import keys
 from k8e.auth.keys import Unknown
-from k8e.gateway import refusals
+from k8e.auth.tokens import is_token
+from k8e.errors import TokenRefused
+from k8e.gateway import identity, refusals, tokens
 from k8e.gateway.http import mounts
 from k8e.gateway.http.mounts import (
     DOCUMENTS,
@@ -35,6 +42,7 @@ from k8e.gateway.identity import LOCAL, UnknownPeer
 from k8e.gateway.local import Known
 from k8e.gateway.operations import (
     ANY,
+    ANYBODY,
     PUBLIC,
     USE_SESSION,
     Limit,
@@ -49,6 +57,15 @@ log = logging.getLogger(__name__)
 AGENT = Principal(LOCAL.name, frozenset({Role.AGENT}))
 """Who shows the token of the file: the local user, but no admin, since agents have this token."""
 TEXT, JSON = "text/plain; charset=utf-8", "application/json"
+PROBLEM = "application/problem+json"
+JWKS = "/.well-known/jwks.json"
+REQUEST_HEADER = b"x-request-id"
+REQUEST_KEY = "k8e.request_id"
+"""Where dialects find the id of a request in its scope."""
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+# What a page can send to another site without asking first, whatever its browser says of it.
+PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+_SIMPLE = ("text/plain", "multipart/form-data", "application/x-www-form-urlencoded")
 
 
 class HttpRoute(NamedTuple):
@@ -68,6 +85,7 @@ _DIALECT = USE_SESSION._replace(audit=NoRow.CALLS, limit=Limit.STREAMS)
 ROUTES = {
     "/healthz": HttpRoute(_HEALTH),
     "/metrics": HttpRoute(OPERATIONS["metrics"]),
+    JWKS: HttpRoute(OPERATIONS["token_keys"]),
     **{path: HttpRoute(_DOCUMENT) for path in DOCUMENTS},
     **{path: HttpRoute(_DIALECT, mount=True, below=MOUNTS[path].below) for path in MOUNTS},
 }
@@ -87,13 +105,17 @@ def route_of(path: str) -> str:
 
 
 class HttpAnswer:
-    """The answer to one request: knows how much of it was sent."""
+    """The answer to one request: knows how much of it was sent, and says the request's id."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, request_id: str) -> None:
         self._send = send
+        self.request_id = request_id
         self.begun = self.done = False
 
     async def send(self, message: Message) -> None:
+        if not self.begun:
+            named = (REQUEST_HEADER, self.request_id.encode())
+            message = {**message, "headers": [*message.get("headers", ()), named]}
         self.begun = True
         self.done = message["type"] == "http.response.body" and not message.get("more_body")
         await self._send(message)
@@ -128,33 +150,50 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        answer = HttpAnswer(send)
+        request_id = scope[REQUEST_KEY] = _request_id(scope)
+        answer = HttpAnswer(send, request_id)
         route = route_of(scope["path"])
+        problems = route in MOUNTS and MOUNTS[route].conversations
         peer = "{}:{}".format(*(scope.get("client") or ("", 0)))
-        act.begin(Act(AuditCaller("", "http", peer), f"http {route}".strip()))
+        act.begin(Act(AuditCaller("", "http", peer), f"http {route}".strip(), "", request_id))
         refusal = access.judge_place(self._door, scope["headers"])
         if refusal is not None:
             self._gateway.refused(UnknownPeer(refusal.text))
-            await answer.tell(refusal.status, refusal.text + "\n", connection="close")
+            text, kind = refusal.text + "\n", TEXT
+            if problems:
+                text, kind = _problem(refusal.status, "denied", refusal.text, request_id), PROBLEM
+            await answer.tell(refusal.status, text, kind, connection="close")
             return
-        if route in DOCUMENTS:
-            await _publish(route, scope, answer)
+        if route in DOCUMENTS or route == JWKS:
+            await self._publish(route, scope, answer)
             return
         try:
-            async with self._known(scope, peer) as known:
+            async with self._known(scope, peer, trusting=problems) as known:
                 admission.admit_request(scope)
-                act.begin(Act(known.caller, f"http {route}".strip()))
+                act.begin(Act(known.caller, f"http {route}".strip(), "", request_id))
                 await self._serve(route, known, scope, receive, answer)
         except (UnknownPeer, errors.K8eError) as error:
             self._gateway.refused(error)
-            await _fail(answer, error)
+            await _fail(answer, error, problems=problems)
         except MountClosed:
-            await answer.tell(503, "The gateway ends this; try again.\n", retry_after="1")
+            error = errors.GatewayUnreachable("the gateway ends this", hint="try again")
+            await _fail(answer, error, problems=problems)
 
     @contextlib.asynccontextmanager
-    async def _known(self, scope: Scope, peer: str) -> AsyncGenerator[Known]:
-        """Who calls, for as long as the credential is good."""
+    async def _known(self, scope: Scope, peer: str, *, trusting: bool) -> AsyncGenerator[Known]:
+        """Who calls, for as long as the credential is good.
+
+        ``trusting`` routes take tokens of conversations, and may take our own user without any.
+        """
         shown = access.credential(scope["headers"])
+        if trusting and is_token(shown):
+            async with self._with_token(shown, peer) as known:
+                yield known
+            return
+        if trusting and self._gateway.settings.http_trust_local and _shows_nothing(scope):
+            self._check_own_program(scope)
+            yield Known(AGENT, AuditCaller(AGENT.name, "loopback", peer))
+            return
         if self._door.opens(shown):
             yield Known(AGENT, AuditCaller(AGENT.name, "token", peer))
             return
@@ -169,6 +208,52 @@ class App:
         except Unknown as error:
             self._mounts.drop(principal.name)
             raise UnknownPeer(str(error)) from None
+
+    @contextlib.asynccontextmanager
+    async def _with_token(self, shown: str, peer: str) -> AsyncGenerator[Known]:
+        """A caller with a token of a conversation, until that expires."""
+        if self._gateway.tokens is None:
+            raise TokenRefused("this gateway has no tokens")
+        try:
+            principal, grant = await self._gateway.tokens.recognise(shown)
+        except TokenRefused as error:
+            error.hint = error.hint or (
+                "open the conversation again, which gives a new token; or show the API key"
+            )
+            raise
+        principal = tokens.with_rate(principal, self._gateway.keys)
+        limit = asyncio.timeout(max(0.0, grant.expires_at - time.time()) + tokens.EXPIRY_SLACK)
+        try:
+            async with limit:
+                caller = AuditCaller(principal.name, "conversation-token", peer)
+                yield Known(principal, caller)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise TokenRefused("the token has expired meanwhile") from None
+
+    def _check_own_program(self, scope: Scope) -> None:
+        """Refuse whatever is no program of the gateway's own user on this machine.
+
+        A page could make the browser of that user call us. It cannot keep the browser from saying
+        so, and it cannot send JSON, or raw bytes, without asking first.
+        """
+        names = {name.lower() for name, _ in scope["headers"]}
+        if b"origin" in names or any(name.startswith(b"sec-fetch-") for name in names):
+            raise UnknownPeer(
+                "without a credential, a request with Origin or Sec-Fetch headers is refused: web "
+                "pages send them, and so does fetch of Node.js"
+            )
+        kind = access.content_type(scope["headers"])
+        if kind in _SIMPLE:
+            raise UnknownPeer(
+                f"without a credential, a body of the type {kind} is refused: use application/json"
+            )
+        client, server = scope.get("client"), scope.get("server")
+        if scope["scheme"] != "http" or not client or not server or not server[1]:
+            raise UnknownPeer(access.UNKNOWN.text)
+        ends = identity.endpoint(*client[:2]), identity.endpoint(server[0], server[1])
+        identity.identify_peer(*ends)
 
     def _stranger(self, peer: str) -> Exception:
         address = peer.rpartition(":")[0]
@@ -199,26 +284,64 @@ class App:
         found = {"status": "ok", "version": __version__}
         await answer.tell(200, json.dumps(found) + "\n", JSON)
 
+    async def _publish(self, route: str, scope: Scope, answer: HttpAnswer) -> None:
+        """Answer with what anybody may read; what they show us is not looked at."""
+        if scope["method"] not in ("GET", "HEAD"):
+            await answer.tell(405, "Use GET.\n", allow="GET, HEAD", connection="close")
+            return
+        safe = {"cache_control": "no-store", "x_content_type_options": "nosniff"}
+        if route == JWKS:
+            try:
+                found = await self._gateway.operations.find("token_keys").run(ANYBODY, {})
+            except errors.K8eError as error:
+                await _fail(answer, error, problems=True)
+                return
+            safe["cache_control"] = "public, max-age=60"
+            await answer.tell(200, json.dumps(found) + "\n", JSON, **safe)
+            return
+        text, kind = await mounts.document(route, access.host_of(scope["headers"]))
+        if kind != JSON:
+            safe["content_security_policy"] = PAGE_POLICY
+        await answer.tell(200, text, kind, **safe)
+
     async def _metrics(self, principal: Principal, answer: HttpAnswer) -> None:
         found = await self._gateway.operations.find("metrics").run(principal, {})
         await answer.tell(200, found["text"], metrics.CONTENT_TYPE)
 
 
-async def _publish(route: str, scope: Scope, answer: HttpAnswer) -> None:
-    """Answer with a document that anybody may read; what they show us is not looked at."""
-    if scope["method"] not in ("GET", "HEAD"):
-        await answer.tell(405, "Use GET.\n", allow="GET, HEAD", connection="close")
-        return
-    text = await mounts.document(route, access.host_of(scope["headers"]))
-    safe = {"cache_control": "no-store", "x_content_type_options": "nosniff"}
-    await answer.tell(200, text, JSON, **safe)
-
-
-async def _fail(answer: HttpAnswer, error: Exception) -> None:
+async def _fail(answer: HttpAnswer, error: Exception, *, problems: bool = False) -> None:
     status, text = refusals.describe(error)
     more: dict[str, str] = {}
     if status.http == errors.UNAUTHENTICATED.http:
         more = {"www_authenticate": "Bearer", "connection": "close"}
     elif status.http == errors.LimitExceeded.http_status:
         more = {"retry_after": "60", "connection": "close"}
-    await answer.tell(status.http, f"{text}\n", TEXT, **more)
+    elif status.http == errors.GatewayUnreachable.http_status:
+        more = {"retry_after": "1"}
+    if not problems:
+        await answer.tell(status.http, f"{text}\n", TEXT, **more)
+        return
+    known = isinstance(error, errors.K8eError)
+    message, hint = (error.message, error.hint) if known else (text, "")
+    if status.http == errors.UNAUTHENTICATED.http and not hint:
+        hint = "send 'Authorization: Bearer ' and an API key (k8e sandbox api-key create NAME)"
+    body = _problem(status.http, status.code, message, answer.request_id, hint=hint)
+    await answer.tell(status.http, body, PROBLEM, **more)
+
+
+def _problem(status: int, code: str, detail: str, request_id: str, *, hint: str = "") -> str:
+    """An error of a dialect with problems, from before that dialect was reached."""
+    told = {"title": http.HTTPStatus(status).phrase, "status": status, "detail": detail}
+    return json.dumps({**told, "code": code, "hint": hint, "request_id": request_id}) + "\n"
+
+
+def _request_id(scope: Scope) -> str:
+    """The id that a client chose for its request, if it is a plain one; else a new one."""
+    given = [value for name, value in scope["headers"] if name.lower() == REQUEST_HEADER]
+    chosen = given[0].decode("latin-1") if len(given) == 1 else ""
+    return chosen if _REQUEST_ID.fullmatch(chosen) else f"req-{secrets.token_hex(8)}"
+
+
+def _shows_nothing(scope: Scope) -> bool:
+    """Whether a request comes without any credential, also without a wrong one."""
+    return not any(name.lower() == b"authorization" for name, _ in scope["headers"])

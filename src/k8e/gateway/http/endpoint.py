@@ -13,6 +13,7 @@ import ipaddress
 import logging
 import os
 import socket
+import ssl
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -35,8 +36,16 @@ BACKLOG = 512
 class HttpEndpoint:
     """A listening socket, and the server that is loaded at its first connection."""
 
-    def __init__(self, gateway: Gateway, listening: socket.socket, door: HostPolicy) -> None:
-        self.address = _url(*listening.getsockname()[:2])
+    def __init__(
+        self,
+        gateway: Gateway,
+        listening: socket.socket,
+        door: HostPolicy,
+        context: ssl.SSLContext | None = None,
+    ) -> None:
+        """``context`` is that of TLS, where other machines can reach the endpoint."""
+        self.address = _url(*listening.getsockname()[:2], tls=context is not None)
+        self._context = context
         self._gateway = gateway
         self._socket = listening
         self._door = door
@@ -55,7 +64,7 @@ class HttpEndpoint:
             await asyncio.to_thread(importlib.import_module, "k8e.gateway.http.server")
             from k8e.gateway.http import server
 
-            self._server = server.UvicornServer(self._gateway, self._door)
+            self._server = server.UvicornServer(self._gateway, self._door, self._context)
             if not self._closing:
                 await self._server.serve(sockets=[self._socket])
         except Exception as error:
@@ -110,11 +119,11 @@ def usual(settings: Settings, *, background: bool) -> str:
 
 
 async def listen(gateway: Gateway, address: str) -> HttpEndpoint:
-    """Serve HTTP on an address of this machine alone.
+    """Serve HTTP; on an address that other machines can reach, by TLS alone.
 
     Raises:
         Conflict: the port is taken.
-        InvalidRequest: the address is none, or not of the loopback network.
+        InvalidRequest: the address is none of this machine's.
         Denied: others can read the token.
     """
     place = parse(address)
@@ -126,9 +135,30 @@ async def listen(gateway: Gateway, address: str) -> HttpEndpoint:
     names = [str(place.address), *tls.advertised(gateway.settings.advertise_names)]
     first, *more = (f"[{name}]" if ":" in name else name for name in names)
     door = HostPolicy.of(token, first, more)
-    return HttpEndpoint(
-        gateway, _bind(place), replace(door, hint="K8E_ADVERTISE_NAMES makes it known")
-    )
+    listening = _bind(place)
+    try:
+        context = None if place.address.is_loopback else await _secured(gateway)
+    except BaseException:
+        listening.close()
+        raise
+    known = replace(door, hint="K8E_ADVERTISE_NAMES makes it known")
+    return HttpEndpoint(gateway, listening, known, context)
+
+
+async def _secured(gateway: Gateway) -> ssl.SSLContext:
+    """TLS with the gateway's certificate, which is shown anew once it was renewed."""
+    certificates = gateway.certificates
+    await certificates.load()
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    made.minimum_version = ssl.TLSVersion.TLSv1_2
+    made.set_alpn_protocols(["http/1.1"])
+
+    def show() -> None:
+        made.load_cert_chain(certificates.folder / tls.CERT, certificates.folder / tls.KEY)
+
+    show()
+    gateway.spawn(certificates.keep(show))
+    return made
 
 
 def parse(address: str) -> identity.TcpEnd:
@@ -142,11 +172,6 @@ def parse(address: str) -> identity.TcpEnd:
     if found is None or not 0 <= found.port <= 65535:
         raise errors.InvalidRequest(
             f"K8E_HTTP is {address!r}, not an address and port", hint=f"use {DEFAULT}, or none"
-        )
-    if not found.address.is_loopback:
-        raise errors.InvalidRequest(
-            f"K8E_HTTP is {address!r}: without TLS, tokens would be sent for others to read",
-            hint=f"use {DEFAULT}, and put a server with TLS in front (K8E_ADVERTISE_NAMES)",
         )
     return found
 
@@ -174,5 +199,6 @@ def _bind(place: identity.TcpEnd) -> socket.socket:
     return found
 
 
-def _url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def _url(host: str, port: int, *, tls: bool) -> str:
+    scheme = "https" if tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

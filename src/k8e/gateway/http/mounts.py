@@ -19,8 +19,11 @@ from k8e.egress.dns_answers import Share
 from k8e.gateway import local
 from k8e.gateway.local import Known
 from k8e.gateway.service import Gateway
+from k8e.model import Scope as TokenScope
 
 log = logging.getLogger(__name__)
+
+JSON = "application/json"
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -34,9 +37,13 @@ class DialectMount(NamedTuple):
     module: str
     below: bool = False
     """Whether every path below its own is the dialect's too; it answers those that lead nowhere."""
+    conversations: bool = False
+    """Whether tokens of conversations are good for it, and programs of the gateway's own user are
+    let in where K8E_HTTP_TRUST_LOCAL says so; its errors are problems (RFC 9457)."""
 
 
 MOUNTS = {
+    "/sandbox": DialectMount("k8e.rest.http", below=True, conversations=True),
     "/mcp": DialectMount("k8e.mcp.http"),
     "/a2a": DialectMount("k8e.a2a.http"),
     "/agent-sandbox": DialectMount("k8e.agent_sandbox.http", below=True),
@@ -45,14 +52,19 @@ MOUNTS = {
 DOCUMENTS = {
     "/.well-known/agent-card.json": "k8e.a2a.card",
     "/a2a/.well-known/agent-card.json": "k8e.a2a.card",
+    "/openapi.json": "k8e.rest.openapi",
+    "/docs": "k8e.rest.page",
 }
-"""What anybody may read, by path: ``document(host)`` of a module makes it, as JSON, for a caller
-that names us ``host``. It depends on nothing else, and so tells strangers nothing."""
+"""What anybody may read, by path: ``document(host)`` of a module makes it for a caller that names
+us ``host``, as JSON unless its ``CONTENT_TYPE`` says otherwise. It depends on nothing else, and so
+tells strangers nothing."""
 MAX_REQUESTS = 256
 """Requests of one caller under way, streams included."""
 MAX_ALL_REQUESTS = 512
 """Of all callers: a part of the connections that there are. One gets half of them at most, two get
 a third each, and so on."""
+MAX_SCOPED = 128
+"""Mounts of callers with tokens that are kept for their next request."""
 LEAST_REQUESTS = 8
 """What each caller may have under way, however many others have come before."""
 CLOSE_SECONDS = 20.0
@@ -64,6 +76,15 @@ class MountedDialect(Protocol):
 
     def running(self) -> contextlib.AbstractAsyncContextManager[None]: ...
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+
+class MountName(NamedTuple):
+    """Whose mount of which dialect."""
+
+    path: str
+    owner: str
+    scope: TokenScope | None
+    """What its caller may do there, if it came with a token."""
 
 
 class MountClosed(Exception):
@@ -98,6 +119,11 @@ class Mount:
     @property
     def ended(self) -> bool:
         return self._over.is_set()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is under way."""
+        return not self._requests
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; Ended if the mount is closed first."""
@@ -161,7 +187,7 @@ class Mounts:
         self._gateway = gateway
         self._share = Share(MAX_ALL_REQUESTS, MAX_REQUESTS, LEAST_REQUESTS)
         self._loading = asyncio.Lock()
-        self._open: dict[tuple[str, str], Mount] = {}
+        self._open: dict[MountName, Mount] = {}
         self._closed = False
         gateway.keys.on_end.append(lambda key: self.drop(key.owner))
 
@@ -171,10 +197,12 @@ class Mounts:
         Raises:
             NotImplementedYet: its packages are not installed.
         """
-        name = (path, known.principal.name)
+        name = MountName(path, known.principal.name, known.principal.scope)
         async with self._loading:
             if self._closed:
                 raise MountClosed
+            if name.scope is not None:
+                self._make_room(name)
             if name not in self._open or self._open[name].ended:
                 make = (await _load(MOUNTS[path].module)).mount
 
@@ -184,9 +212,19 @@ class Mounts:
                 self._open[name] = Mount(make(dial), self._share)
             return self._open[name]
 
+    def _make_room(self, wanted: MountName) -> None:
+        """Close mounts of tokens that are idle, the oldest first, and let the wanted one be new."""
+        if wanted in self._open:
+            self._open[wanted] = self._open.pop(wanted)
+            return
+        scoped = [name for name in self._open if name.scope is not None]
+        idle = [name for name in scoped if self._open[name].idle]
+        for name in idle[: max(0, len(scoped) + 1 - MAX_SCOPED)]:
+            self._gateway.spawn(self._open.pop(name).close())
+
     def drop(self, owner: str) -> None:
         """Close the mounts of a caller whose credential is no longer valid."""
-        for name in [name for name in self._open if name[1] == owner]:
+        for name in [name for name in self._open if name.owner == owner]:
             self._gateway.spawn(self._open.pop(name).close())
 
     async def close(self, grace: float) -> None:
@@ -195,9 +233,10 @@ class Mounts:
         await asyncio.gather(*(mount.close(grace) for mount in left))
 
 
-async def document(path: str, host: str) -> str:
-    """One of :data:`DOCUMENTS`."""
-    return (await _load(DOCUMENTS[path])).document(host)
+async def document(path: str, host: str) -> tuple[str, str]:
+    """One of :data:`DOCUMENTS`, and its type."""
+    module = await _load(DOCUMENTS[path])
+    return module.document(host), getattr(module, "CONTENT_TYPE", JSON)
 
 
 async def _load(module: str) -> Any:

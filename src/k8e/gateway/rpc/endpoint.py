@@ -17,7 +17,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from k8e import errors
-from k8e.gateway import identity, tls
+from k8e.gateway import identity
 from k8e.gateway.service import Gateway
 
 if TYPE_CHECKING:
@@ -58,15 +58,12 @@ async def listen(gateway: Gateway) -> GrpcEndpoint:
         InvalidRequest: the address is not one of this machine's.
     """
     endpoint = parse(gateway.settings.listen)
-    names = tls.advertised(gateway.settings.advertise_names)
-    if not endpoint.address.is_unspecified:
-        names = [str(endpoint.address), *names]
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         log.warning("no gRPC endpoint: %s not installed (extra 'gateway')", ", ".join(missing))
         return GrpcEndpoint("none: the extra 'gateway' is not installed")
     check_free(endpoint)
-    certificates = tls.Certificates(gateway.settings.data_dir / "tls", names)
+    certificates = gateway.certificates
     # Both take a tenth of a second: on first start at the same time.
     loading = gateway.spawn(certificates.load())
     await asyncio.to_thread(_import)
