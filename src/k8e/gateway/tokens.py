@@ -114,9 +114,7 @@ class TokenDesk:
         for tell in self.on_revoke:
             tell(name)
 
-    async def recognise(
-        self, token: str, audience: str = REST_AUDIENCE
-    ) -> tuple[Principal, Grant]:
+    async def recognise(self, token: str, audience: str = REST_AUDIENCE) -> tuple[Principal, Grant]:
         """Who calls with a token, and what it says; TokenRefused if it is not for this audience."""
         grant = await self.tokens.verify(token, audience)
         session = self._sessions.find(grant.sandbox_id, grant.owner)
