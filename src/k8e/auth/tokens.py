@@ -28,6 +28,8 @@ from k8e.errors import TokenRefused
 ISSUER = "k8e"
 REST_AUDIENCE = "k8e-rest"
 """The audience of tokens for the gateway's own REST."""
+ROUTER_AUDIENCE = "k8e-router"
+"""The audience of tokens for agent-sandbox's router."""
 DEFAULT_TTL = 3600.0
 MIN_TTL, MAX_TTL = 60.0, 24 * 3600.0
 LEEWAY = 10.0

@@ -114,9 +114,9 @@ class TokenDesk:
         for tell in self.on_revoke:
             tell(name)
 
-    async def recognise(self, token: str) -> tuple[Principal, Grant]:
-        """Who calls with a token, and what it says; TokenRefused if it is not good for REST."""
-        grant = await self.tokens.verify(token, REST_AUDIENCE)
+    async def recognise(self, token: str, audience: str = REST_AUDIENCE) -> tuple[Principal, Grant]:
+        """Who calls with a token, and what it says; TokenRefused if it is not for this audience."""
+        grant = await self.tokens.verify(token, audience)
         session = self._sessions.find(grant.sandbox_id, grant.owner)
         if session is None or session.phase is Phase.ENDED:
             raise TokenRefused("its sandbox has ended")
@@ -319,7 +319,7 @@ class TokenCalls:
 
 ALLOWED = USING | frozenset(
     "pause_session resume_session extend_session destroy_session update_allowed_hosts "
-    "change_allowed_hosts expose unexpose list_exposed".split()
+    "change_allowed_hosts expose unexpose list_exposed connect".split()
 )
 """All that a token can allow."""
 

@@ -168,7 +168,7 @@ class App:
             await self._publish(route, scope, answer)
             return
         try:
-            async with self._known(scope, peer, trusting=problems) as known:
+            async with self._known(scope, peer, route, trusting=problems) as known:
                 admission.admit_request(scope)
                 act.begin(Act(known.caller, f"http {route}".strip(), "", request_id))
                 await self._serve(route, known, scope, receive, answer)
@@ -180,14 +180,17 @@ class App:
             await _fail(answer, error, problems=problems)
 
     @contextlib.asynccontextmanager
-    async def _known(self, scope: Scope, peer: str, *, trusting: bool) -> AsyncGenerator[Known]:
+    async def _known(
+        self, scope: Scope, peer: str, route: str, *, trusting: bool
+    ) -> AsyncGenerator[Known]:
         """Who calls, for as long as the credential is good.
 
-        ``trusting`` routes take tokens of conversations, and may take our own user without any.
+        ``trusting`` routes may take our own user without any.
         """
         shown = access.credential(scope["headers"])
-        if trusting and is_token(shown):
-            async with self._with_token(shown, peer) as known:
+        audience = MOUNTS[route].audience if route in MOUNTS else ""
+        if audience and is_token(shown):
+            async with self._with_token(shown, peer, audience) as known:
                 yield known
             return
         if trusting and self._gateway.settings.http_trust_local and _shows_nothing(scope):
@@ -210,12 +213,12 @@ class App:
             raise UnknownPeer(str(error)) from None
 
     @contextlib.asynccontextmanager
-    async def _with_token(self, shown: str, peer: str) -> AsyncGenerator[Known]:
-        """A caller with a token of a conversation, until that expires."""
+    async def _with_token(self, shown: str, peer: str, audience: str) -> AsyncGenerator[Known]:
+        """A caller with a token of a sandbox, until that expires."""
         if self._gateway.tokens is None:
             raise TokenRefused("this gateway has no tokens")
         try:
-            principal, grant = await self._gateway.tokens.recognise(shown)
+            principal, grant = await self._gateway.tokens.recognise(shown, audience)
         except TokenRefused as error:
             error.hint = error.hint or (
                 "open the conversation again, which gives a new token; or show the API key"

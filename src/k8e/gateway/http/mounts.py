@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
 from typing import Any, NamedTuple, Protocol
 
 from k8e import errors
+from k8e.auth.tokens import REST_AUDIENCE, ROUTER_AUDIENCE
 from k8e.egress.dns_answers import Share
 from k8e.gateway import local
 from k8e.gateway.local import Known
@@ -38,15 +39,19 @@ class DialectMount(NamedTuple):
     below: bool = False
     """Whether every path below its own is the dialect's too; it answers those that lead nowhere."""
     conversations: bool = False
-    """Whether tokens of conversations are good for it, and programs of the gateway's own user are
-    let in where K8E_HTTP_TRUST_LOCAL says so; its errors are problems (RFC 9457)."""
+    """Whether programs of the gateway's own user are let in where K8E_HTTP_TRUST_LOCAL says so; its
+    errors are problems (RFC 9457)."""
+    audience: str = ""
+    """The audience of tokens of sandboxes that are good for it; empty if none are."""
 
 
 MOUNTS = {
-    "/sandbox": DialectMount("k8e.rest.http", below=True, conversations=True),
+    "/sandbox": DialectMount(
+        "k8e.rest.http", below=True, conversations=True, audience=REST_AUDIENCE
+    ),
     "/mcp": DialectMount("k8e.mcp.http"),
     "/a2a": DialectMount("k8e.a2a.http"),
-    "/agent-sandbox": DialectMount("k8e.agent_sandbox.http", below=True),
+    "/agent-sandbox": DialectMount("k8e.agent_sandbox.http", below=True, audience=ROUTER_AUDIENCE),
 }
 """The dialects by their paths, which end without a slash."""
 DOCUMENTS = {
