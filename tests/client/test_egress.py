@@ -24,10 +24,8 @@ def place() -> Generator[Place]:
 def test_what_is_refused_is_part_of_every_result(client: SandboxClient, runtime: str) -> None:
     session_id = client.create_session(runtime, [])
     assert client.get_session(session_id).allowed_hosts == ["none"]
-    began = time.monotonic()
     found = client.run(CONNECT, "python", session_id=session_id)
     assert found.exit_code == 3, found.stderr
-    assert time.monotonic() - began < 10
     check_refusal(found.denials)
     assert client.run("true", session_id=session_id).denials == []
     command = ["python3", "-c", CONNECT]

@@ -63,14 +63,22 @@ class Prepared:
         }
 
     def _copy_components(self, store: ComponentStore) -> None:
-        self.components.mkdir(parents=True)
-        shutil.copy2(store.folder / "manifest.json", self.components)
-        for component in needed("basic"):
+        """Those of every network: which one an agent needs is known when it has joined."""
+        for component in needed("all"):
             if store.look(component).state is not State.PRESENT:
                 pytest.skip(f"there is no {component.name}; make components gets it")
-            for name in component.files:
-                (self.components / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(store.folder / name, self.components / name)
+        others = shutil.ignore_patterns("build", ".lock", "tests")
+        shutil.copytree(
+            store.folder, self.components, symlinks=True, ignore=others, copy_function=_link
+        )
+
+
+def _link(source: str, target: str) -> None:
+    """Have a file at another place too, without its bytes where that can be."""
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 @pytest.fixture

@@ -284,7 +284,7 @@ async def test_a_tunnel_carries_bytes_grants_credit_and_waits_for_it(
         talk.answer(wire.DATA, b"two")
         assert await tunnel.receive() == b"onetwo"
         assert talk.frames[-1] == (wire.CREDIT, wire.CREDIT_BODY.pack(6))
-        tunnel.end()
+        await tunnel.end()
         talk.answer(wire.END)
         assert await tunnel.receive() == b""
         assert await tunnel.receive() == b""

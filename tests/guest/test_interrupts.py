@@ -167,7 +167,8 @@ def test_a_child_that_an_interrupted_cell_has_left_behind_ends_and_others_do_not
     bash.interrupt()
     bash.until(lambda: cell.code is not None)
     assert cell.code == 130
-    assert bash.run("echo next") == "next\n"
+    # An interactive bash may end the line of what was interrupted, as late as now.
+    assert bash.run("echo next").lstrip("\n") == "next\n"
     copy.become_program()
     bash.until(lambda: not Path("/proc", child).exists())
     assert Path("/proc", job).exists()

@@ -208,13 +208,15 @@ def test_however_often_files_are_replaced_the_disk_stays_free_though_nobody_look
 
 @needs_root
 def test_a_bound_that_is_lifted_gives_a_workspace_all_that_it_may_hold(
-    tmp_path: Path,
+    tmp_path: Path, small_disk: Path
 ) -> None:
     target = tmp_path / "mounted"
     target.mkdir()
-    keep = [disk.space(tmp_path).free - 40 * MIB]
-    growth = Growth(tmp_path, lambda: keep[0])
-    Workspaces(tmp_path / "images", growth=growth).mount("sb-one", target, size=256 * MIB, owner=0)
+    keep = [disk.space(small_disk).free - 40 * MIB]
+    growth = Growth(small_disk, lambda: keep[0])
+    Workspaces(small_disk / "images", growth=growth).mount(
+        "sb-one", target, size=256 * MIB, owner=0
+    )
     try:
         assert os.statvfs(target).f_bavail * 4096 <= 40 * MIB
         keep[0] = 0

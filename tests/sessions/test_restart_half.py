@@ -81,8 +81,8 @@ def test_whoever_waits_for_an_approval_can_go_on_waiting(
 def test_what_is_overdue_when_a_gateway_starts_ends_at_once_and_is_told_so(
     gateways: Gateways, client: Client, runtime: str
 ) -> None:
-    brief = client.create(runtime=runtime, limits=SMALL, lifetime=2.0)
-    paused = client.create(runtime=runtime, limits=SMALL, lifetime=4.0)
+    brief = client.create(runtime=runtime, limits=SMALL, lifetime=6.0)
+    paused = client.create(runtime=runtime, limits=SMALL, lifetime=8.0)
     client.call("pause_session", session_id=paused)
     over = float(client.session(paused)["expires_at"])
     gateways.kill()

@@ -29,7 +29,7 @@ MESSAGE_MOST = 60 << 10
 ANSWER_SECONDS = 0.2
 SAID_MOST = 64 << 10  # bytes that one may print before it is ready
 TOKEN = b"!"
-END_SECONDS = 0.1  # seconds to wait for processes that were killed
+END_SECONDS = 1.0  # seconds to wait for processes that were killed; they end late if it is busy
 
 
 class WaitingInterpreter:
