@@ -67,10 +67,11 @@ class Prepared:
         for component in needed("all"):
             if store.look(component).state is not State.PRESENT:
                 pytest.skip(f"there is no {component.name}; make components gets it")
-        others = shutil.ignore_patterns("build", ".lock", "tests")
-        shutil.copytree(
-            store.folder, self.components, symlinks=True, ignore=others, copy_function=_link
-        )
+        self.components.mkdir(parents=True)
+        shutil.copy2(store.folder / "manifest.json", self.components)
+        for name in ("bin", "images", "share"):
+            target = self.components / name
+            shutil.copytree(store.folder / name, target, symlinks=True, copy_function=_link)
 
 
 def _link(source: str, target: str) -> None:
