@@ -7,6 +7,7 @@ import os
 import secrets
 import socket
 import ssl
+import time
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,30 @@ async def test_a_pod_that_proves_itself_has_a_link_over_which_programs_run(
     assert await gateway.run(["/bin/sh", "-c", "echo $OWN $IMAGE; id -u"]) == b"1 yes\n1000\n"
     large = await gateway.run(["/bin/sh", "-c", "head -c 900000 /dev/zero"])
     assert large == bytes(900_000), "what comes in many records is whole"
+
+
+async def test_output_of_many_programs_at_once_passes_a_link_whole(gateway: Gateway) -> None:
+    gateway.pod.start()
+    gateway.dial()
+    ready = await gateway.diallers[0].ready(SECONDS)
+    await link.request(ready, {"op": "bind", "env": {}, "warm": {}})
+    script = "import sys; sys.stdout.write((sys.argv[1] + chr(10)) * 40000)"
+
+    async def print_much(number: int) -> None:
+        word = f"line of program {number}"
+        said = await gateway.run(["/usr/bin/python3", "-c", script, word])
+        assert said == f"{word}\n".encode() * 40_000
+
+    async def be_slow() -> None:
+        """Read so seldom that the guest cannot send."""
+        while True:
+            time.sleep(0.05)  # noqa: ASYNC251 - the whole loop is to stand still
+            await asyncio.sleep(0)
+
+    slow = asyncio.create_task(be_slow())
+    await asyncio.gather(*map(print_much, range(8)))
+    slow.cancel()
+    assert await gateway.diallers[0].ready(SECONDS) is ready, "it was lost"
 
 
 async def test_a_new_gateway_with_the_key_takes_the_link_over_and_the_old_one_loses_it(
