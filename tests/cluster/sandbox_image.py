@@ -36,7 +36,11 @@ def write(folder: Path) -> Path:
     found = {*programs, *modules, *_LIBRARY.findall(said)}
     files = {f"usr/{path.removeprefix('/usr').lstrip('/')}": path for path in found}
     links = {name: f"usr/{name}" for name in ("bin", "lib", "lib64")} | {"usr/bin/sh": "dash"}
+    folder.mkdir(parents=True, exist_ok=True)
+    # An image may say so, and it must mean nothing: not to the guest, whose loader reads it.
+    hostile = folder / "ld.so.preload"
+    hostile.write_text("/workspace/evil.so\n", "ascii")
+    files["etc/ld.so.preload"] = str(hostile)
     image = Image("sandbox-test", files, links=links, tag="1")
     owner = Component("sandbox-test", "1", "various", "tests", images=(image,))
-    folder.mkdir(parents=True, exist_ok=True)
     return images.write(owner, image, folder, architecture())

@@ -50,7 +50,8 @@ def test_the_image_is_made_once_and_has_what_pods_are_told_to_start(tmp_path: Pa
     copied.mkdir()
     copier = f"{root}{objects.GUEST_FOLDER}/copy.py"
     subprocess.run([*argv, copier, f"{root}/run/k8e", str(copied)], check=True, timeout=60)
-    assert sorted(path.name for path in copied.iterdir()) == ["guest", "python"]
+    assert sorted(path.name for path in copied.iterdir()) == ["empty", "guest", "python"]
+    assert (copied / "empty").read_bytes() == b""
     for path in (root / "run/k8e").rglob("*"):
         if path.is_file():
             same = copied / path.relative_to(root / "run/k8e")

@@ -25,7 +25,7 @@ from typing import Any
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
-from k8e.guest.pod import POD_PORT
+from k8e.guest.pod import POD_PORT, SILENCED
 from k8e.runtimes import guest_package, rootfs
 from k8e.runtimes.host import GUEST_PYTHON
 from k8e.runtimes.kubernetes import objects
@@ -47,7 +47,8 @@ mount --bind "$PYTHON" run/k8e/python
 mount --bind "$GUEST" run/k8e/guest
 mount --bind "$IDENTITY" run/k8e/identity
 exec chroot . /usr/bin/env -i PATH=/usr/bin:/bin LANG=C.UTF-8 IMAGE=yes \
-  K8E_LINK_ADDRESS="$ADDRESS" K8E_LINK_AUTHORITY="$AUTHORITY" KUBERNETES_PORT=tcp "$@"
+  K8E_LINK_ADDRESS="$ADDRESS" K8E_LINK_AUTHORITY="$AUTHORITY" KUBERNETES_PORT=tcp \
+  $SILENCED "$@"
 """
 _numbers = itertools.count(os.getpid() << 4 & 0xFFF0)
 
@@ -139,6 +140,7 @@ class PodProcess:
             "IDENTITY": str(self.identity),
             "ADDRESS": self.address,
             "AUTHORITY": self._authority,
+            "SILENCED": " ".join(f"{name}={value}" for name, value in SILENCED.items()),
             "PATH": os.environ["PATH"],
         }
         program = [*objects.PYTHON, f"{objects.GUEST_FOLDER}/{objects.GUEST_FILE}"]

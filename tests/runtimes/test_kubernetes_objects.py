@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from k8e import errors, settings
+from k8e.guest.pod import image_env
+from k8e.guest.spawn import TOOLS
 from k8e.model import MIB, Limits, Rootfs, SandboxSpec
 from k8e.runtimes.host import Host
 from k8e.runtimes.kubernetes import objects
@@ -69,6 +71,21 @@ def test_the_token_is_for_links_alone_and_only_the_guest_mounts_it() -> None:
     assert "identity" not in {item["name"] for item in copier["volumeMounts"]}
     mounted = next(item for item in sandbox["volumeMounts"] if item["name"] == "identity")
     assert mounted["readOnly"]
+
+
+def test_an_image_says_nothing_to_the_loader_and_the_libraries_of_the_guest() -> None:
+    _, sandbox = containers(objects.pod_spec(RECIPE))
+    env = {item["name"]: item.get("value") for item in sandbox["env"]}
+    assert env["LD_PRELOAD"] == env["LD_AUDIT"] == ""
+    assert env["OPENSSL_CONF"] == "/dev/null", "its providers are libraries of the image"
+    (over,) = (item for item in sandbox["volumeMounts"] if item["mountPath"].startswith("/etc"))
+    assert over == {
+        "name": "guest",
+        "subPath": "empty",
+        "readOnly": True,
+        "mountPath": "/etc/ld.so.preload",
+    }
+    assert image_env({**env, "PATH": "/bin", "OWN": "1"}) == {"PATH": f"/bin:{TOOLS}", "OWN": "1"}
 
 
 def test_a_pod_is_born_with_the_labels_that_the_policy_selects() -> None:

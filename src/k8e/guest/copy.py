@@ -9,6 +9,8 @@ import os
 import sys
 
 PARTS = ("guest", "python")
+EMPTY = "empty"
+"""A file without content, which is mounted over those of an image that its loader must not read."""
 CHUNK_BYTES = 1 << 20
 
 
@@ -38,6 +40,7 @@ def main() -> None:
     os.umask(0o022)
     for part in PARTS:
         copy_tree(f"{source}/{part}", f"{target}/{part}")
+    os.close(os.open(f"{target}/{EMPTY}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o444))
 
 
 if __name__ == "__main__":

@@ -31,7 +31,13 @@ LINK_KEY_SIZE = 32
 _SHARED_FOLDERS = ("/tmp", "/var/tmp")
 # What the cluster and we put into the environment, and no image did.
 _NOT_AN_IMAGES = ("KUBERNETES_", "K8E_", "MALLOC_")
-_OURS = ("LC_ALL", "TZ", "HOSTNAME", "HOME")
+SILENCED = {"LD_PRELOAD": "", "LD_AUDIT": "", "OPENSSL_CONF": "/dev/null"}
+"""What pods set, so that no image can: the loader and OpenSSL would load libraries of the image.
+
+Programs do without these. ``LD_LIBRARY_PATH`` and Python's own variables do no harm: the guest is
+started with ``--library-path`` and ``-I``.
+"""
+_OURS = ("LC_ALL", "TZ", "HOSTNAME", "HOME", *SILENCED)
 
 
 class TlsStream:

@@ -11,7 +11,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from k8e.guest.pod import POD_PORT, POD_TOKEN
+from k8e.guest.copy import EMPTY
+from k8e.guest.pod import POD_PORT, POD_TOKEN, SILENCED
 from k8e.kubernetes.api import Object, entries, section
 from k8e.model import MIB, Limits
 from k8e.runtimes import bundle
@@ -164,7 +165,7 @@ def _container(recipe: Recipe) -> Object:
     own = {"fieldRef": {"fieldPath": "status.podIP"}}
     # In an image's root the guest's own libraries open no file of another libc's.
     fixed = dict(item.split("=", 1) for item in (*bundle.IMAGE_LOCALE, *bundle.GUEST_MALLOC))
-    fixed["K8E_LINK_AUTHORITY"] = recipe.authority
+    fixed |= {"K8E_LINK_AUTHORITY": recipe.authority, **SILENCED}
 
     def mount(name: str, path: str, **more: Any) -> Object:
         return {"name": name, "mountPath": path, **more}
@@ -185,6 +186,8 @@ def _container(recipe: Recipe) -> Object:
         "volumeMounts": [
             mount("guest", PLACE, subPath="python", readOnly=True),
             mount("guest", GUEST_FOLDER, subPath="guest", readOnly=True),
+            # An image's own would bring libraries of it into the guest: its loader reads it.
+            mount("guest", "/etc/ld.so.preload", subPath=EMPTY, readOnly=True),
             mount("identity", POD_TOKEN.rpartition("/")[0], readOnly=True),
             mount("workspace", "/workspace"),
             *(mount(name, path) for name, path, _ in _folders(limits)),
