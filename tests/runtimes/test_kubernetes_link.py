@@ -33,12 +33,13 @@ POD = PodIdentity("sandboxes", "k8e-sandbox", "pod-1", "11111111-aaaa")
 OTHER = PodIdentity("sandboxes", "k8e-sandbox", "pod-2", "22222222-bbbb")
 TOKEN_AND_ENVIRONMENT = """
 import os
+_NAMES = "K8E_LINK", "KUBERNETES", "IMAGE", "LD_", "OPENSSL"
 for path in ("/run/k8e/identity/token", "/proc/1/environ"):
     try:
         print(open(path, "rb").read())
     except OSError as error:
         print(type(error).__name__)
-print(sorted(name for name in os.environ if name.startswith(("K8E_LINK", "KUBERNETES", "IMAGE"))))
+print(sorted(name for name in os.environ if name.startswith(_NAMES)))
 """
 ATTACK = """
 import socket, ssl, sys
@@ -236,6 +237,20 @@ async def test_the_token_of_another_pod_is_refused(gateway: Gateway, issuer: Iss
     assert "its pod" in await refusal(gateway)
     gateway.dial()
     await eventually(lambda: gateway.breaches)
+
+
+async def test_a_token_whose_time_is_over_is_asked_for_again_and_ends_nothing(
+    gateway: Gateway, issuer: Issuer
+) -> None:
+    """A kubelet that was away for long has not renewed it yet."""
+    gateway.pod.show(issuer.token(POD, exp=1_700_000_000))
+    gateway.pod.start()
+    made = gateway.dial()
+    with pytest.raises(errors.GuestFailed, match="the time at which it ends"):
+        await made.ready(1.0)
+    gateway.pod.show(issuer.token(POD))
+    assert await gateway.run(["/bin/echo", "in"]) == b"in\n"
+    assert not gateway.breaches
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,11 @@ class PodGuest:
             self._gone.set_result(reason)
             self._dialler.close(errors.SandboxDied(reason))
 
+    def leave(self) -> None:
+        """Leave the sandbox, which goes on, to whoever adopted it after us."""
+        self.stop_watching()
+        self._dialler.close(errors.GuestFailed("the sandbox was adopted by another since"))
+
     @property
     def link(self) -> Link | None:
         return self._dialler.link

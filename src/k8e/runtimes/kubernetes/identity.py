@@ -25,6 +25,7 @@ AUDIENCE = "k8e-link"
 _LEEWAY = 30.0
 _REFETCH_SECONDS = 10.0
 _LONGEST = 8 << 10
+_ITS_END = "the time at which it ends"
 _CURVES: Mapping[str, tuple[type[ec.EllipticCurve], str, hashes.HashAlgorithm]] = {
     "P-256": (ec.SECP256R1, "ES256", hashes.SHA256()),
     "P-384": (ec.SECP384R1, "ES384", hashes.SHA384()),
@@ -34,6 +35,10 @@ _CURVES: Mapping[str, tuple[type[ec.EllipticCurve], str, hashes.HashAlgorithm]] 
 
 class IdentityRefused(Exception):
     """What was shown is no token of the pod that was dialled."""
+
+
+class TokenExpired(IdentityRefused):
+    """A token of that pod whose time is over: a kubelet that was away will renew it."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +72,9 @@ class TokenVerifier:
         if key is None:
             raise IdentityRefused("its token is signed with a key that is not the cluster's")
         _check_signature(key, str(header.get("alg")), signed, signature)
-        if fault := self._fault(claims, pod):
-            raise IdentityRefused(fault)
+        if wrong := self._faults(claims, pod):
+            kind = TokenExpired if wrong == [_ITS_END] else IdentityRefused
+            raise kind(f"its token does not fit: {', '.join(wrong)}")
 
     async def _key(self, name: str) -> _PublicKey | None:
         if name not in self._keys:
@@ -80,22 +86,21 @@ class TokenVerifier:
                 self._issuer, self._keys = issuer, dict(_read_keys(listed))
         return self._keys.get(name)
 
-    def _fault(self, claims: Object, pod: PodIdentity) -> str:
-        """What of the claims does not fit; empty if all does."""
+    def _faults(self, claims: Object, pod: PodIdentity) -> list[str]:
+        """What of the claims does not fit."""
         found, now = section(claims, "kubernetes.io"), self._now()
         audience = claims.get("aud")
         expires, begins = claims.get("exp"), claims.get("nbf", 0)
         checks: tuple[tuple[str, bool], ...] = (
             ("its issuer", claims.get("iss") == self._issuer),
             ("its audience", audience in (AUDIENCE, [AUDIENCE])),
-            ("the time at which it ends", _number(expires) > now - _LEEWAY),
+            (_ITS_END, _number(expires) > now - _LEEWAY),
             ("the time at which it begins", 0 <= _number(begins) < now + _LEEWAY),
             ("its namespace", found.get("namespace") == pod.namespace),
             ("its service account", section(found, "serviceaccount").get("name") == pod.account),
             ("its pod", section(found, "pod") == {"name": pod.name, "uid": pod.uid}),
         )
-        wrong = [what for what, fits in checks if not fits]
-        return f"its token does not fit: {', '.join(wrong)}" if wrong else ""
+        return [what for what, fits in checks if not fits]
 
 
 def _number(value: Any) -> float:

@@ -18,7 +18,7 @@ from k8e import errors
 from k8e.guest import wire
 from k8e.guest.pod import LONGEST_TOKEN, POD_PORT
 from k8e.link import Link
-from k8e.runtimes.kubernetes.identity import IdentityRefused
+from k8e.runtimes.kubernetes.identity import IdentityRefused, TokenExpired
 
 log = logging.getLogger(__name__)
 
@@ -140,6 +140,8 @@ class Dialler:
             try:
                 await self._open()
                 return
+            except TokenExpired as error:  # nothing is believed before there is a new one
+                self._why = str(error)
             except (IdentityRefused, GuestReplaced) as error:
                 self._breached(str(error))
                 return

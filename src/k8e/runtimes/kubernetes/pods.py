@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable
 from urllib.parse import quote
 
 from k8e.kubernetes.api import Api, Object, section
 from k8e.runtimes.kubernetes import objects
 
+log = logging.getLogger(__name__)
+
+AGAIN_SECONDS = 1.0
 Tell = Callable[[Object | None], None]
 """Called with each state of a pod, and with None when it is gone."""
 
@@ -61,10 +65,26 @@ class Pods:
         return stop
 
     async def _follow(self) -> None:
-        following = self._api.follow(self._path, labelSelector=self._selector)
-        async with contextlib.aclosing(following) as changes:
-            async for change, pod in changes:
-                self._note(change, pod)
+        while True:
+            listed: set[str] | None = set()  # since we began anew, until all were told
+            following = self._api.follow(self._path, labelSelector=self._selector)
+            try:
+                async with contextlib.aclosing(following) as changes:
+                    async for change, pod in changes:
+                        if change == "SYNCED" and listed is not None:
+                            self._lose_others(listed)
+                            listed = None
+                        elif change != "SYNCED" and listed is not None:
+                            listed.add(pod["metadata"]["name"])
+                        self._note(change, pod)
+            except Exception:  # without this, the end of no pod would be noticed any more
+                log.exception("following the pods failed, and begins anew")
+                await asyncio.sleep(AGAIN_SECONDS)
+
+    def _lose_others(self, listed: set[str]) -> None:
+        """Pods that went while nobody followed."""
+        for name in self._claims.keys() - listed:
+            self._lose(self._claims.pop(name))
 
     def _note(self, change: str, pod: Object) -> None:
         if change == "SYNCED":
@@ -80,10 +100,15 @@ class Pods:
             return
         self._claims[pod["metadata"]["name"]] = uid
         self._by_claim[uid] = pod
-        for tell in list(self._tell.get(uid, ())):
-            tell(pod)
+        self._tell_all(uid, pod)
 
     def _lose(self, uid: str) -> None:
         self._by_claim.pop(uid, None)
+        self._tell_all(uid, None)
+
+    def _tell_all(self, uid: str, pod: Object | None) -> None:
         for tell in list(self._tell.get(uid, ())):
-            tell(None)
+            try:
+                tell(pod)
+            except Exception:  # of one sandbox; the others have nothing to do with it
+                log.exception("the pod of claim %s could not be understood", uid)

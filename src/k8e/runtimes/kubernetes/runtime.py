@@ -11,8 +11,10 @@ import contextlib
 import functools
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
+from weakref import WeakValueDictionary
 
 from k8e import errors, link
 from k8e._version import __version__
@@ -48,6 +50,7 @@ class Kubernetes:
         self.title = f"{_TITLES.get(runtime_class, runtime_class)} in pods"
         self.aliases: Sequence[str] = aliases
         self.strength = _STRENGTHS.get(runtime_class, 10)
+        self._guests = WeakValueDictionary[str, PodGuest]()
 
     # What it says of itself.
 
@@ -135,9 +138,7 @@ class Kubernetes:
 
     async def _launch(self, record: PodRecord, recipe: objects.Recipe) -> Guest:
         await self.cluster.prepare(recipe)
-        made = await self._claim(recipe, record.sandbox_id)
-        record = replace(record, claim_uid=made["metadata"]["uid"])
-        self.cluster.records.save(record)
+        record = await _to_its_end(self._claimed(record, recipe))
         pod = await self._started(record)
         record = replace(
             record, pod=str(pod["metadata"]["name"]), pod_uid=str(pod["metadata"]["uid"])
@@ -151,6 +152,13 @@ class Kubernetes:
             raise
         self.cluster.records.save(record)
         return guest
+
+    async def _claimed(self, record: PodRecord, recipe: objects.Recipe) -> PodRecord:
+        """The record of a sandbox whose claim is made."""
+        made = await self._claim(recipe, record.sandbox_id)
+        record = replace(record, claim_uid=made["metadata"]["uid"])
+        self.cluster.records.save(record)
+        return record
 
     async def _claim(self, recipe: objects.Recipe, name: str) -> Object:
         path = self.cluster.path("sandboxclaims")
@@ -206,6 +214,11 @@ class Kubernetes:
             is_taken=is_taken,
         )
         guest = PodGuest(record, dialler, self.purge)
+        # A link is the newest caller's: two who dial again whenever they have lost it would take
+        # it from each other for ever, and end all that runs over it each time.
+        if (earlier := self._guests.get(record.sandbox_id)) is not None:
+            earlier.leave()
+        self._guests[record.sandbox_id] = guest
         dialler.start()
         guest.stop_watching = self.cluster.pods.watch(record.claim_uid, guest.note)
         if self.cluster.pods.get(record.claim_uid) is None:  # it went meanwhile
@@ -280,3 +293,16 @@ class Kubernetes:
         finally:
             if stop is not None:
                 stop()
+
+
+async def _to_its_end(work: Coroutine[Any, Any, PodRecord]) -> PodRecord:
+    """What work gives; whoever gives it up waits until it is done, or has failed.
+
+    A claim that the API server makes after it was told to delete it would stay for ever.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
