@@ -273,6 +273,19 @@ async def test_a_token_of_another_use_or_time_is_refused(
         await TokenVerifier(issuer.fetch).verify(issuer.token(POD, **claims), POD)
 
 
+async def test_the_clusters_keys_are_asked_for_once_however_many_pods_are_dialled(
+    issuer: Issuer,
+) -> None:
+    async def fetch() -> tuple[str, dict[str, Any]]:
+        told = await issuer.fetch()
+        await asyncio.sleep(0)  # the others go on meanwhile
+        return told
+
+    verifier, token, asked = TokenVerifier(fetch), issuer.token(POD), issuer.asked
+    await asyncio.gather(*(verifier.verify(token, POD) for _ in range(50)))
+    assert issuer.asked == asked + 1
+
+
 async def test_a_token_that_others_signed_or_that_was_changed_is_refused(issuer: Issuer) -> None:
     verifier = TokenVerifier(issuer.fetch)
     good = issuer.token(POD)

@@ -7,6 +7,7 @@ The algorithm follows from the key, never from what the token says.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import time
@@ -64,6 +65,7 @@ class TokenVerifier:
         self._issuer = ""
         self._keys: dict[str, _PublicKey] = {}
         self._asked_at = float("-inf")
+        self._asking = asyncio.Lock()
 
     async def verify(self, token: bytes, pod: PodIdentity) -> None:
         """Raise IdentityRefused unless the token is this pod's, and holds now."""
@@ -78,12 +80,13 @@ class TokenVerifier:
 
     async def _key(self, name: str) -> _PublicKey | None:
         if name not in self._keys:
-            # Anybody may send a name that is not known, so that is no reason to ask each time.
-            now = time.monotonic()
-            if now - self._asked_at >= _REFETCH_SECONDS:
-                issuer, listed = await self._fetch()
-                self._asked_at = now
-                self._issuer, self._keys = issuer, dict(_read_keys(listed))
+            async with self._asking:  # once for all pods that a new gateway dials
+                # Anybody may send a name that is not known, so that is no reason to ask each time.
+                now = time.monotonic()
+                if name not in self._keys and now - self._asked_at >= _REFETCH_SECONDS:
+                    issuer, listed = await self._fetch()
+                    self._asked_at = now
+                    self._issuer, self._keys = issuer, dict(_read_keys(listed))
         return self._keys.get(name)
 
     def _faults(self, claims: Object, pod: PodIdentity) -> list[str]:
