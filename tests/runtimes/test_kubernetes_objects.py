@@ -240,3 +240,12 @@ async def test_what_pods_cannot_do_is_refused_before_anything_is_made(runtimes: 
     assert gvisor.can_change(Limits(), Limits(pids=20, output=5000))
     assert not gvisor.can_change(Limits(), Limits(memory=64 * MIB))
     assert "inodes" in gvisor.excess(Limits(inodes=50))
+
+
+def test_a_kubeconfig_that_was_replaced_has_the_cluster_tried_anew(
+    runtimes: Runtimes, tmp_path: Path
+) -> None:
+    before = runtimes.all["gvisor"].facts()
+    assert runtimes.all["gvisor"].facts() == before
+    (tmp_path / "missing").write_text("of another cluster")
+    assert runtimes.all["gvisor"].facts() != before

@@ -21,6 +21,7 @@ from k8e._version import __version__
 from k8e.kubernetes.api import CONFLICT, NOT_FOUND, ApiError, ApiUnreachable, Object
 from k8e.model import Limits, Rootfs, SandboxSpec
 from k8e.runtimes.base import Guest, NotRemoved, Support
+from k8e.runtimes.host import file_facts
 from k8e.runtimes.kubernetes import objects, probe
 from k8e.runtimes.kubernetes.cluster import Cluster
 from k8e.runtimes.kubernetes.guest import PodGuest, identity_of
@@ -60,7 +61,8 @@ class Kubernetes:
     def facts(self) -> Sequence[str]:
         settings = self.cluster.settings
         return [
-            *("kubernetes", settings.kubeconfig, settings.pod_namespace),
+            # Another file may lead to another cluster, whose network enforces nothing.
+            *("kubernetes", file_facts(settings.kubeconfig), settings.pod_namespace),
             *(settings.sandbox_image, settings.guest_image, settings.runtime_classes),
         ]
 
