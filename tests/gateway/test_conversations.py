@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from k8e.errors import TokenRefused
 from k8e.gateway.conversations import ConversationCalls
 from k8e.gateway.stores import Stores
 from k8e.gateway.tokens import SandboxTokens, TokenCalls, TokenDesk, grant_of
+from k8e.guest import wire
 from k8e.model import SessionSpec
 from k8e.sessions.service import Sessions
 from tests.sessions.fakes import ME, World, until
@@ -131,6 +133,10 @@ async def test_a_request_under_way_ends_when_its_token_is_revoked(site: Site) ->
     assert not theirs.done()
     theirs.cancel()
     await asyncio.wait([theirs])
+    talk = site.world.runtime.launched[0].talk
+    await until(lambda: talk.calls)  # the sandbox's own token went with the others
+    assert talk.calls[0]["op"] == "token"
+    talk.answer(wire.RESULT, wire.pack({}))
 
 
 @pytest.mark.parametrize("name", ["x" * 129, "a/b", "\ud800"], ids=ascii)
@@ -139,3 +145,21 @@ async def test_only_what_can_be_a_name_is_revoked(site: Site, field: str, name: 
     call = {field: name} if field != "tenant" else {"tenant": name, "user_id": "ada"}
     with pytest.raises(errors.InvalidRequest):
         await TokenCalls(site.desk, site.sessions).revoke_tokens(ME, call)
+
+
+async def test_a_token_is_renewed_later_where_the_database_fails(
+    site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = await site.open()
+
+    async def issue(*_: object, **__: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(site.desk, "issue", issue)
+    session = site.sessions.find(opened["session_id"], ME.name)
+    assert session is not None
+    before = site.renewing._timers[session.session_id]  # pyright: ignore[reportPrivateUsage]
+    await site.renewing._renew(session)  # pyright: ignore[reportPrivateUsage]
+    after = site.renewing._timers[session.session_id]  # pyright: ignore[reportPrivateUsage]
+    assert after.when() < before.when()
+    assert "is not renewed" in caplog.text

@@ -13,7 +13,7 @@ from k8e import errors
 from k8e.gateway.http import app
 from k8e.gateway.http.app import HttpAnswer
 from k8e.http_connections import CUT_OFF
-from k8e.rest import http, models, page, problems, requests
+from k8e.rest import bodies, http, models, page, problems, requests
 from k8e.rest.bodies import TooLarge
 from k8e.rest.client import GatewayCalls
 from k8e.rest.requests import Reply, Request
@@ -56,6 +56,39 @@ async def test_only_a_run_may_be_as_large_as_source_code() -> None:
     with pytest.raises(TooLarge):
         await request.body(models.Run)
     assert await request.body(models.Run, requests.MAX_RUN)
+
+
+class Sender:
+    """One that sends the beginning of a body, and then nothing more."""
+
+    def __init__(self) -> None:
+        self.stopped = asyncio.Event()
+        self._sent = False
+
+    async def receive(self) -> Any:
+        if self._sent:
+            self.stopped.set()
+            await asyncio.Event().wait()
+        self._sent = True
+        return {"type": "http.request", "body": b"x" * 1000, "more_body": True}
+
+
+async def test_one_caller_cannot_fill_the_memory_with_bodies_that_never_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bodies, "MAX_ARRIVING", 2500)
+    arriving, senders = bodies.Arriving(), [Sender(), Sender()]
+    waiting = [asyncio.create_task(arriving.whole(sender.receive, 1 << 20)) for sender in senders]
+    await asyncio.gather(*(sender.stopped.wait() for sender in senders))
+    with pytest.raises(errors.LimitExceeded):
+        await arriving.whole(Sender().receive, 1 << 20)
+    waiting[0].cancel()
+    await asyncio.wait(waiting[:1])
+    monkeypatch.setattr(bodies, "STALLED_SECONDS", 0.01)
+    with pytest.raises(bodies.Left):
+        await arriving.whole(Sender().receive, 1 << 20)
+    waiting[1].cancel()
+    await asyncio.wait(waiting)
 
 
 def test_the_page_for_people_is_made_once() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sqlite3
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import replace
@@ -243,7 +244,7 @@ class SandboxTokens:
             issued = await self._desk.issue(now, operations=READING)
             if not await self._sessions.renew_token(now.session_id, issued.token):
                 return
-        except (errors.K8eError, OSError) as error:
+        except (errors.K8eError, OSError, sqlite3.Error) as error:
             log.warning("the token in session %s is not renewed: %s", now.session_id, error)
             self._schedule(now, RETRY_SECONDS)
         else:

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 from starlette.types import Receive
 
+from k8e import errors
+
 T = TypeVar("T")
+
+MAX_ARRIVING = 64 << 20
+"""Bytes of bodies in JSON that one caller may be sending, as slowly as it likes."""
+STALLED_SECONDS = 300.0
+"""How long the next bytes of such a body may take."""
 
 
 class TooLarge(Exception):
@@ -31,14 +39,37 @@ async def pieces(receive: Receive) -> AsyncGenerator[bytes]:
             return
 
 
-async def whole(receive: Receive, limit: int) -> bytes:
-    """A request's body of at most ``limit`` bytes."""
-    found = bytearray()
-    async for piece in pieces(receive):
-        found += piece
-        if len(found) > limit:
-            raise TooLarge(f"the body has more than {limit} bytes")
-    return bytes(found)
+class Arriving:
+    """The bodies in JSON that one caller is sending."""
+
+    def __init__(self) -> None:
+        self._size = 0
+
+    async def whole(self, receive: Receive, limit: int) -> bytes:
+        """A request's body of at most ``limit`` bytes; Left if its client sends nothing more."""
+        found = bytearray()
+        try:
+            async with (
+                asyncio.timeout(STALLED_SECONDS) as stalled,
+                aclosing(pieces(receive)) as coming,
+            ):
+                async for piece in coming:
+                    stalled.reschedule(asyncio.get_running_loop().time() + STALLED_SECONDS)
+                    found += piece
+                    self._size += len(piece)
+                    if len(found) > limit:
+                        raise TooLarge(f"the body has more than {limit} bytes")
+                    if self._size > MAX_ARRIVING:
+                        raise errors.LimitExceeded(
+                            f"requests that bring more than {MAX_ARRIVING >> 20} MiB together are "
+                            "still being sent",
+                            hint="wait until they are sent; PUT of a file takes any size",
+                        )
+        except TimeoutError:
+            raise Left from None
+        finally:
+            self._size -= len(found)
+        return bytes(found)
 
 
 async def unless_left(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

@@ -13,6 +13,7 @@ from k8e.client.operations import Operation, Send
 from k8e.client.requests import AsyncContent
 from k8e.client.results import Chunk, ExecEvent, ExecResult, FileEntry
 from k8e.guest import wire
+from k8e.rest.bodies import Arriving
 
 T = TypeVar("T")
 
@@ -22,6 +23,7 @@ class GatewayCalls(AsyncCaller):
 
     def __init__(self, dial: Dial) -> None:
         super().__init__(LocalConnector("", dial))
+        self.arriving = Arriving()
 
     async def close(self) -> None:
         await self._pool.close()

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 from pydantic import BaseModel
 from starlette.types import Message, Receive, Scope, Send
 
-from k8e.rest import bodies, problems
+from k8e.rest import problems
 from k8e.rest.bodies import Left
 from k8e.rest.client import GatewayCalls
 from k8e.rest.problems import Refusal
@@ -84,7 +84,7 @@ class Request:
                 415, "unsupported_media_type", f"the body is {kind or 'of no type'}, not JSON",
                 hint="send 'Content-Type: application/json'",
             )  # fmt: skip
-        data = await bodies.whole(self.receive, limit)
+        data = await self.calls.arriving.whole(self.receive, limit)
         return model.model_validate_json(data, strict=True)
 
     async def ask(self, op: str, **fields: object) -> dict[str, object]:
