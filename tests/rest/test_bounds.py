@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import socket
+import threading
 from typing import Any
 
 import pytest
@@ -12,8 +15,9 @@ from pydantic import BaseModel, ValidationError
 from k8e import errors
 from k8e.gateway.http import app
 from k8e.gateway.http.app import HttpAnswer
+from k8e.guest import wire
 from k8e.http_connections import CUT_OFF
-from k8e.rest import bodies, http, models, page, problems, requests
+from k8e.rest import bodies, files, http, models, page, problems, requests
 from k8e.rest.bodies import TooLarge
 from k8e.rest.client import GatewayCalls
 from k8e.rest.requests import Reply, Request
@@ -89,6 +93,40 @@ async def test_one_caller_cannot_fill_the_memory_with_bodies_that_never_end(
         await arriving.whole(Sender().receive, 1 << 20)
     waiting[1].cancel()
     await asyncio.wait(waiting)
+
+
+async def endless() -> socket.socket:
+    """A gateway whose sandbox lists files without end."""
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    threading.Thread(target=_list_without_end, args=(ours,), daemon=True).start()
+    return theirs
+
+
+def _list_without_end(gateway: socket.socket) -> None:
+    splitter = wire.Splitter(wire.MAX_REQUEST)
+    entry = {"type": "file", "size": 1, "mode": 0o644, "modified_ns": 1}
+    with gateway:
+        frames: list[Any] = []
+        while not frames:
+            frames = splitter.feed(gateway.recv(1 << 16))
+        channel = frames[0][1]
+        gateway.sendall(wire.frame(wire.RESULT, channel, wire.pack({"path": "/"})))
+        some = wire.pack([{**entry, "path": f"/{number}"} for number in range(500)])
+        with contextlib.suppress(OSError):
+            while True:
+                gateway.sendall(wire.frame(wire.DATA, channel, some))
+
+
+async def test_of_a_folder_without_end_only_the_answers_files_are_fetched() -> None:
+    calls = GatewayCalls(endless)
+    client = Client(2)
+    scope = {"query_string": b"", "headers": []}
+    request = Request(calls, scope, client.receive, {"sandbox_id": "sess-1"})
+    await files.list_files(request, Reply(client.send))
+    told = json.loads(client.told[1]["body"])
+    assert (len(told["files"]), told["truncated"]) == (files.MAX_FILES, True)
+    await calls.close()
 
 
 def test_the_page_for_people_is_made_once() -> None:
