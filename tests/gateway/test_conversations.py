@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import time
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +14,15 @@ import pytest
 
 from k8e import errors
 from k8e.auth import tokens
+from k8e.auth.keys import KeyQuota, Keys
+from k8e.auth.store import SqliteKeyStore
 from k8e.auth.tokens import LEEWAY
 from k8e.errors import TokenRefused
 from k8e.gateway.conversations import ConversationCalls
 from k8e.gateway.stores import Stores
-from k8e.gateway.tokens import SandboxTokens, TokenCalls, TokenDesk, grant_of
+from k8e.gateway.tokens import SandboxTokens, TokenCalls, TokenDesk, grant_of, with_key
 from k8e.guest import wire
-from k8e.model import SessionSpec
+from k8e.model import Principal, Role, Scope, SessionSpec
 from k8e.sessions.service import Sessions
 from tests.sessions.fakes import ME, World, until
 
@@ -163,3 +166,25 @@ async def test_a_token_is_renewed_later_where_the_database_fails(
     after = site.renewing._timers[session.session_id]  # pyright: ignore[reportPrivateUsage]
     assert after.when() < before.when()
     assert "is not renewed" in caplog.text
+
+
+async def test_a_token_ends_with_the_api_key_or_with_its_old_secret(tmp_path: Path) -> None:
+    store = SqliteKeyStore(tmp_path / "keys.db")
+    try:
+        known = Keys(store)
+        made = await known.create("ci", "1h", ["agent"], KeyQuota(rate=7.0))
+        scope = Scope("sess-1", frozenset({"exec"}))
+        caller = Principal(made.key.owner, frozenset({Role.AGENT}), scope=scope)
+        found = with_key(caller, time.time(), known)
+        assert (found.rate, found.scope, found.roles) == (7.0, scope, caller.roles)
+        issued_at = time.time()
+        await known.rotate("ci")
+        with pytest.raises(TokenRefused, match="replaced"):
+            with_key(caller, issued_at, known)
+        with_key(caller, time.time(), known)
+        await known.delete("ci")
+        with pytest.raises(TokenRefused, match="ended"):
+            with_key(caller, time.time(), known)
+        assert with_key(ME, 0, known) is ME
+    finally:
+        store.close()

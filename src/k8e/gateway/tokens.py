@@ -126,6 +126,10 @@ class TokenDesk:
         for limit, grant in list(self._used.items()):
             if name in grant.subjects() and not limit.expired():
                 limit.reschedule(now)
+        self.tell_revoked(name)
+
+    def tell_revoked(self, name: str) -> None:
+        """Say that the tokens of a subject are no longer good here."""
         for tell in self.on_revoke:
             tell(name)
 
@@ -391,9 +395,15 @@ def _subject(call: dict[str, Any], owner: str, namespace: str) -> str:
     return tokens.subject("owner", owner)
 
 
-def with_rate(principal: Principal, known: Keys) -> Principal:
-    """A caller with a token counts against the key whose sandbox it is."""
-    key = known.of_principal(principal)
-    if key is None:
+def with_key(principal: Principal, issued_at: float, known: Keys) -> Principal:
+    """A caller with a token: it counts against the key whose sandbox it is, and ends with it.
+
+    Raises:
+        TokenRefused: the key was deleted or has expired, or has another secret since then.
+    """
+    if not principal.name.startswith(keys.OWNER_PREFIX):
         return principal
+    key = known.of_principal(principal)
+    if key is None or issued_at < key.created_at:
+        raise TokenRefused("the API key of its sandbox has ended, or was replaced since")
     return replace(keys.principal(key), roles=principal.roles, scope=principal.scope)

@@ -231,12 +231,12 @@ class App:
             raise TokenRefused("this gateway has no tokens")
         try:
             principal, grant = await self._gateway.tokens.recognise(shown, audience)
+            principal = tokens.with_key(principal, grant.issued_at, self._gateway.keys)
         except TokenRefused as error:
             error.hint = error.hint or (
                 "open the conversation again, which gives a new token; or show the API key"
             )
             raise
-        principal = tokens.with_rate(principal, self._gateway.keys)
         async with self._gateway.tokens.while_good(grant):
             yield Known(principal, AuditCaller(principal.name, "conversation-token", peer))
 
