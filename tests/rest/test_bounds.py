@@ -86,13 +86,26 @@ async def test_one_caller_cannot_fill_the_memory_with_bodies_that_never_end(
     await asyncio.gather(*(sender.stopped.wait() for sender in senders))
     with pytest.raises(errors.LimitExceeded):
         await arriving.whole(Sender().receive, 1 << 20)
-    waiting[0].cancel()
-    await asyncio.wait(waiting[:1])
-    monkeypatch.setattr(bodies, "STALLED_SECONDS", 0.01)
-    with pytest.raises(bodies.Left):
-        await arriving.whole(Sender().receive, 1 << 20)
-    waiting[1].cancel()
+    for task in waiting:
+        task.cancel()
     await asyncio.wait(waiting)
+    last = Sender()
+    waiting = [asyncio.create_task(arriving.whole(last.receive, 1 << 20))]
+    await last.stopped.wait()  # there is room again
+    waiting[0].cancel()
+    await asyncio.wait(waiting)
+
+
+async def test_a_body_of_which_nothing_more_comes_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bodies, "STALLED_SECONDS", 0.01)
+    for coming in (
+        bodies.Arriving().whole(Sender().receive, 1 << 20),
+        anext(bodies.pieces(asyncio.Event().wait)),  # pyright: ignore[reportArgumentType]
+    ):
+        with pytest.raises(bodies.Left):
+            await coming
 
 
 async def endless() -> socket.socket:

@@ -16,7 +16,7 @@ T = TypeVar("T")
 MAX_ARRIVING = 64 << 20
 """Bytes of bodies in JSON that one caller may be sending, as slowly as it likes."""
 STALLED_SECONDS = 300.0
-"""How long the next bytes of such a body may take."""
+"""How long the next bytes of a body may take."""
 
 
 class TooLarge(Exception):
@@ -24,13 +24,17 @@ class TooLarge(Exception):
 
 
 class Left(Exception):
-    """The client has left before the end of its request."""
+    """The client has left before the end of its request, or sends or takes nothing any more."""
 
 
 async def pieces(receive: Receive) -> AsyncGenerator[bytes]:
-    """A request's body as it comes."""
+    """A request's body as it comes; Left if nothing more does."""
     while True:
-        message = await receive()
+        try:
+            async with asyncio.timeout(STALLED_SECONDS):
+                message = await receive()
+        except TimeoutError:
+            raise Left from None
         if message["type"] == "http.disconnect":
             raise Left
         if body := message.get("body", b""):
@@ -46,15 +50,11 @@ class Arriving:
         self._size = 0
 
     async def whole(self, receive: Receive, limit: int) -> bytes:
-        """A request's body of at most ``limit`` bytes; Left if its client sends nothing more."""
+        """A request's body of at most ``limit`` bytes."""
         found = bytearray()
         try:
-            async with (
-                asyncio.timeout(STALLED_SECONDS) as stalled,
-                aclosing(pieces(receive)) as coming,
-            ):
+            async with aclosing(pieces(receive)) as coming:
                 async for piece in coming:
-                    stalled.reschedule(asyncio.get_running_loop().time() + STALLED_SECONDS)
                     found += piece
                     self._size += len(piece)
                     if len(found) > limit:
@@ -65,8 +65,6 @@ class Arriving:
                             "still being sent",
                             hint="wait until they are sent; PUT of a file takes any size",
                         )
-        except TimeoutError:
-            raise Left from None
         finally:
             self._size -= len(found)
         return bytes(found)
