@@ -134,7 +134,7 @@ def _list_without_end(gateway: socket.socket) -> None:
 async def test_of_a_folder_without_end_only_the_answers_files_are_fetched() -> None:
     calls = GatewayCalls(endless)
     client = Client(2)
-    scope = {"query_string": b"", "headers": []}
+    scope: dict[str, Any] = {"query_string": b"", "headers": []}
     request = Request(calls, scope, client.receive, {"sandbox_id": "sess-1"})
     await files.list_files(request, Reply(client.send))
     told = json.loads(client.told[1]["body"])
@@ -166,7 +166,7 @@ class Client:
         self.cut_off += 1
 
     async def ask(self, path: str) -> None:
-        scope = {
+        scope: dict[str, Any] = {
             "type": "http", "method": "GET", "path": path, "raw_path": path.encode(),
             "query_string": b"", "headers": [], "state": {CUT_OFF: self.cut},
         }  # fmt: skip

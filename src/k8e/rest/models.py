@@ -32,7 +32,8 @@ Word = Annotated[str, StringConstraints(min_length=1, max_length=300, pattern=PL
 
 def _few(value: object) -> object:
     """Refuse too many variables before any of them is looked at: a body has room for a million."""
-    if isinstance(value, dict) and len(cast("dict[str, Any]", value)) > MAX_ENV_KEYS:
+    found: Any = value
+    if isinstance(found, dict) and len(cast("dict[str, Any]", found)) > MAX_ENV_KEYS:
         raise ValueError(f"there can be {MAX_ENV_KEYS} variables at most")
     return value
 
