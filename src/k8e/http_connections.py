@@ -106,6 +106,8 @@ class Protocol(H11Protocol):
         self.cycle.disconnected = True  # there will be no answer
         switched = _Switched(self)
         switched.connection_made(self.transport)
+        if self.flow.write_paused:
+            switched.pause_writing()  # the transport has told it to us, and tells nobody twice
         if said := self.conn.trailing_data[0]:
             switched.data_received(said)
         self.transport.set_protocol(switched)

@@ -9,8 +9,10 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
+from starlette.types import Receive, Scope, Send
 
-from k8e import websockets
+from k8e import http_connections, websockets
+from k8e.agent_sandbox import cluster_router
 from tests.agent_sandbox.serving import PATIENCE, Pod, Routed, head, pod, routed, sandbox, status
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
@@ -142,8 +144,6 @@ async def test_a_client_that_leaves_ends_the_servers_connection(tmp_path: Path) 
 async def test_a_router_that_stops_says_that_it_goes_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from k8e.agent_sandbox import cluster_router
-
     monkeypatch.setattr(cluster_router, "STOP_SECONDS", 0.1)
     async with pod(SWITCHED) as found:
         async with routed(tmp_path) as router:
@@ -184,6 +184,43 @@ async def test_a_side_that_reads_nothing_holds_only_its_own_direction_back(tmp_p
         one.writer.write(said)
         await one.heard(said)
         assert await one.read(1 << 20)
+
+
+async def test_a_client_that_took_nothing_before_holds_its_server_back() -> None:
+    size = 32 << 20  # more than the kernel holds
+    sent = asyncio.get_running_loop().create_future()
+
+    async def app(scope: Scope, _receive: Receive, send: Send) -> None:
+        if scope["path"] == "/large":
+            length = (b"content-length", b"%d" % size)
+            await send({"type": "http.response.start", "status": 200, "headers": [length]})
+            await send({"type": "http.response.body", "body": bytes(size)})
+            return
+        switch = scope["state"][http_connections.SWITCH]
+        client = switch([(b"Connection", b"Upgrade"), (b"Upgrade", b"websocket")])
+        sending = asyncio.create_task(client.send(b"hello"))
+        done, _ = await asyncio.wait({sending}, timeout=0.3)
+        sent.set_result(bool(done))
+        await sending
+        client.close()
+
+    server = http_connections.Server(app)
+    listening = cluster_router.listen("127.0.0.1:0")
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    reader, writer = await asyncio.open_connection(*listening.getsockname())
+    try:
+        writer.write(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n" + head("GET /ws HTTP/1.1", *UPGRADE))
+        async with asyncio.timeout(PATIENCE):
+            assert not await sent, "bytes that nobody takes would fill the memory"
+            said = b""
+            while data := await reader.read(1 << 20):
+                said = (said + data)[-100:]
+            assert said.endswith(b"hello")
+    finally:
+        writer.transport.abort()
+        server.told.set()
+        async with asyncio.timeout(PATIENCE):
+            await serving
 
 
 REFUSED = {
