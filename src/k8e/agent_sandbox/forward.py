@@ -14,7 +14,7 @@ from typing import Any
 import h11
 from starlette.types import Receive, Scope
 
-from k8e import websockets
+from k8e import errors, websockets
 from k8e.agent_sandbox.answers import Answer, Refusal
 from k8e.agent_sandbox.bodies import Left, pieces
 from k8e.agent_sandbox.reach import PortConnection
@@ -74,9 +74,12 @@ async def _exchange(
 
 async def _feed(connection: PortConnection, server: HttpStream, receive: Receive) -> None:
     """Pass the request's body on; then wait, so that a client that leaves is noticed."""
-    async for piece in pieces(receive):
-        await connection.send(server.send(h11.Data(data=piece)))
-    await connection.send(server.send(h11.EndOfMessage()))
+    try:
+        async for piece in pieces(receive):
+            await connection.send(server.send(h11.Data(data=piece)))
+        await connection.send(server.send(h11.EndOfMessage()))
+    except (h11.LocalProtocolError, errors.K8eError, OSError):
+        pass  # a server that takes no more of a body may answer all the same
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -126,7 +129,7 @@ async def _next(events: AsyncGenerator[Any], feeding: asyncio.Task[None]) -> Any
 
 
 def _has_left(feeding: asyncio.Task[None]) -> bool:
-    """Whether the client is gone. A server that takes no more of a body may answer all the same."""
+    """Whether the client is gone."""
     return feeding.exception() is None or isinstance(feeding.exception(), Left)
 
 
