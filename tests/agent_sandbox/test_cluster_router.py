@@ -355,6 +355,10 @@ FORBIDDEN: dict[str, tuple[Object, str]] = {
     "suspension": ({"spec": {"operatingMode": "Suspended"}}, "may only resume"),
     "an end": ({"spec": {"shutdownTime": "2020-01-01T00:00:00Z"}}, "no other field"),
     "another annotation": ({"metadata": {"annotations": {"a": "b"}}}, "annotations"),
+    "who suspended it": (
+        {"metadata": {"annotations": {"sandbox.k8e.io/suspended-by": "idle"}}},
+        "annotations",
+    ),
     "a label": ({"metadata": {"labels": {"a": "b"}}}, "labels"),
     "a finalizer": ({"metadata": {"finalizers": ["a/b"]}}, "finalizers"),
 }
@@ -364,8 +368,8 @@ def test_the_routers_account_may_do_nothing_else(stage: Stage) -> None:
     stage.add("guarded")
     asleep(stage, "guarded-too", by="")
 
-    def patch(name: str, change: Object) -> str:
-        return asyncio.run(_patch(stage.kubeconfig, name, change))
+    def patch(name: str, change: Object, version: str = resources.VERSION) -> str:
+        return asyncio.run(_patch(stage.kubeconfig, name, change, version))
 
     resumed = {"spec": {"operatingMode": "Running"}}
     assert "may only resume" in patch("guarded-too", resumed)
@@ -373,6 +377,9 @@ def test_the_routers_account_may_do_nothing_else(stage: Stage) -> None:
         assert told in patch("guarded", change)
     mark = {"metadata": {"annotations": {"sandbox.k8e.io/last-active": "2030-01-01T00:00:00Z"}}}
     assert patch("guarded", mark) == ""
+    # v1alpha1 has no operatingMode: a write of it would lose that of a suspended sandbox.
+    assert "only uses v1beta1" in patch("guarded-too", mark, "v1alpha1")
+    assert stage.get("guarded-too")["spec"]["operatingMode"] == "Suspended"
     for verb in ("get", "create", "delete", "update"):
         assert "no" in stage.as_router("auth", "can-i", verb, "sandboxes.agents.x-k8s.io", "-A")
     for kind in ("pods", "secrets"):
@@ -382,11 +389,12 @@ def test_the_routers_account_may_do_nothing_else(stage: Stage) -> None:
     assert "no" in stage.as_router("auth", "can-i", "patch", *status)
 
 
-async def _patch(kubeconfig: Path, name: str, change: Object) -> str:
+async def _patch(kubeconfig: Path, name: str, change: Object, version: str) -> str:
     """Patch a sandbox as the router; why it is refused, if it is."""
     api = by_kubeconfig(kubeconfig)
     try:
         path = resources.path_of(resources.SANDBOX, ("default", name))
+        path = path.replace(resources.VERSION, version)
         await api.call("PATCH", path, change, kind=MERGE)
     except ApiError as error:
         return str(error)
