@@ -391,6 +391,17 @@ async def test_a_server_that_leaves_in_the_middle_cuts_its_client_off(tmp_path: 
         writer.transport.abort()
 
 
+async def test_an_answer_of_single_bytes_is_passed_on_in_larger_pieces(tmp_path: Path) -> None:
+    start = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    answer = start + b"1\r\na\r\n" * 2000 + b"0\r\n\r\n"
+    async with pod(answer) as found, routed(tmp_path) as router:
+        router.add(sandbox("box", found.address))
+        said = await router.say(head("GET / HTTP/1.1", CLOSE))
+        _, _, body = said.partition(b"\r\n\r\n")
+        assert body.count(b"a") == 2000
+        assert body.count(b"\r\n") < 500, "each piece is work for the router and its client"
+
+
 async def test_a_client_that_leaves_leaves_nothing_behind(tmp_path: Path) -> None:
     async with pod(b"") as found, routed(tmp_path) as router:
         router.add(sandbox("box", found.address))

@@ -136,8 +136,10 @@ def _policy() -> list[Object]:
 
 
 def _marks() -> str:
-    """When a sandbox was used may be set. Who suspended it may only be taken away: whoever could
-    set it could wake what a person has suspended."""
+    """When a sandbox was used may be set; who suspended it may only be taken away.
+
+    Whoever could set that could wake what a person has suspended.
+    """
     now, before = (f"{one}.metadata.?annotations.orValue({{}})" for one in ("object", "oldObject"))
     used, by = f"'{additions.LAST_ACTIVE}'", f"'{additions.SUSPENDED_BY}'"
     return (
