@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import ssl
 import time
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -24,16 +24,15 @@ pytestmark = pytest.mark.anyio
 KINDS = (resources.SANDBOX, resources.CLAIM, resources.POOL, resources.TEMPLATE)
 
 
-def merge(has: Any, patch: Any) -> Any:
+def merge(has: Object, patch: Object) -> Object:
     """A merge patch (RFC 7396)."""
-    if not isinstance(patch, dict):
-        return patch
-    made: Object = dict(has) if isinstance(has, dict) else {}
+    made = dict(has)
     for name, value in patch.items():
         if value is None:
             made.pop(name, None)
         else:
-            made[name] = merge(made.get(name), value)
+            known = made.get(name) or {}
+            made[name] = merge(known, cast("Object", value)) if isinstance(value, dict) else value
     return made
 
 
