@@ -31,7 +31,7 @@ def merge(has: Object, patch: Object) -> Object:
         if value is None:
             made.pop(name, None)
         else:
-            known = made.get(name) or {}
+            known: Object = made.get(name) or {}
             made[name] = merge(known, cast("Object", value)) if isinstance(value, dict) else value
     return made
 
