@@ -719,7 +719,7 @@ is_ours() { grep -q 'The command k8e, written by install.sh' "$1" 2>/dev/null; }
 
 # What a gateway keeps in its data folder; K8E itself has other things there.
 data_parts='approvals.db* audit config.toml conversations.db* databases.* events exposures.db* gateway.log* guest images indexes.json
-    keys.db* locales probe.json* probe.tmp python reserve* rootfs secrets* sessions.db* snapshots snapshots.db* templates templates.db*
+    keys.db* locales pods probe.json* probe.tmp python reserve* rootfs secrets* sessions.db* snapshots snapshots.db* templates templates.db*
     tls tokens.db* workspaces'
 run_parts='checks container gateway.pid gateway.sock gvisor holder.* intents net sandboxes start.lock tether.* world'
 

@@ -72,8 +72,13 @@ class Protocol(H11Protocol):
         """Take a place among the strangers: nothing is known of the request that comes next."""
         address = self.client[0] if self.client else ""
         self._leave()
-        self._stranger = self.admission.enter(address, self.transport.abort)
+        self._stranger = self.admission.enter(address, self._evict)
         self._waiting = self.loop.call_later(HEAD_SECONDS, self._expect_head, self.scope)
+
+    def _evict(self) -> None:
+        """Give the place up at once: asyncio tells of lost connections later, a flood has many."""
+        self.connections.discard(self)
+        self.transport.abort()
 
     def _leave(self) -> None:
         if self._waiting is not None:

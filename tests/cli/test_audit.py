@@ -48,11 +48,11 @@ def test_people_get_a_table_and_programs_get_lines(place: Place, shop: str) -> N
 
 
 def test_only_refusals_can_be_asked_for(place: Place, shop: str) -> None:
-    place.error("sandbox", "destroy", "sess-of-nobody")
+    place.error("sandbox", "destroy", "sess-asked-for-once")
     assert lines(place, "--session", shop, "--denied", "--json") == []
-    (row,) = lines(place, "--session", "sess-of-nobody", "--denied", "--json")
+    (row,) = lines(place, "--session", "sess-asked-for-once", "--denied", "--json")
     assert row["detail"]["call"] == "destroy_session"
-    assert b"DENIED  call.refused" in place.cli("audit", "--session", "sess-of-nobody").stdout
+    assert b"DENIED  call.refused" in place.cli("audit", "--session", "sess-asked-for-once").stdout
 
 
 def test_follow_goes_on_with_rows_as_they_come(place: Place, shop: str) -> None:

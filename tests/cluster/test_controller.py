@@ -18,6 +18,7 @@ from tests.cluster.machine import COMPONENTS, Machine, end
 
 pytestmark = pytest.mark.timeout(600)
 CNI = "basic"
+DEFINITION = "CustomResourceDefinition"
 READY = ("wait", "--for=condition=Ready", "--timeout=180s")
 VOLUME = {
     "metadata": {"name": "work"},
@@ -33,6 +34,11 @@ def cluster() -> Generator[Cluster]:
         found.start()
         wanted = (*deployment.objects("core"), *deployment.objects("extensions"))
         found.apply(*(item for item in wanted if item["kind"] != "Deployment"))
+        kinds = (item["metadata"]["name"] for item in wanted if item["kind"] == DEFINITION)
+        found.kubectl(
+            *("wait", "--for=condition=Established", "--timeout=60s"),
+            *(f"crd/{name}" for name in kinds),
+        )
         # The command itself, not a pod: no image of it has to be made for this.
         controller = found.server.start(
             *(sys.executable, "-P", "-m", "k8e", "controller"),

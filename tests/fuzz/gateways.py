@@ -313,7 +313,9 @@ def quiet(gateway: Gateway, neighbour: str) -> Generator[Use]:
     """Afterwards the gateway has no more than before, and the neighbour is served."""
     with gateway.connect() as caller:
         caller.run(neighbour, "true")
-        caller.call(op="list_snapshots")  # whose database is opened when it is first needed
+        # Whose databases are opened when they are first needed.
+        caller.call(op="list_snapshots")
+        caller.call(op="token_keys")
     before = gateway.use()
     yield before
     with gateway.connect() as caller:

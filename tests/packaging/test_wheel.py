@@ -36,7 +36,7 @@ def test_holds_the_package_and_nothing_else(wheel: zipfile.ZipFile) -> None:
     parts = [*(REPO / "src/k8e").rglob("*.py"), *(REPO / "src/k8e").rglob("*.md")]
     source = {str(path.relative_to(REPO / "src")) for path in parts}
     assert source <= set(wheel.namelist())
-    assert sum(info.compress_size for info in wheel.infolist()) < 3 << 19  # 1.5 MiB
+    assert sum(info.compress_size for info in wheel.infolist()) < 2 << 20  # 2 MiB
 
 
 def test_base_installation_needs_a_client_s_packages_only(wheel: zipfile.ZipFile) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, assume, settings
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import ignored_auth
 
@@ -66,7 +66,9 @@ def test_no_request_gets_an_answer_that_is_not_described(
     @_given(strategy)
     def attempt(case: Any) -> None:
         _tame(case)
-        if ours and len(str(case.path_parameters.get("sandbox_id", ""))) % 2:
+        wrong = _wrong_parts(case)
+        assume(wrong != {"header"})  # the credential, and that is ours
+        if ours and "path" not in wrong and len(str(case.path_parameters["sandbox_id"])) % 2:
             case.path_parameters.update(ours)
         case.call_and_validate(
             base_url=keyed.gateway.root,
@@ -79,11 +81,17 @@ def test_no_request_gets_an_answer_that_is_not_described(
     attempt()
 
 
+def _wrong_parts(case: Any) -> set[str]:
+    """What of a request is not as described: ``path``, ``query``, ``header``, ``body``."""
+    parts = case.meta.components.items()
+    return {where.value for where, part in parts if part.mode is GenerationMode.NEGATIVE}
+
+
 def _tame(case: Any) -> None:
     """What it runs must end soon, and what no schema can say must be right.
 
-    A cursor is only good if an answer gave it; runtimes are those of the machine; what may be
-    reached is said in a language of its own, which tests/egress has.
+    A cursor is only good if an answer gave it; runtimes are those of the machine; what a token may
+    do depends on its audience; what may be reached has a language of its own: see tests/egress.
     """
     if case.query:
         case.query.pop("cursor", None)
@@ -94,7 +102,7 @@ def _tame(case: Any) -> None:
         body["timeout"] = min(body["timeout"], 2)
     if case.meta.generation.mode is not GenerationMode.POSITIVE:
         return
-    for name in ("runtime", "remove"):
+    for name in ("runtime", "remove", "operations"):
         body.pop(name, None)
     for name in ("allowed_hosts", "add"):
         if isinstance(body.get(name), list):

@@ -28,7 +28,7 @@ def use(name: str) -> None:
     from k8e.runtimes import guest_package
 
     def told(value: object) -> object:
-        return lambda: value
+        return lambda *_: value
 
     kept = json.loads(lzma.decompress((FIXTURES / f"{name}.json.xz").read_bytes()))
     for function, value in kept.items():

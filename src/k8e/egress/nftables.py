@@ -12,6 +12,7 @@ import ctypes.util
 import os
 import socket
 import struct
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -28,6 +29,11 @@ class NftFailed(errors.K8eError):
     """The kernel or libnftables refused a change; nothing of it was applied."""
 
     code = "nft_failed"
+
+
+_ONE_AT_A_TIME = threading.Lock()
+"""libnftables has one list of network devices for all contexts of a process: two threads that run
+commands at once free it twice, and the process ends."""
 
 
 class Nftables:
@@ -50,7 +56,8 @@ class Nftables:
 
     def run(self, commands: str) -> str:
         """Run all of ``commands`` or nothing; return their output."""
-        status = self._lib.nft_run_cmd_from_buffer(self._context, commands.encode())
+        with _ONE_AT_A_TIME:
+            status = self._lib.nft_run_cmd_from_buffer(self._context, commands.encode())
         output = self._lib.nft_ctx_get_output_buffer(self._context).decode()
         error = self._lib.nft_ctx_get_error_buffer(self._context).decode()
         if status:

@@ -176,7 +176,7 @@ async def no_host_files(stage: Stage) -> None:
         "/opt": ["k8e"],
         "/opt/k8e": ["tools"],
         "/run": ["k8e"],
-        "/run/k8e": ["guest", "link", "python", "slot"],
+        "/run/k8e": ["guest", "link", "python", "slot", "token"],
     }
     for path, names in seen.items():
         expect(set(names or ()) <= set(allowed.get(path, ())), f"{path} holds {names}")
