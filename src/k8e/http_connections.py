@@ -17,7 +17,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from k8e.admission import ADMIT, Admission, UnknownConnection
-from k8e.bounded_sockets import BoundedSocket
+from k8e.bounded_sockets import BoundedSocket, Gone
 from k8e.http_headers import Headers
 from k8e.http_messages import HttpConnection
 
@@ -36,6 +36,7 @@ STRANGER_SECONDS = 30.0
 SWITCH = "k8e.switch"
 """Where a request whose client asks for a WebSocket has a function, in its state: it answers 101
 with the headers that it is given, and returns the connection, whose bytes are then the app's.
+It raises Gone if the connection is lost.
 
 The app ends the connection. ASGI's own WebSockets are not used: they are messages, and what only
 passes a message on need not hold all of it."""
@@ -105,12 +106,16 @@ class Protocol(H11Protocol):
         self.transport.abort()
 
     def _switch(self, headers: Headers) -> BoundedSocket:
+        if self._gone.is_set():
+            raise Gone
         phrase = b"Switching Protocols"
         event = h11.InformationalResponse(status_code=101, headers=headers, reason=phrase)
         self.transport.write(self.conn.send(event) or b"")
         self.cycle.disconnected = True  # there will be no answer
         switched = _Switched(self)
         switched.connection_made(self.transport)
+        if self.flow.write_paused:
+            switched.pause_writing()  # the transport has told it to us, and tells nobody twice
         if said := self.conn.trailing_data[0]:
             switched.data_received(said)
         self.transport.set_protocol(switched)

@@ -6,6 +6,8 @@ as one of the same size that a browser sends, and so does a body of chunks that 
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 import h11
@@ -15,6 +17,10 @@ MAX_FIELDS = 200
 MAX_CRUMBS = 1024
 """Pieces of a body that may be small …"""
 CRUMB = 16  # … which means fewer bytes than this, on average
+TURN = 32
+"""Events of one message in a row: one byte each would hold everybody else up."""
+CRUMBS = 32 * TURN  # bytes in that many events …
+CRUMBS_PAUSE = 0.002  # … after which a side waits this many seconds: they are work for nothing
 _SHORTEST = 4 * MAX_FIELDS  # bytes of a head with more fields; shorter ones need no look
 
 
@@ -55,3 +61,27 @@ class HttpStream(HttpConnection):
 
     def _check_piece(self, event: Any) -> None:
         pass
+
+
+async def joined(
+    stream: HttpStream, receive: Callable[[], Awaitable[bytes]]
+) -> AsyncGenerator[Any]:
+    """The events of the other side, with data that came together as one piece of bytes."""
+    parts: list[bytes] = []
+    turns = 0
+    while True:
+        event = stream.next_event()
+        if isinstance(event, h11.Data):
+            parts.append(bytes(event.data))
+            turns += 1
+            if turns < TURN:
+                continue
+            await asyncio.sleep(CRUMBS_PAUSE if sum(map(len, parts)) < CRUMBS else 0)
+        turns = 0
+        if parts:
+            yield b"".join(parts)
+            parts = []
+        if event is h11.NEED_DATA:
+            stream.receive_data(await receive())
+        elif not isinstance(event, h11.Data):
+            yield event

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -390,6 +391,17 @@ async def test_a_server_that_leaves_in_the_middle_cuts_its_client_off(tmp_path: 
         writer.transport.abort()
 
 
+async def test_an_answer_of_single_bytes_is_passed_on_in_larger_pieces(tmp_path: Path) -> None:
+    start = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    answer = start + b"1\r\na\r\n" * 2000 + b"0\r\n\r\n"
+    async with pod(answer) as found, routed(tmp_path) as router:
+        router.add(sandbox("box", found.address))
+        said = await router.say(head("GET / HTTP/1.1", CLOSE))
+        _, _, body = said.partition(b"\r\n\r\n")
+        assert body.count(b"a") == 2000
+        assert body.count(b"\r\n") < 500, "each piece is work for the router and its client"
+
+
 async def test_a_client_that_leaves_leaves_nothing_behind(tmp_path: Path) -> None:
     async with pod(b"") as found, routed(tmp_path) as router:
         router.add(sandbox("box", found.address))
@@ -405,6 +417,30 @@ async def test_a_client_that_leaves_leaves_nothing_behind(tmp_path: Path) -> Non
             await found.until(lambda: found.heard[-1].endswith(b"<end>"))
             writer.transport.abort()
             found.heard.clear()
+
+
+async def test_a_client_that_leaves_is_noticed_though_its_body_was_not_taken(
+    tmp_path: Path,
+) -> None:
+    part = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\npart\r\n"
+    async with pod(part) as found, routed(tmp_path) as router:
+        router.add(sandbox("box", found.address))
+        reader, writer = await router.connect()
+        # Its length is for one connection only, so to the server it has no body.
+        fields = ("Content-Length: 4", "Connection: content-length")
+        writer.write(head("POST / HTTP/1.1", *fields) + b"body")
+        async with asyncio.timeout(30):
+            await reader.readuntil(b"part")
+        writer.transport.abort()
+        await found.until(lambda: found.heard[0].endswith(b"<end>"))
+
+
+async def test_marks_of_use_have_the_time_of_the_api_server(tmp_path: Path) -> None:
+    async with routed(tmp_path) as router:
+        api: Any = router.cluster.pods._api  # pyright: ignore[reportPrivateUsage]
+        api._ahead = 300.0
+        now: Any = router.cluster.activity._now  # pyright: ignore[reportPrivateUsage]
+        assert now() == pytest.approx(time.time() + 300, abs=30)
 
 
 async def test_one_caller_cannot_have_all_requests(tmp_path: Path) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import struct
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from starlette.types import Receive, Scope, Send
 
-from k8e import websockets
+from k8e import http_connections, websockets
+from k8e.agent_sandbox import cluster_router
+from k8e.bounded_sockets import Gone
 from tests.agent_sandbox.serving import PATIENCE, Pod, Routed, head, pod, routed, sandbox, status
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
@@ -142,8 +145,6 @@ async def test_a_client_that_leaves_ends_the_servers_connection(tmp_path: Path) 
 async def test_a_router_that_stops_says_that_it_goes_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from k8e.agent_sandbox import cluster_router
-
     monkeypatch.setattr(cluster_router, "STOP_SECONDS", 0.1)
     async with pod(SWITCHED) as found:
         async with routed(tmp_path) as router:
@@ -184,6 +185,78 @@ async def test_a_side_that_reads_nothing_holds_only_its_own_direction_back(tmp_p
         one.writer.write(said)
         await one.heard(said)
         assert await one.read(1 << 20)
+
+
+@contextlib.asynccontextmanager
+async def served(
+    app: Callable[[Scope, Receive, Send], Awaitable[None]],
+) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection to a server of an app."""
+    server = http_connections.Server(app)
+    listening = cluster_router.listen("127.0.0.1:0")
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    reader, writer = await asyncio.open_connection(*listening.getsockname())
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+        server.told.set()
+        async with asyncio.timeout(PATIENCE):
+            await serving
+
+
+SWITCHING = [(b"Connection", b"Upgrade"), (b"Upgrade", b"websocket")]
+
+
+async def test_a_client_that_took_nothing_before_holds_its_server_back() -> None:
+    size = 32 << 20  # more than the kernel holds
+    sent = asyncio.get_running_loop().create_future()
+
+    async def app(scope: Scope, _receive: Receive, send: Send) -> None:
+        if scope["path"] == "/large":
+            length = (b"content-length", b"%d" % size)
+            await send({"type": "http.response.start", "status": 200, "headers": [length]})
+            await send({"type": "http.response.body", "body": bytes(size)})
+            return
+        client = scope["state"][http_connections.SWITCH](SWITCHING)
+        sending = asyncio.create_task(client.send(b"hello"))
+        done, _ = await asyncio.wait({sending}, timeout=0.3)
+        sent.set_result(bool(done))
+        await sending
+        client.close()
+
+    async with served(app) as (reader, writer):
+        writer.write(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n" + head("GET /ws HTTP/1.1", *UPGRADE))
+        async with asyncio.timeout(PATIENCE):
+            assert not await sent, "bytes that nobody takes would fill the memory"
+            said = b""
+            while data := await reader.read(1 << 20):
+                said = (said + data)[-100:]
+            assert said.endswith(b"hello")
+
+
+async def test_there_is_no_switch_for_a_client_that_has_left() -> None:
+    told: asyncio.Future[type[BaseException] | None] = asyncio.get_running_loop().create_future()
+
+    asked = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, _send: Send) -> None:
+        asked.set()
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        try:
+            scope["state"][http_connections.SWITCH](SWITCHING)
+        except Exception as error:
+            told.set_result(type(error))
+        else:
+            told.set_result(None)
+
+    async with served(app) as (_, writer):
+        writer.write(head("GET /ws HTTP/1.1", *UPGRADE))
+        async with asyncio.timeout(PATIENCE):
+            await asked.wait()
+            writer.transport.abort()
+            assert await told is Gone
 
 
 REFUSED = {

@@ -98,6 +98,17 @@ async def test_a_published_key_is_enough_to_check_a_token(ring: Tokens) -> None:
     assert (found["sub"], found["sandbox_id"]) == ("ada", "sess-1")
 
 
+async def test_a_published_key_is_described_once_however_often_it_is_asked_for(
+    ring: Tokens, clock: Clock
+) -> None:
+    [first] = await ring.signer.published()
+    [again] = await ring.signer.published()
+    assert first is again
+    assert isinstance(ring.signer, KeyRing)
+    kid = await ring.signer.rotate(at_once=True)
+    assert [key["kid"] for key in await ring.signer.published()] == [kid]
+
+
 async def test_a_token_is_good_between_its_dates_only(ring: Tokens, clock: Clock) -> None:
     token, grant = await ring.mint(GRANT, 60)
     began = clock.now

@@ -17,7 +17,7 @@ from k8e.gateway.identity import LOCAL
 from k8e.gateway.operations import ANY, NoRow, operation
 from k8e.gateway.service import Gateway
 from k8e.guest import wire
-from k8e.model import Principal
+from k8e.model import Principal, Role, Scope
 from k8e.sessions.approvals import Approvals
 from k8e.sessions.service import Sessions
 
@@ -42,7 +42,7 @@ class BrokenSessions:
 class Client:
     """One connection, and what was answered on it."""
 
-    def __init__(self, folder: Path, error: Exception) -> None:
+    def __init__(self, folder: Path, error: Exception, principal: Principal = LOCAL) -> None:
         config = settings.load({"K8E_DATA_DIR": str(folder), "K8E_RUN_DIR": str(folder)})
         sessions = cast("Sessions", BrokenSessions(error))
         gateway = Gateway(config, sessions, cast("Approvals", None), cast("Keys", None))
@@ -54,7 +54,7 @@ class Client:
 
         gateway.operations.add(Broken())
         self.answers: asyncio.Queue[tuple[int, int, bytes]] = asyncio.Queue()
-        self._client = ClientConnection(gateway, LOCAL, self._take)
+        self._client = ClientConnection(gateway, principal, self._take)
 
     def _take(self, kind: int, channel: int, body: bytes) -> None:
         self.answers.put_nowait((kind, channel, body))
@@ -85,3 +85,14 @@ async def test_a_surprise_is_for_the_log_and_the_caller_is_told_no_more(
             assert (kind, channel) == (wire.ERROR, 1)
             assert told == {"code": "internal", "message": errors.INTERNAL, "hint": ""}
     assert PATH in caplog.text
+
+
+async def test_a_token_is_for_a_session_by_its_id_and_for_no_standing_one(tmp_path: Path) -> None:
+    scope = Scope("s-1", frozenset({"exec"}))
+    caller = Principal("me", frozenset({Role.AGENT}), scope=scope)
+    client = Client(tmp_path, ZeroDivisionError(), caller)
+    for target in ({"id": "s-1", "auto": "default"}, {"auto": "default"}, {"id": "s-2"}, "s-1"):
+        _, _, told = await client.ask(op="exec", session=target)
+        assert told["code"] == "token_refused", target
+    _, _, told = await client.ask(op="exec", session={"id": "s-1"})
+    assert told["code"] == "internal"  # it came as far as the sessions, which are broken

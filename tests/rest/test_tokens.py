@@ -248,3 +248,14 @@ async def test_with_a_shared_secret_the_users_backend_can_check_tokens() -> None
         forged = jwt.encode(claims, "x" * 40, "HS256")
         rest.with_token(forged).refused(401, "GET", place)
         assert isinstance(rest.http, httpx2.Client)
+
+
+async def test_a_token_ends_with_the_secret_that_the_api_key_had(rest: Rest) -> None:
+    made = rest.key("replaced").open("mine")
+    mine, place = rest.with_token(made["token"]), f"/sandbox/{made['sandbox_id']}"
+    assert mine.told("GET", place)["status"] == "running"
+    key = rest.gateway.place.json("sandbox", "api-key", "rotate", "replaced")["key"]
+    assert "was replaced" in mine.refused(401, "GET", place)["detail"]
+    again = rest.with_token(key).open("mine")
+    assert again["sandbox_id"] == made["sandbox_id"]
+    assert rest.with_token(again["token"]).told("GET", place)["status"] == "running"

@@ -15,7 +15,7 @@ from k8e import errors
 from k8e.agent_sandbox.bodies import Left, TooLarge
 from k8e.agent_sandbox.client import InsideClient
 from k8e.agent_sandbox.paths import Outside
-from k8e.bounded_sockets import SLOW_SECONDS, BoundedSocket
+from k8e.bounded_sockets import SLOW_SECONDS, BoundedSocket, Gone
 from k8e.client.results import Chunk, FileEntry
 from k8e.http_headers import Headers
 
@@ -50,11 +50,18 @@ class Answer:
             await self._send(message)
 
     def switch(self, headers: Headers) -> BoundedSocket:
-        """Answer that the connection is a WebSocket's from now on; its bytes."""
+        """Answer that the connection is a WebSocket's from now on; its bytes.
+
+        Raises:
+            Left: the client is gone.
+        """
         if self._switch is None:
             raise Refusal(501, "this server has no WebSockets")
         self.begun = True
-        return self._switch(headers)
+        try:
+            return self._switch(headers)
+        except Gone:
+            raise Left from None
 
     async def begin(self, code: int, *headers: tuple[bytes, bytes]) -> None:
         await self.send({"type": "http.response.start", "status": code, "headers": headers})

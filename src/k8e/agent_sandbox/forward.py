@@ -14,12 +14,12 @@ from typing import Any
 import h11
 from starlette.types import Receive, Scope
 
-from k8e import websockets
+from k8e import errors, websockets
 from k8e.agent_sandbox.answers import Answer, Refusal
 from k8e.agent_sandbox.bodies import Left, pieces
 from k8e.agent_sandbox.reach import PortConnection
 from k8e.http_headers import WEBSOCKET, Headers, end_to_end, is_websocket, words
-from k8e.http_messages import HttpStream
+from k8e.http_messages import HttpStream, joined
 
 MAX_HEAD = 64 << 10
 """Bytes of an answer's head."""
@@ -74,9 +74,12 @@ async def _exchange(
 
 async def _feed(connection: PortConnection, server: HttpStream, receive: Receive) -> None:
     """Pass the request's body on; then wait, so that a client that leaves is noticed."""
-    async for piece in pieces(receive):
-        await connection.send(server.send(h11.Data(data=piece)))
-    await connection.send(server.send(h11.EndOfMessage()))
+    try:
+        async for piece in pieces(receive):
+            await connection.send(server.send(h11.Data(data=piece)))
+        await connection.send(server.send(h11.EndOfMessage()))
+    except (h11.LocalProtocolError, errors.K8eError, OSError):
+        pass  # a server that takes no more of a body may answer all the same
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -85,7 +88,7 @@ async def _pass_answer(
     connection: PortConnection, server: HttpStream, answer: Answer, feeding: asyncio.Task[None]
 ) -> Headers | None:
     """Pass the answer on; the headers of one that changes the connection into a WebSocket's."""
-    events = _events(connection, server)
+    events = joined(server, connection.receive)
     information = 0
     while True:
         event = await _next(events, feeding)
@@ -98,9 +101,8 @@ async def _pass_answer(
                     raise BadAnswer("too many answers before the answer")
             case h11.Response():
                 await answer.begin(event.status_code, *_answer_headers(event))
-            case h11.Data():
-                body = bytes(event.data)
-                await answer.send({"type": "http.response.body", "body": body, "more_body": True})
+            case bytes():
+                await answer.send({"type": "http.response.body", "body": event, "more_body": True})
             case h11.EndOfMessage():
                 await answer.send({"type": "http.response.body", "body": b"", "more_body": False})
                 return None
@@ -126,17 +128,8 @@ async def _next(events: AsyncGenerator[Any], feeding: asyncio.Task[None]) -> Any
 
 
 def _has_left(feeding: asyncio.Task[None]) -> bool:
-    """Whether the client is gone. A server that takes no more of a body may answer all the same."""
+    """Whether the client is gone."""
     return feeding.exception() is None or isinstance(feeding.exception(), Left)
-
-
-async def _events(connection: PortConnection, server: HttpStream) -> AsyncGenerator[Any]:
-    while True:
-        event = server.next_event()
-        if event is h11.NEED_DATA:
-            server.receive_data(await connection.receive())
-        else:
-            yield event
 
 
 def _request(path: str, scope: Scope) -> h11.Request:

@@ -110,6 +110,10 @@ class Pods:
         """Follow the API server, for ever."""
         await self.cache.run()
 
+    def clock(self) -> float:
+        """Seconds since the epoch by the API server's clock: the controller's is the same."""
+        return self._api.clock()
+
     @property
     def is_known(self) -> bool:
         """Whether what we know is recent."""

@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Generator
 
 from k8e.agent_sandbox.answers import Refusal, unless
 from k8e.agent_sandbox.pods import Pods
@@ -102,7 +101,7 @@ class Waker:
         await asyncio.shield(self._resuming[key])
 
     async def _write(self, key: Key, item: Object) -> None:
-        patch = additions.awake(time.time())
+        patch = additions.awake(self._pods.clock())
         patch["metadata"]["resourceVersion"] = item["metadata"]["resourceVersion"]
         patch["spec"] = {"operatingMode": "Running"}
         path = resources.path_of(resources.SANDBOX, key)
@@ -123,15 +122,8 @@ class Waker:
 class Activity:
     """Marks the use of sandboxes that would else be suspended."""
 
-    def __init__(
-        self,
-        pods: Pods,
-        api: Api,
-        *,
-        enabled: bool = True,
-        now: Callable[[], float] = time.time,
-    ) -> None:
-        self._pods, self._api, self._now = pods, api, now
+    def __init__(self, pods: Pods, api: Api, *, enabled: bool = True) -> None:
+        self._pods, self._api, self._now = pods, api, pods.clock
         self._enabled = enabled
         self._open: Counter[Key] = Counter()
         self._used: set[Key] = set()

@@ -234,6 +234,7 @@ class KeyRing:
         self._publish = publish
         self._now = now
         self._keys: list[SigningKey] = []
+        self._published: dict[str, dict[str, str]] = {}
         self._read_at = -math.inf
         self._lock = asyncio.Lock()
 
@@ -293,7 +294,12 @@ class KeyRing:
         if not keys:
             await self.sign_with()
             keys = await self._known()
-        return [await asyncio.to_thread(_jwk, key) for key in keys]
+        made: dict[str, dict[str, str]] = {}
+        for key in keys:  # each is described once: anybody may ask, however often
+            known = self._published.get(key.kid)
+            made[key.kid] = known or await asyncio.to_thread(_jwk, key)
+        self._published = made
+        return list(made.values())
 
 
 def signing_key(keys: list[SigningKey], now: float) -> SigningKey:

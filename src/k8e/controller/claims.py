@@ -82,6 +82,7 @@ class ClaimController:
     def _claim_changed(self, before: Object | None, after: Object | None) -> None:
         if after is None:
             if before is not None:
+                self.queue.forget(key_of(before))
                 self._seen.pop(uid_of(before), None)
                 self._ready.pop(uid_of(before), None)
                 self._stop_waiting(before)
@@ -252,7 +253,9 @@ class ClaimController:
             except ApiError as error:
                 if error.status not in (CONFLICT, NOT_FOUND):
                     raise
-                await self._store.read(resources.SANDBOX, key_of(found))
+                seen = await self._store.read(resources.SANDBOX, key_of(found))
+                if seen is not None and resources.is_controlled_by(seen, claim):
+                    return seen  # it was done; only the answer was lost, and so it was done twice
             finally:
                 self._candidates.release(found)
         return None

@@ -15,6 +15,7 @@ log = logging.getLogger(__name__)
 _WAITING = 1000
 _REMEMBERED = 4096
 _AGAIN_SECONDS = 600.0
+_LONGEST_MESSAGE = 1024
 
 
 class Events:
@@ -33,6 +34,7 @@ class Events:
 
     def _add(self, item: Object, kind: str, told: tuple[str, str, str]) -> None:
         severity, reason, message = told
+        message = message[:_LONGEST_MESSAGE]
         metadata, now = item["metadata"], time.monotonic()
         known = metadata["uid"], reason, message
         if now - self._told.get(known, float("-inf")) < _AGAIN_SECONDS:
@@ -58,7 +60,7 @@ class Events:
             },
             "type": severity,
             "reason": reason,
-            "message": message[:1024],
+            "message": message,
             "source": {"component": resources.CONTROLLER},
             "reportingComponent": resources.CONTROLLER,
             "reportingInstance": resources.CONTROLLER,

@@ -17,6 +17,10 @@ from k8e.kubernetes.api import section
 
 _BUCKETS = (5, 10, 20, 30, 40, 60, 80, 100, 150, 200, 300, 500, 1000, 2000, 5000, 15000, 60000)
 _UNKNOWN = "unknown"
+_OTHERS = "others"
+_MOST_SERIES = 2000
+"""Of a metric whose labels are users' words: each is kept for ever."""
+_LONGEST_NAME = 253
 _POPULATION = (
     *("namespace", "ready_condition", "expired", "launch_type"),
     *("sandbox_template", "owned_by", "created_by"),
@@ -28,6 +32,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._known: set[tuple[str, ...]] = set()
         labels = ("launch_type", "sandbox_template")
         self._startup = Histogram(
             "agent_sandbox_claim_controller_startup_latency_ms",
@@ -72,9 +77,20 @@ class Metrics:
     def text(self) -> bytes:
         return generate_latest(self.registry)
 
+    def _counted(self, *words: str) -> tuple[str, ...]:
+        """Words of users as labels; when there are too many, the new ones are counted together."""
+        if words in self._known:
+            return words
+        if len(self._known) >= _MOST_SERIES:
+            return (_OTHERS,) * len(words)
+        self._known.add(words)
+        return words
+
     def claim_is_ready(self, claim: Object, sandbox: Object | None) -> None:
         """Count a claim, once: when it is ready for the first time."""
-        launch, template = _launch(sandbox), _template(sandbox)
+        namespace, pool = claim["metadata"]["namespace"], claim["spec"]["warmPoolRef"]["name"]
+        launch = _launch(sandbox)
+        namespace, template, pool = self._counted(namespace, _template(sandbox), pool)
         marks = resources.annotations_of(claim)
         ready = _seconds(marks.get(resources.FIRST_READY))
         for mark, histogram in (
@@ -85,10 +101,10 @@ class Metrics:
             if ready is not None and began is not None and ready >= began:
                 histogram.labels(launch, template).observe((ready - began) * 1000)
         self._claims.labels(
-            claim["metadata"]["namespace"],
+            namespace,
             template,
             launch,
-            claim["spec"]["warmPoolRef"]["name"],
+            pool,
             "ready",
             policies.creator(resources.labels_of(claim)),
         ).inc()
@@ -106,19 +122,20 @@ class Metrics:
         if metadata.get("generation", 1) > 1:
             return  # it was suspended or changed meanwhile
         took = now - conditions.seconds_of(metadata["creationTimestamp"])
-        series = self._creation.labels(metadata["namespace"], _launch(after), _template(after))
+        namespace, template = self._counted(metadata["namespace"], _template(after))
+        series = self._creation.labels(namespace, _launch(after), template)
         series.observe(max(took, 0.0) * 1000)
 
 
 def _launch(sandbox: Object | None) -> str:
-    return (
-        resources.labels_of(sandbox).get(resources.LAUNCH_TYPE, _UNKNOWN) if sandbox else _UNKNOWN
-    )
+    found = resources.labels_of(sandbox).get(resources.LAUNCH_TYPE) if sandbox else None
+    return found if found in (resources.WARM, resources.COLD) else _UNKNOWN
 
 
 def _template(sandbox: Object | None) -> str:
-    found = resources.annotations_of(sandbox) if sandbox else {}
-    return found.get(resources.TEMPLATE_REF, _UNKNOWN)
+    """The template that a sandbox names; whoever makes one by hand can write anything there."""
+    found = resources.annotations_of(sandbox).get(resources.TEMPLATE_REF) if sandbox else None
+    return found if found and len(found) <= _LONGEST_NAME else _UNKNOWN
 
 
 def _seconds(text: str | None) -> float | None:

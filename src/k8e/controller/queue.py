@@ -17,6 +17,8 @@ K = TypeVar("K")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 60.0
 _LONG_WAIT = 86_400.0
 """The longest a timer runs: the loop's clock and the wall's drift apart."""
+_SPARE = 1000
+"""Times that were replaced or forgotten, and are still kept."""
 
 
 class WorkQueue(Generic[K]):
@@ -59,7 +61,15 @@ class WorkQueue(Generic[K]):
         self._due[key] = due
         self._count += 1
         heapq.heappush(self._later, (due, self._count, key))
+        if len(self._later) > 2 * len(self._due) + _SPARE:
+            self._later = [one for one in self._later if self._due.get(one[2]) == one[0]]
+            heapq.heapify(self._later)
         self._set_timer()
+
+    def forget(self, key: K) -> None:
+        """Do not come back to a key whose object is gone: its time may be a day away."""
+        self._due.pop(key, None)
+        self._failures.pop(key, None)
 
     def _set_timer(self) -> None:
         if self._timer is not None:

@@ -20,7 +20,6 @@ NAME, SERVICE, SECRET = "sandbox-router", "sandbox-router-svc", "sandbox-router-
 _NAMESPACE = resources.SYSTEM_NAMESPACE
 _LABELS = dict([resources.ROUTER_LABEL])
 _ACCESS = "/etc/k8e-router"
-_MARKS = (additions.LAST_ACTIVE, additions.SUSPENDED_BY)
 _REPLICAS = 2
 
 
@@ -76,21 +75,18 @@ def _policy() -> list[Object]:
     """What the router's account may change of a Sandbox."""
     group = "admissionregistration.k8s.io"
     account = f"system:serviceaccount:{_NAMESPACE}:{NAME}"
-    marks = "[" + ", ".join(f"'{name}'" for name in _MARKS) + "]"
     rules = {
         "the router may only resume a sandbox that was suspended for being idle": (
             "object.spec.?operatingMode == oldObject.spec.?operatingMode || "
             "(object.spec.?operatingMode == optional.of('Running') && oldObject.metadata"
-            f".?annotations[?'{_MARKS[1]}'] == optional.of('idle'))"
+            f".?annotations[?'{additions.SUSPENDED_BY}'] == optional.of('idle'))"
         ),
         "the router may change no other field of a sandbox": (
             "oldObject.spec.all(k, k == 'operatingMode' || "
             "(k in object.spec && object.spec[k] == oldObject.spec[k])) && "
             "object.spec.all(k, k == 'operatingMode' || k in oldObject.spec)"
         ),
-        "the router may only set the annotations that mark the use of a sandbox": (
-            f"{_same_but('annotations', marks)}"
-        ),
+        "the router may only mark the use of a sandbox in its annotations": _marks(),
         "the router may not change labels, owners and finalizers": (
             "object.metadata.?labels == oldObject.metadata.?labels && "
             "object.metadata.?ownerReferences == oldObject.metadata.?ownerReferences && "
@@ -114,6 +110,11 @@ def _policy() -> list[Object]:
         ],
         "validations": [
             {"expression": "request.operation == 'UPDATE'", "message": "the router only patches"},
+            {
+                # In another version a field may be missing, and is lost by the write.
+                "expression": f"request.resource.version == '{resources.VERSION}'",
+                "message": f"the router only uses {resources.VERSION}",
+            },
             *({"expression": rule, "message": text} for text, rule in rules.items()),
         ],
     }
@@ -134,13 +135,16 @@ def _policy() -> list[Object]:
     ]
 
 
-def _same_but(field: str, names: str) -> str:
-    """Whether a map of the metadata is as it was, but for some names."""
-    now = f"object.metadata.?{field}.orValue({{}})"
-    before = f"oldObject.metadata.?{field}.orValue({{}})"
+def _marks() -> str:
+    """When a sandbox was used may be set; who suspended it may only be taken away.
+
+    Whoever could set that could wake what a person has suspended.
+    """
+    now, before = (f"{one}.metadata.?annotations.orValue({{}})" for one in ("object", "oldObject"))
+    used, by = f"'{additions.LAST_ACTIVE}'", f"'{additions.SUSPENDED_BY}'"
     return (
-        f"{now}.all(k, k in {names} || (k in {before} && {now}[k] == {before}[k])) && "
-        f"{before}.all(k, k in {names} || k in {now})"
+        f"{now}.all(k, k == {used} || (k in {before} && {now}[k] == {before}[k])) && "
+        f"{before}.all(k, k in [{used}, {by}] || k in {now})"
     )
 
 

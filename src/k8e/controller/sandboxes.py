@@ -70,6 +70,8 @@ class SandboxController:
     def _sandbox_changed(self, before: Object | None, after: Object | None) -> None:
         if after is not None and (before is None or _matters(before, after)):
             self._add(after)
+        elif after is None and before is not None:
+            self.queue.forget(key_of(before))
 
     def _add(self, sandbox: Object) -> None:
         """Sandboxes that a client waits for come before those that fill a pool."""

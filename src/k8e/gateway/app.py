@@ -19,6 +19,7 @@ from k8e import errors, rootless, system
 from k8e.audit.trail import Trail
 from k8e.auth.keys import Keys
 from k8e.auth.store import Key
+from k8e.auth.tokens import subject
 from k8e.gateway import audit, local, state, stores
 from k8e.gateway.conversations import ConversationCalls
 from k8e.gateway.http import endpoint
@@ -148,7 +149,11 @@ def _converse(gateway: Gateway, known: Stores) -> tuple[TokenDesk, SandboxTokens
     def forget(key: Key) -> None:
         gateway.spawn(desk.evict(key.owner))
 
+    def renew(key: Key) -> None:  # sandboxes go on with the key's new secret
+        desk.tell_revoked(subject("owner", key.owner))
+
     gateway.keys.on_delete.append(forget)
+    gateway.keys.on_end.append(renew)
     return desk, SandboxTokens(desk, sessions)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from typing import Any, cast
@@ -44,11 +45,21 @@ class ConversationCalls:
             "tenant": tenant,
             "labels": {CONVERSATION_LABEL: conversation_id, USER_LABEL: user_id},
         }
+        known, owner, options = self._desk.conversations, principal.name, _digest(asked)
         for _ in range(MAX_TRIES):
-            session_id = await self._desk.conversations.session_id(
-                principal.name, tenant, conversation_id, user_id, _digest(asked)
-            )
-            session, made = await self._open(principal, session_id, fields)
+            session_id = await known.session_id(owner, tenant, conversation_id, user_id, options)
+            try:
+                session, made = await self._open(principal, session_id, fields)
+            except Exception:  # else it would keep what was asked for, and refuse all else
+                with contextlib.suppress(errors.StoreUnreachable):
+                    await known.let_go(owner, tenant, conversation_id, session_id)
+                raise
+            if made and not await known.holds(
+                owner, tenant, conversation_id, user_id, options, session_id
+            ):
+                with contextlib.suppress(errors.SessionNotFound):  # another caller has done it
+                    await self._sessions.destroy(principal, session_id)
+                continue
             if session.phase is not Phase.ENDED:
                 issued = await self._desk.issue(session)
                 return {

@@ -136,7 +136,7 @@ class ClientConnection:
         request = _request_of(call)
         try:
             if "session" in call:
-                session_id = USE_SESSION.session_of(call)
+                session_id = _named(call)
                 audit_act.begin(Act(self._caller, op, session_id, request))
                 check_scope(self._principal, op, session_id)
                 self._operations.admit(self._principal, USE_SESSION)
@@ -282,6 +282,13 @@ class ClientConnection:
     def _reply(self, kind: int, channel: int, body: bytes) -> None:
         if not self._closed:
             self._send(kind, channel, body)
+
+
+def _named(call: dict[str, Any]) -> str:
+    """The session that a call to a guest names; none where the gateway chooses the session."""
+    target = call["session"]
+    by_id = isinstance(target, dict) and "auto" not in target
+    return USE_SESSION.session_of(call) if by_id else ""
 
 
 def _request_of(call: dict[str, Any]) -> str:

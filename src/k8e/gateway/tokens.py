@@ -7,9 +7,11 @@ see one.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import sqlite3
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -38,8 +40,13 @@ from k8e.gateway.operations import (
     operation,
 )
 from k8e.gateway.stores import Stores
-from k8e.model import Phase, Principal, Role, Scope, Session, check_id
-from k8e.sessions.conversations import CONVERSATION_LABEL, USER_LABEL, Conversations
+from k8e.model import Phase, Principal, Role, Scope, Session, check_id, check_tenant
+from k8e.sessions.conversations import (
+    CONVERSATION_LABEL,
+    USER_LABEL,
+    Conversations,
+    check_name,
+)
 from k8e.sessions.service import Sessions
 from k8e.settings import Settings
 
@@ -69,6 +76,8 @@ class TokenDesk:
         self._opened: Tokens | None = None
         self._conversations: Conversations | None = None
         self._store_closers: list[Callable[[], None]] = []
+        self._used: dict[asyncio.Timeout, Grant] = {}
+        self._issued: set[str] = set()  # for sessions without a conversation, by their ids
         self.on_revoke: list[Callable[[str], None]] = []
         """Called with each subject whose tokens were revoked here."""
         self.namespace = settings.sandbox_namespace
@@ -106,11 +115,21 @@ class TokenDesk:
         ttl: float = 0,
     ) -> Issued:
         """A token for one sandbox."""
+        if CONVERSATION_LABEL not in session.spec.labels:
+            self._issued.add(session.session_id)
         return await self.tokens.mint(grant_of(session, operations, audience), ttl)
 
     async def revoke(self, name: str) -> None:
         """Refuse all tokens of a subject that were issued until now."""
         await self.tokens.revoke(name)
+        now = asyncio.get_running_loop().time()
+        for limit, grant in list(self._used.items()):
+            if name in grant.subjects() and not limit.expired():
+                limit.reschedule(now)
+        self.tell_revoked(name)
+
+    def tell_revoked(self, name: str) -> None:
+        """Say that the tokens of a subject are no longer good here."""
         for tell in self.on_revoke:
             tell(name)
 
@@ -120,8 +139,33 @@ class TokenDesk:
         session = self._sessions.find(grant.sandbox_id, grant.owner)
         if session is None or session.phase is Phase.ENDED:
             raise TokenRefused("its sandbox has ended")
+        if grant.issued_at < session.created_at - tokens.LEEWAY:
+            raise TokenRefused("it is for an earlier sandbox of this id")
         scope = Scope(grant.sandbox_id, grant.operations)
         return Principal(grant.owner, frozenset({Role.AGENT}), scope=scope), grant
+
+    @contextlib.asynccontextmanager
+    async def while_good(self, grant: Grant) -> AsyncGenerator[None]:
+        """A request with a token, which ends with it: when it expires, or is revoked here."""
+        limit = asyncio.timeout(max(0.0, grant.expires_at - time.time()) + EXPIRY_SLACK)
+        try:
+            async with limit:
+                self._used[limit] = grant
+                try:
+                    yield
+                finally:
+                    del self._used[limit]
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            how = "was revoked" if time.time() < grant.expires_at else "has expired"
+            raise TokenRefused(f"the token {how} meanwhile") from None
+
+    def forget(self, session: Session) -> bool:
+        """Note that a session has ended; whether there may be tokens of it."""
+        known = session.session_id in self._issued
+        self._issued.discard(session.session_id)
+        return known or CONVERSATION_LABEL in session.spec.labels
 
     async def evict(self, owner: str) -> None:
         """Forget the conversations of an owner that is gone; its tokens go with its sessions."""
@@ -204,7 +248,7 @@ class SandboxTokens:
             issued = await self._desk.issue(now, operations=READING)
             if not await self._sessions.renew_token(now.session_id, issued.token):
                 return
-        except (errors.K8eError, OSError) as error:
+        except (errors.K8eError, OSError, sqlite3.Error) as error:
             log.warning("the token in session %s is not renewed: %s", now.session_id, error)
             self._schedule(now, RETRY_SECONDS)
         else:
@@ -223,7 +267,7 @@ class SandboxTokens:
     def _ended(self, session: Session) -> None:
         if (timer := self._timers.pop(session.session_id, None)) is not None:
             timer.cancel()
-        if CONVERSATION_LABEL in session.spec.labels:
+        if self._desk.forget(session):
             task = asyncio.create_task(self._revoke(session))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -341,16 +385,25 @@ def _subject(call: dict[str, Any], owner: str, namespace: str) -> str:
     tenant = text(call, "tenant", optional=True) or namespace
     if session_id:
         return tokens.subject("sandbox", owner, check_id(session_id, "session id"))
+    check_tenant(tenant)
     if conversation_id:
+        check_name(conversation_id, "the conversation_id")
         return tokens.subject("conversation", owner, tenant, conversation_id)
     if user_id:
+        check_name(user_id, "the user_id")
         return tokens.subject("user", owner, tenant, user_id)
     return tokens.subject("owner", owner)
 
 
-def with_rate(principal: Principal, known: Keys) -> Principal:
-    """A caller with a token counts against the key whose sandbox it is."""
-    key = known.of_principal(principal)
-    if key is None:
+def with_key(principal: Principal, issued_at: float, known: Keys) -> Principal:
+    """A caller with a token: it counts against the key whose sandbox it is, and ends with it.
+
+    Raises:
+        TokenRefused: the key was deleted or has expired, or has another secret since then.
+    """
+    if not principal.name.startswith(keys.OWNER_PREFIX):
         return principal
+    key = known.of_principal(principal)
+    if key is None or issued_at < key.created_at:
+        raise TokenRefused("the API key of its sandbox has ended, or was replaced since")
     return replace(keys.principal(key), roles=principal.roles, scope=principal.scope)

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 from starlette.types import Receive
 
+from k8e import errors
+
 T = TypeVar("T")
+
+MAX_ARRIVING = 64 << 20
+"""Bytes of bodies in JSON that one caller may be sending, as slowly as it likes."""
+STALLED_SECONDS = 300.0
+"""How long the next bytes of a body may take."""
 
 
 class TooLarge(Exception):
@@ -16,13 +24,17 @@ class TooLarge(Exception):
 
 
 class Left(Exception):
-    """The client has left before the end of its request."""
+    """The client has left before the end of its request, or sends or takes nothing any more."""
 
 
 async def pieces(receive: Receive) -> AsyncGenerator[bytes]:
-    """A request's body as it comes."""
+    """A request's body as it comes; Left if nothing more does."""
     while True:
-        message = await receive()
+        try:
+            async with asyncio.timeout(STALLED_SECONDS):
+                message = await receive()
+        except TimeoutError:
+            raise Left from None
         if message["type"] == "http.disconnect":
             raise Left
         if body := message.get("body", b""):
@@ -31,14 +43,31 @@ async def pieces(receive: Receive) -> AsyncGenerator[bytes]:
             return
 
 
-async def whole(receive: Receive, limit: int) -> bytes:
-    """A request's body of at most ``limit`` bytes."""
-    found = bytearray()
-    async for piece in pieces(receive):
-        found += piece
-        if len(found) > limit:
-            raise TooLarge(f"the body has more than {limit} bytes")
-    return bytes(found)
+class Arriving:
+    """The bodies in JSON that one caller is sending."""
+
+    def __init__(self) -> None:
+        self._size = 0
+
+    async def whole(self, receive: Receive, limit: int) -> bytes:
+        """A request's body of at most ``limit`` bytes."""
+        found = bytearray()
+        try:
+            async with aclosing(pieces(receive)) as coming:
+                async for piece in coming:
+                    found += piece
+                    self._size += len(piece)
+                    if len(found) > limit:
+                        raise TooLarge(f"the body has more than {limit} bytes")
+                    if self._size > MAX_ARRIVING:
+                        raise errors.LimitExceeded(
+                            f"requests that bring more than {MAX_ARRIVING >> 20} MiB together are "
+                            "still being sent",
+                            hint="wait until they are sent; PUT of a file takes any size",
+                        )
+        finally:
+            self._size -= len(found)
+        return bytes(found)
 
 
 async def unless_left(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

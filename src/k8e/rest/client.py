@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from k8e.client import operations, requests, results
 from k8e.client.async_caller import AsyncCaller
@@ -13,6 +13,7 @@ from k8e.client.operations import Operation, Send
 from k8e.client.requests import AsyncContent
 from k8e.client.results import Chunk, ExecEvent, ExecResult, FileEntry
 from k8e.guest import wire
+from k8e.rest.bodies import Arriving
 
 T = TypeVar("T")
 
@@ -22,6 +23,7 @@ class GatewayCalls(AsyncCaller):
 
     def __init__(self, dial: Dial) -> None:
         super().__init__(LocalConnector("", dial))
+        self.arriving = Arriving()
 
     async def close(self) -> None:
         await self._pool.close()
@@ -67,9 +69,13 @@ class GatewayCalls(AsyncCaller):
 
     async def list_files(
         self, request_id: str, session_id: str, path: str, depth: int
-    ) -> list[FileEntry]:
+    ) -> AsyncGenerator[list[FileEntry]]:
+        """What is in a folder, as it comes; whoever has enough of it stops the guest."""
         call = requests.list_call(session_id, path, 0, depth)
-        return await self._call(operations.listing({**call, "request_ref": request_id}))
+        operation = _listed({**call, "request_ref": request_id})
+        async with contextlib.aclosing(self._stream(operation)) as parts:
+            async for part in parts:
+                yield part
 
 
 def _ask(fields: Mapping[str, Any]) -> Operation[dict[str, Any]]:
@@ -79,6 +85,19 @@ def _ask(fields: Mapping[str, Any]) -> Operation[dict[str, Any]]:
         kind, body = yield from operations.frame()
         if kind == wire.RESULT:
             return wire.unpack_dict(body, len(body))
+
+
+def _listed(fields: Mapping[str, Any]) -> Operation[None]:
+    """List a folder: emits some entries at a time."""
+    yield from operations.call(fields)
+    consumed = operations.Consumed()
+    while True:
+        kind, body = yield from operations.frame()
+        if kind == wire.DATA:
+            yield [results.entry(item) for item in cast("list[dict[str, Any]]", wire.unpack(body))]
+            yield from consumed.add(len(body))
+        elif kind == wire.END:
+            return
 
 
 def _described(fields: Mapping[str, Any]) -> Operation[None]:

@@ -28,9 +28,15 @@ def _described(item: FileEntry) -> models.File:
 
 async def list_files(request: Request, reply: Reply) -> None:
     wanted = request.query(models.FolderQuery)
-    found = await request.calls.list_files(
+    found: list[FileEntry] = []
+    listing = request.calls.list_files(
         request.request_id, request.sandbox_id, wanted.path, wanted.depth
     )
+    async with aclosing(listing) as parts:
+        async for part in parts:
+            found += part
+            if len(found) > MAX_FILES:  # a program may have made millions
+                break
     found.sort(key=lambda item: item.path)
     files = [_described(item) for item in found[:MAX_FILES]]
     size = 200 * len(files)

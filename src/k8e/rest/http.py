@@ -10,6 +10,7 @@ from urllib.parse import unquote_to_bytes
 from starlette.types import Receive, Scope, Send
 
 from k8e.client.async_driver import Dial
+from k8e.http_connections import CUT_OFF
 from k8e.model import check_id
 from k8e.rest import routes
 from k8e.rest.bodies import Left
@@ -47,7 +48,11 @@ class App:
         except Left:
             reply.status = reply.status or 499
         except Exception as error:
-            await reply.refuse(error, request_id)
+            with contextlib.suppress(Left):
+                await reply.refuse(error, request_id)
+        if not reply.done and (cut_off := scope.get("state", {}).get(CUT_OFF)) is not None:
+            # Else the connection would wait until its client has read all that was sent.
+            cut_off()
         log.info("%s %s %d, request %s", method, shown, reply.status, request_id)
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
-from k8e.model import CONVERSATION_NAME, MAX_CONVERSATION_NAME, MAX_ID
+from k8e.model import CONVERSATION_NAME, MAX_CONVERSATION_NAME, MAX_ENV_KEYS, MAX_ID
 
 # Longer ones could be neither a label of Kubernetes nor the name of a folder.
 ID_PATTERN = rf"^[a-z0-9]([a-z0-9-]{{0,{MAX_ID - 2}}}[a-z0-9])?$"
@@ -28,8 +28,23 @@ Status = Literal["creating", "running", "paused", "ended"]
 Encoding = Literal["utf-8", "base64"]
 Language = Literal["bash", "python", "node", "ts"]
 Word = Annotated[str, StringConstraints(min_length=1, max_length=300, pattern=PLAIN)]
-Variables = dict[
-    Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=200)], Plain
+
+
+def _few(value: object) -> object:
+    """Refuse too many variables before any of them is looked at: a body has room for a million."""
+    found: Any = value
+    if isinstance(found, dict) and len(cast("dict[str, Any]", found)) > MAX_ENV_KEYS:
+        raise ValueError(f"there can be {MAX_ENV_KEYS} variables at most")
+    return value
+
+
+Variables = Annotated[
+    dict[
+        Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=200)],
+        Plain,
+    ],
+    Field(max_length=MAX_ENV_KEYS),
+    BeforeValidator(_few),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import html
 import json
 from typing import Any, cast
@@ -23,6 +24,11 @@ table { border-collapse: collapse } td, th { text-align: left; padding: .15rem .
 
 def document(host: str) -> str:
     """The page, which is the same for everybody."""
+    return _made()
+
+
+@functools.cache  # anybody may ask for it, however often
+def _made() -> str:
     described = openapi.describe()
     routes = [
         _route(method, path, item)

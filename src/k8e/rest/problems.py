@@ -17,11 +17,13 @@ log = logging.getLogger(__name__)
 
 CONTENT_TYPE = b"application/problem+json"
 FILES_HINT = "GET /sandbox/{sandbox_id}/files lists what is there"
-MAX_SHOWN = 20  # parts of a request that are told to be wrong
+MAX_SHOWN = 20  # parts of a request that are told to be wrong …
+MAX_LISTED = 500  # … where no more are: making the list of a million would take half a minute
 _LEAD = {
     "k8e sandbox sessions lists yours": "GET /sandbox lists yours",
 }
 """Hints of the command line, as REST has them."""
+_DESCRIBED = "GET /openapi.json describes every request; /docs is the same for people"
 
 
 class Refusal(Exception):
@@ -68,14 +70,16 @@ def problem_of(error: Exception, request_id: str) -> Problem:
 
 
 def _malformed(error: ValidationError, request_id: str) -> Problem:
+    if (count := error.error_count()) > MAX_LISTED:
+        detail = f"{count} parts of the request are wrong"
+        return _made(400, errors.InvalidRequest.code, detail, _DESCRIBED, request_id)
     found = [
         FieldProblem(field=".".join(map(str, item["loc"]))[:200], message=item["msg"][:300])
         for item in error.errors(include_url=False, include_input=False, include_context=False)
     ]
     first = found[0]
     detail = f"{first.field}: {first.message}" if first.field else first.message
-    hint = "GET /openapi.json describes every request; /docs is the same for people"
-    told = _made(400, errors.InvalidRequest.code, detail, hint, request_id)
+    told = _made(400, errors.InvalidRequest.code, detail, _DESCRIBED, request_id)
     return told.model_copy(update={"errors": found[:MAX_SHOWN]})
 
 

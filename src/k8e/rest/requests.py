@@ -11,7 +11,8 @@ from urllib.parse import parse_qsl
 from pydantic import BaseModel
 from starlette.types import Message, Receive, Scope, Send
 
-from k8e.rest import bodies, problems
+from k8e.rest import problems
+from k8e.rest.bodies import Left
 from k8e.rest.client import GatewayCalls
 from k8e.rest.problems import Refusal
 
@@ -19,14 +20,22 @@ M = TypeVar("M", bound=BaseModel)
 
 REQUEST_KEY = "k8e.request_id"
 """Where the gateway puts the id of a request."""
-MAX_BODY = 9 << 20
-"""Bytes of a request in JSON: source code may have 8 MiB."""
+MAX_BODY = 1 << 20
+"""Bytes of a request in JSON …"""
+MAX_RUN = 9 << 20
+"""… and of one that brings source code, which may have 8 MiB."""
 MAX_QUERY = 64  # parameters
 LARGE = 256 << 10
 """Bytes of text whose JSON is made in a thread."""
 SLOW_SECONDS = 300.0
 """How long a client may leave bytes that wait for it."""
 JSON = b"application/json"
+_MORE = {
+    401: (b"www-authenticate", b"Bearer"),
+    429: (b"retry-after", b"1"),
+    503: (b"retry-after", b"1"),
+}
+"""What an answer with such a status must say, too."""
 
 
 class Request:
@@ -67,15 +76,15 @@ class Request:
             raise Refusal(400, "invalid_request", "a parameter of the query is there twice")
         return model.model_validate(found)
 
-    async def body(self, model: type[M]) -> M:
-        """The body, in JSON."""
+    async def body(self, model: type[M], limit: int = MAX_BODY) -> M:
+        """The body, in JSON of at most ``limit`` bytes."""
         kind = self.header(b"content-type").partition(";")[0].strip().lower()
         if kind != JSON.decode():
             raise Refusal(
                 415, "unsupported_media_type", f"the body is {kind or 'of no type'}, not JSON",
                 hint="send 'Content-Type: application/json'",
             )  # fmt: skip
-        data = await bodies.whole(self.receive, MAX_BODY)
+        data = await self.calls.arriving.whole(self.receive, limit)
         return model.model_validate_json(data, strict=True)
 
     async def ask(self, op: str, **fields: object) -> dict[str, object]:
@@ -91,10 +100,23 @@ class Reply:
         self.status = 0
         """What was answered; 0 before that."""
         self.done = False
+        """Whether nothing more comes."""
+        self.left = False
+        """Whether its client takes nothing any more."""
 
     async def send(self, message: Message) -> None:
-        async with asyncio.timeout(SLOW_SECONDS):
-            await self._send(message)
+        """Send a part; Left if the client takes nothing for a long time."""
+        if self.left:
+            raise Left
+        limit = asyncio.timeout(SLOW_SECONDS)
+        try:
+            async with limit:
+                await self._send(message)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            self.left = True
+            raise Left from None
 
     async def begin(self, status: int, kind: bytes, *headers: tuple[bytes, bytes]) -> None:
         self.status = status
@@ -108,8 +130,8 @@ class Reply:
         await self.send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self) -> None:
-        self.done = True
         await self.send({"type": "http.response.body", "body": b"", "more_body": False})
+        self.done = True
 
     async def give(
         self,
@@ -120,8 +142,8 @@ class Reply:
     ) -> None:
         """A whole answer."""
         await self.begin(status, kind, (b"content-length", b"%d" % len(body)), *headers)
-        self.done = True
         await self.send({"type": "http.response.body", "body": body, "more_body": False})
+        self.done = True
 
     async def tell(self, answer: BaseModel, status: int = 200) -> None:
         """A whole answer in JSON."""
@@ -135,7 +157,7 @@ class Reply:
             await self.give(200, await asyncio.to_thread(_encode, answer))
 
     async def refuse(self, error: Exception, request_id: str) -> None:
-        """A problem; where an answer has begun, it ends here, cut off."""
+        """A problem; an answer that has begun stays without its end, and the app cuts it off."""
         problem = problems.problem_of(error, request_id)
         if self.status:
             self.status = problem.status
@@ -143,6 +165,8 @@ class Reply:
         headers = list(error.headers) if isinstance(error, Refusal) else []
         if problem.status in (413, 415):  # nobody reads the rest of the body
             headers.append((b"connection", b"close"))
+        if (more := _MORE.get(problem.status)) is not None:
+            headers.append(more)
         await self.give(problem.status, problems.encoded(problem), problems.CONTENT_TYPE, headers)
 
 

@@ -14,9 +14,9 @@ from k8e.client import requests
 from k8e.client.requests import ExecOptions
 from k8e.client.results import ExecEvent, ExecResult, Exit, Stderr, Stdout
 from k8e.rest import models, problems
-from k8e.rest.bodies import unless_left
+from k8e.rest.bodies import Left, unless_left
 from k8e.rest.problems import Refusal
-from k8e.rest.requests import Reply, Request
+from k8e.rest.requests import MAX_RUN, Reply, Request
 
 EVENT_STREAM = b"text/event-stream"
 KEEP_ALIVE_SECONDS = 15.0
@@ -56,7 +56,7 @@ def call_of(asked: models.Run, sandbox_id: str, *, whole: bool) -> dict[str, Any
 
 
 async def run(request: Request, reply: Reply) -> None:
-    asked = await request.body(models.Run)
+    asked = await request.body(models.Run, MAX_RUN)
     call = call_of(asked, request.sandbox_id, whole=True)
     work = request.calls.run(request.request_id, call, asked.stdin)
     result = await unless_left(request.receive, work)
@@ -117,7 +117,7 @@ class Decoder:
 
 
 async def stream(request: Request, reply: Reply) -> None:
-    asked = await request.body(models.Run)
+    asked = await request.body(models.Run, MAX_RUN)
     call = call_of(asked, request.sandbox_id, whole=False)
     await unless_left(request.receive, _stream(request, reply, asked, call))
 
@@ -131,6 +131,8 @@ async def _stream(request: Request, reply: Reply, asked: models.Run, call: dict[
                 if not reply.status:
                     await reply.begin(200, EVENT_STREAM)
                 await reply.piece(b"".join(_events_of(event, decoders)))
+        except Left:
+            raise
         except Exception as error:
             if not reply.status:
                 raise

@@ -210,6 +210,23 @@ class Conversations:
             f"conversation {conversation_id} changes too quickly", hint="try again"
         )
 
+    async def let_go(self, owner: str, tenant: str, conversation_id: str, session_id: str) -> None:
+        """Forget which session a conversation has, since it could not be made."""
+        known = await self._store.find(owner, tenant, conversation_id)
+        meant = known is not None and known.session_id == session_id
+        if known is not None and meant and self._find(session_id, owner) is None:
+            await self._store.remove(known)
+
+    async def holds(
+        self, owner: str, tenant: str, conversation_id: str, user_id: str, options: str, made: str
+    ) -> bool:
+        """Whether a session that was just made is the conversation's sandbox.
+
+        Another caller may have failed to make it, and have let it go meanwhile.
+        """
+        wanted = Conversation(owner, tenant, conversation_id, user_id, made, options, time.time())
+        return (await self._store.claim(wanted)).session_id == made
+
     def _is_over(self, known: Conversation) -> bool:
         """Whether its session has ended. One that cannot be found is still to be made."""
         session = self._find(known.session_id, known.owner)

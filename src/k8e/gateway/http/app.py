@@ -13,9 +13,10 @@ import json
 import logging
 import re
 import secrets
-import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import NamedTuple
+
+from h11 import LocalProtocolError
 
 from k8e import access, admission, errors, metrics
 from k8e._version import __version__
@@ -50,6 +51,7 @@ from k8e.gateway.operations import (
     OperationDeclaration,
 )
 from k8e.gateway.service import OPERATIONS, Gateway
+from k8e.http_connections import CUT_OFF
 from k8e.model import Principal, Role
 
 log = logging.getLogger(__name__)
@@ -62,6 +64,8 @@ JWKS = "/.well-known/jwks.json"
 REQUEST_HEADER = b"x-request-id"
 REQUEST_KEY = "k8e.request_id"
 """Where dialects find the id of a request in its scope."""
+END_SECONDS = 5.0
+"""For a client to take the end of an answer that the gateway ends."""
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 # What a page can send to another site without asking first, whatever its browser says of it.
 PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
@@ -107,8 +111,10 @@ def route_of(path: str) -> str:
 class HttpAnswer:
     """The answer to one request: knows how much of it was sent, and says the request's id."""
 
-    def __init__(self, send: Send, request_id: str) -> None:
+    def __init__(self, send: Send, request_id: str, cut_off: Callable[[], None]) -> None:
+        """``cut_off`` ends the connection, for an answer that cannot be ended otherwise."""
         self._send = send
+        self._cut_off = cut_off
         self.request_id = request_id
         self.begun = self.done = False
 
@@ -127,11 +133,17 @@ class HttpAnswer:
             named = {"content-type": kind, "content-length": str(len(body)), **headers}
             fields = [(key.replace("_", "-").encode(), named[key].encode()) for key in named]
             await self.send({"type": "http.response.start", "status": status, "headers": fields})
+            await self.send({"type": "http.response.body", "body": body, "more_body": False})
         elif not self.done:
-            body = b""
-        else:
-            return
-        await self.send({"type": "http.response.body", "body": body, "more_body": False})
+            await self._end()
+
+    async def _end(self) -> None:
+        """End what has begun; its client may read nothing, or was promised more bytes."""
+        try:
+            async with asyncio.timeout(END_SECONDS):
+                await self.send({"type": "http.response.body", "body": b"", "more_body": False})
+        except (TimeoutError, LocalProtocolError):
+            self._cut_off()
 
 
 class App:
@@ -151,7 +163,7 @@ class App:
         if scope["type"] != "http":
             return
         request_id = scope[REQUEST_KEY] = _request_id(scope)
-        answer = HttpAnswer(send, request_id)
+        answer = HttpAnswer(send, request_id, scope.get("state", {}).get(CUT_OFF, _nothing))
         route = route_of(scope["path"])
         problems = route in MOUNTS and MOUNTS[route].conversations
         peer = "{}:{}".format(*(scope.get("client") or ("", 0)))
@@ -214,26 +226,19 @@ class App:
 
     @contextlib.asynccontextmanager
     async def _with_token(self, shown: str, peer: str, audience: str) -> AsyncGenerator[Known]:
-        """A caller with a token of a sandbox, until that expires."""
+        """A caller with a token of a sandbox, for as long as that is good."""
         if self._gateway.tokens is None:
             raise TokenRefused("this gateway has no tokens")
         try:
             principal, grant = await self._gateway.tokens.recognise(shown, audience)
+            principal = tokens.with_key(principal, grant.issued_at, self._gateway.keys)
         except TokenRefused as error:
             error.hint = error.hint or (
                 "open the conversation again, which gives a new token; or show the API key"
             )
             raise
-        principal = tokens.with_rate(principal, self._gateway.keys)
-        limit = asyncio.timeout(max(0.0, grant.expires_at - time.time()) + tokens.EXPIRY_SLACK)
-        try:
-            async with limit:
-                caller = AuditCaller(principal.name, "conversation-token", peer)
-                yield Known(principal, caller)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise TokenRefused("the token has expired meanwhile") from None
+        async with self._gateway.tokens.while_good(grant):
+            yield Known(principal, AuditCaller(principal.name, "conversation-token", peer))
 
     def _check_own_program(self, scope: Scope) -> None:
         """Refuse whatever is no program of the gateway's own user on this machine.
@@ -343,6 +348,10 @@ def _request_id(scope: Scope) -> str:
     given = [value for name, value in scope["headers"] if name.lower() == REQUEST_HEADER]
     chosen = given[0].decode("latin-1") if len(given) == 1 else ""
     return chosen if _REQUEST_ID.fullmatch(chosen) else f"req-{secrets.token_hex(8)}"
+
+
+def _nothing() -> None:
+    """Do nothing: a server that cannot cut connections off ends them itself."""
 
 
 def _shows_nothing(scope: Scope) -> bool:

@@ -13,7 +13,7 @@ import errno
 import http
 import logging
 import os
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from typing import Any, cast
 
 import h11
@@ -25,7 +25,7 @@ from k8e.gateway.ports.access import Admitted, PortAccess, PortRefusal
 from k8e.gateway.ports.listener import ClientSocket
 from k8e.gateway.ports.tunnel import BrokenTunnel, Tunnel
 from k8e.http_headers import Headers
-from k8e.http_messages import HttpStream
+from k8e.http_messages import CRUMBS, CRUMBS_PAUSE, TURN, HttpStream, joined
 
 log = logging.getLogger(__name__)
 
@@ -38,10 +38,6 @@ LINGER_SECONDS = 2.0
 LINGER_BYTES = 4 << 20
 VERSIONS = (b"1.0", b"1.1")
 MAX_INFORMATION = 16  # answers before the answer, such as 100 and 103
-TURN = 32
-"""Events of one message in a row: one byte each would hold everybody else up."""
-CRUMBS = 32 * TURN  # bytes in that many events …
-CRUMBS_PAUSE = 0.002  # … after which a side waits this many seconds: they are work for nothing
 
 OpenTunnel = Callable[[], Tunnel]
 
@@ -230,7 +226,7 @@ class HttpExchange:
     async def _pass_answer(self) -> bool:
         """Send the answer on, piece by piece; whether the two now speak something else."""
         hints = 0
-        async for event in self._answer():
+        async for event in joined(self._server, self._receive):
             if self._server.their_http_version not in VERSIONS:
                 raise BrokenTunnel("it does not speak HTTP/1.1")
             match event:
@@ -257,27 +253,6 @@ class HttpExchange:
                 case _:
                     raise BrokenTunnel("it went on after its answer")
         return False
-
-    async def _answer(self) -> AsyncGenerator[Any]:
-        """The events of the server's side, with data that came together as one piece of bytes."""
-        parts: list[bytes] = []
-        turns = 0
-        while True:
-            event = self._server.next_event()
-            if isinstance(event, h11.Data):
-                parts.append(bytes(event.data))
-                turns += 1
-                if turns < TURN:
-                    continue
-                await asyncio.sleep(CRUMBS_PAUSE if sum(map(len, parts)) < CRUMBS else 0)
-            turns = 0
-            if parts:
-                yield b"".join(parts)
-                parts = []
-            if event is h11.NEED_DATA:
-                self._server.receive_data(await self._receive())
-            elif not isinstance(event, h11.Data):
-                yield event
 
     async def _receive(self) -> bytes:
         data = await self._tunnel.receive()
