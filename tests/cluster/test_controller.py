@@ -124,12 +124,12 @@ def test_port_forward_reaches_runc_and_not_gvisor_which_has_a_network_of_its_own
 
 
 def test_a_sandbox_that_was_suspended_finds_its_files_again(cluster: Cluster) -> None:
-    mount = {"name": "work", "mountPath": "/work"}
+    mount = {"name": "work", "mountPath": "/kept"}
     spec = pod_spec("files")
     spec["containers"][0]["volumeMounts"] = [mount]
     cluster.apply(sandbox("files", spec, volumeClaimTemplates=[VOLUME]))
     cluster.kubectl(*READY, "sandbox/files", seconds=200)
-    cluster.shell("files", "echo kept > /work/note && sync")
+    cluster.shell("files", "echo kept > /kept/note && sync")
     patch = ("patch", "sandbox", "files", "--type=merge", "-p")
     cluster.kubectl(*patch, '{"spec":{"operatingMode":"Suspended"}}')
     cluster.kubectl(
@@ -137,7 +137,7 @@ def test_a_sandbox_that_was_suspended_finds_its_files_again(cluster: Cluster) ->
     )
     cluster.kubectl(*patch, '{"spec":{"operatingMode":"Running"}}')
     cluster.kubectl(*READY, "sandbox/files", seconds=200)
-    assert cluster.shell("files", "cat /work/note").strip() == "kept"
+    assert cluster.shell("files", "cat /kept/note").strip() == "kept"
 
 
 def test_a_claim_is_given_a_pod_that_runs_on_gvisor_already(cluster: Cluster) -> None:
