@@ -28,7 +28,10 @@ def use(name: str) -> None:
     from k8e.runtimes import guest_package
 
     def told(value: object) -> object:
-        return lambda *_: value
+        def answer(*_: object) -> object:
+            return value
+
+        return answer
 
     kept = json.loads(lzma.decompress((FIXTURES / f"{name}.json.xz").read_bytes()))
     for function, value in kept.items():

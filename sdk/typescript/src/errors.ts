@@ -35,6 +35,7 @@ export {
   SnapshotNotFound,
   StateUnusable,
   StoreUnreachable,
+  TokenRefused,
   TemplateNotFound,
   TimedOut,
   ToolFailed,
